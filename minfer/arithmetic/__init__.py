@@ -1,0 +1,1 @@
+"""Pure numbers, no GPU: devices, occupancy, bank conflicts, ledgers, roofline."""

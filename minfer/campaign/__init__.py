@@ -1,0 +1,1 @@
+"""Probes, gates, interleaved A/B, wall decomposition and records."""

@@ -1,0 +1,1 @@
+"""What a model does: the transformer forward, KV cache, sampling and generation over a backend."""

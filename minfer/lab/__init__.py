@@ -1,0 +1,1 @@
+"""What a person sees: plots and widgets over arithmetic, campaign and engine."""

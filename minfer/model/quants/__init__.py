@@ -1,0 +1,1 @@
+"""Block formats of quantized tensors: layout, dequantization, packing."""
