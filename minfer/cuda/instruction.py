@@ -1,10 +1,10 @@
 """The seam between kernels written in Python and numba's CUDA compiler.
 
-Two kinds of callables appear in a kernel: an `Instruction` (one block of PTX) and a `DeviceFunction` (plain Python made
-of instructions, inlined where it is called). Both have two executions. When numba compiles the kernel it asks the object
-for its `_numba_type_`, and only then is numba's machinery built: importing this module imports no numba. When plain
-Python calls the object, an instruction runs its semantics from `minfer.cuda.simulator`, and a device function runs as the
-Python that it is.
+Two kinds of callables appear in a kernel: an `Instruction` (one block of PTX) and a `DeviceFunction` (plain
+Python made of instructions, inlined where it is called). Both have two executions. When numba compiles the
+kernel it asks the object for its `_numba_type_`, and only then is numba's machinery built: importing this
+module imports no numba. When plain Python calls the object, an instruction runs its semantics from
+`minfer.cuda.simulator`, and a device function runs as the Python that it is.
 
 `finalize_ptx` does the rewriting of finished PTX that numba has no words for: tensor maps by value, clusters,
 minimum blocks per multiprocessor, the `.version` line.
@@ -43,7 +43,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Scalar:
-    """A register operand: its name in signatures, its numba type's name and its inline-assembly constraint letter."""
+    """A register operand: its name in signatures, its numba type's name and its inline-assembly constraint
+    letter."""
 
     name: str
     numba_name: str
@@ -64,8 +65,9 @@ class Scalar:
         return {"r": ir.IntType(32), "l": ir.IntType(64), "f": ir.FloatType()}[self.constraint]
 
     def accepts(self, numba_type) -> bool:
-        """Whether a kernel value of this numba type may be passed: any integer for an integer operand (truncated or
-        extended), any number for a float. A float is never truncated to an integer in silence."""
+        """Whether a kernel value of this numba type may be passed: any integer for an integer operand
+        (truncated or extended), any number for a float. A float is never truncated to an integer in
+        silence."""
         from numba.cuda import types
 
         integers = (types.Integer, types.Boolean)
@@ -82,8 +84,8 @@ f32 = Scalar("f32", "float32", "f")
 class Registers:
     """An operand that is a whole local array of `count` elements, which LLVM keeps in registers.
 
-    `role` is "in" (read), "out" (written, nothing of its old value is read) or "inout" (read and written in place: the
-    same registers, tied)."""
+    `role` is "in" (read), "out" (written, nothing of its old value is read) or "inout" (read and written in
+    place: the same registers, tied)."""
 
     dtype: Scalar
     count: int
@@ -99,13 +101,14 @@ class Registers:
 class Instruction:
     """One block of PTX that a kernel calls like a function.
 
-    `text` holds LLVM's operand placeholders `$0`, `$1`, ... in the order: results, written arrays, then inputs (see
-    `constraints`); for arrays it is a function from operand names to lists of placeholders. `section` is the number and
-    title in the PTX ISA manual, version 9.0. `arch` is the least compute capability times ten; with `arch_specific` the
-    architecture's own `a` target is needed (sm_90a). A `pure` instruction only reads and writes registers, so that the
-    compiler may move or drop it; any other keeps its order and is a barrier for memory accesses. A `collective` one is
-    executed by all lanes of a warp together and is never moved under a condition. `parameters` are the compile-time
-    constants of a factory; the simulator's semantics receive them as keyword arguments.
+    `text` holds LLVM's operand placeholders `$0`, `$1`, ... in the order: results, written arrays, then
+    inputs (see `constraints`); for arrays it is a function from operand names to lists of placeholders.
+    `section` is the number and title in the PTX ISA manual, version 9.0. `arch` is the least compute
+    capability times ten; with `arch_specific` the architecture's own `a` target is needed (sm_90a). A `pure`
+    instruction only reads and writes registers, so that the compiler may move or drop it; any other keeps its
+    order and is a barrier for memory accesses. A `collective` one is executed by all lanes of a warp together
+    and is never moved under a condition. `parameters` are the compile-time constants of a factory; the
+    simulator's semantics receive them as keyword arguments.
     """
 
     name: str
@@ -164,7 +167,8 @@ class Instruction:
 
     @functools.cached_property
     def _layout(self) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-        """([(constraint, operand name)], {operand name: placeholder or list of placeholders}), in operand order."""
+        """([(constraint, operand name)], {operand name: placeholder or list of placeholders}), in operand
+        order."""
         entries: list[tuple[str, str]] = []
         places: dict[str, Any] = {}
         clobber = "&" if self.early_clobber else ""
@@ -238,8 +242,8 @@ class Instruction:
 
     def _type(self, arguments):
         """(numba signature, code generator) for these argument types."""
-        from numba.cuda import types
         from numba.core.errors import TypingError
+        from numba.cuda import types
 
         for (name, kind), given in zip(self.operands, arguments, strict=True):
             if not kind.accepts(given):
@@ -290,7 +294,8 @@ def instruction(
     early_clobber: bool = False,
     parameters: dict[str, Any] | None = None,
 ) -> Callable[[Callable], Instruction]:
-    """Make an `Instruction` from a stub whose annotations are its operand types and whose docstring documents it.
+    """Make an `Instruction` from a stub whose annotations are its operand types and whose docstring documents
+    it.
 
         @instruction("dp4a.s32.s32 $0, $1, $2, $3;", section="9.7.1.23 dp4a", pure=True)
         def dp4a(a: u32, b: u32, c: s32) -> s32:
@@ -372,7 +377,8 @@ class _AddressOf(Instruction):
 
 
 def address_of(*, section: str) -> Callable[[Callable], Instruction]:
-    """Make the instruction that turns an array (result u32: a shared address) or a pointer (u64) into its address."""
+    """Make the instruction that turns an array (result u32: a shared address) or a pointer (u64) into its
+    address."""
 
     def build(stub: Callable) -> Instruction:
         ((operand, parameter),) = inspect.signature(stub).parameters.items()
@@ -392,8 +398,9 @@ def address_of(*, section: str) -> Callable[[Callable], Instruction]:
 class DeviceFunction:
     """A Python function that kernels call: inlined into them when compiled, run as it is in plain Python.
 
-    In the simulator the name `cuda` in the function's globals means the simulated module; a function that does not use
-    `cuda` needs no simulator at all, so that address functions and fragment maps are ordinary Python."""
+    In the simulator the name `cuda` in the function's globals means the simulated module; a function that
+    does not use `cuda` needs no simulator at all, so that address functions and fragment maps are ordinary
+    Python."""
 
     def __init__(self, function: Callable, fastmath: bool = True):
         self.py_func = function
@@ -440,7 +447,8 @@ class DeviceFunction:
 
 
 def device_function(function: Callable | None = None, *, fastmath: bool = True):
-    """Decorator: a function for kernels to call (`DeviceFunction`). Local arrays passed to it stay in registers."""
+    """Decorator: a function for kernels to call (`DeviceFunction`). Local arrays passed to it stay in
+    registers."""
     if function is None:
         return functools.partial(device_function, fastmath=fastmath)
     return DeviceFunction(function, fastmath)
@@ -451,10 +459,11 @@ def finalize_ptx(ptx: str, kernel, version: str = "8.8") -> str:
 
     - A "tensor_map" argument is declared as a pointer; it becomes a 128-byte parameter passed by value
       (`__grid_constant__`), whose address the kernel uses (PTX ISA 5.5.8 "Tensor-map", 9.7.9.20 "cvta").
-    - `kernel.cluster` > 1: `.explicitcluster` and `.reqnctapercluster`, so that a plain launch starts clusters (11.4.1 ff).
+    - `kernel.cluster` > 1: `.explicitcluster` and `.reqnctapercluster`, so that a plain launch starts
+      clusters (11.4.1 ff).
     - `kernel.min_blocks`: `.minnctapersm`, without which the assembler ignores `setmaxnreg` (C7508).
-    - `.version` is lowered to `version` where numba wrote a newer one, so that older assemblers read it; 8.8 knows every
-      target and instruction that is used here.
+    - `.version` is lowered to `version` where numba wrote a newer one, so that older assemblers read it; 8.8
+      knows every target and instruction that is used here.
 
     Raises ValueError if the PTX does not have the shape that the rewriting relies on."""
     entries = re.findall(r"\.entry\s+(\w+)", ptx)

@@ -1,13 +1,14 @@
 """Literal unrolling: `for i in unroll(4):` becomes four copies of its body, with `i` a literal in each.
 
-LLVM unrolls most constant loops by itself; it gives up on very large bodies, and then a local array that is indexed by the
-loop variable goes to memory. A function decorated with `unrolled` is rewritten before numba sees it. Undecorated, and in
-plain Python, `unroll` is `range`: the meaning is the same.
+LLVM unrolls most constant loops by itself; it gives up on very large bodies, and then a local array that is
+indexed by the loop variable goes to memory. A function decorated with `unrolled` is rewritten before numba
+sees it. Undecorated, and in plain Python, `unroll` is `range`: the meaning is the same.
 
 The contract:
-- The arguments of `unroll` (as of `range`) are constant: literals, integers from the closure or the module, variables of
-  enclosing `unroll` loops, and arithmetic on them.
-- The body does not assign the loop variable, and does not `break` or `continue` this loop (it may its own inner loops).
+- The arguments of `unroll` (as of `range`) are constant: literals, integers from the closure or the module,
+  variables of enclosing `unroll` loops, and arithmetic on them.
+- The body does not assign the loop variable, and does not `break` or `continue` this loop (it may its own
+  inner loops).
 - The loop variable is not used after the loop.
 - In an unrolled body an `if` whose test is constant after substitution keeps only the branch taken.
 - Line numbers stay those of the source, so that tracebacks and traces point at it.
@@ -55,7 +56,8 @@ def unrolled(function: Callable) -> Callable:
 
 
 class _Unroller:
-    """Rewrites lists of statements; `constants` maps names to their values, unrolled loop variables included."""
+    """Rewrites lists of statements; `constants` maps names to their values, unrolled loop variables
+    included."""
 
     def __init__(self, constants: dict, filename: str | None):
         self.constants = constants
@@ -76,7 +78,8 @@ class _Unroller:
         return eval(compile(ast.Expression(node), self.filename or "", "eval"), {}, dict(self.constants))
 
     def block(self, statements: list[ast.stmt], inside: bool = False) -> list[ast.stmt]:
-        """The statements rewritten; `inside` says that an unrolled loop surrounds them, so that tests are folded."""
+        """The statements rewritten; `inside` says that an unrolled loop surrounds them, so that tests are
+        folded."""
         result = []
         for statement in statements:
             result += self.statement(statement, inside)

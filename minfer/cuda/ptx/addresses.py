@@ -5,7 +5,8 @@ from minfer.cuda.instruction import address_of, array, instruction, pointer, u32
 
 @address_of(section="5.1.7 Shared State Space")
 def shared_address(shared: array) -> u32:
-    """Address of a shared array's first byte in the shared window: what `ld_shared_*` and `ldmatrix_*` take."""
+    """Address of a shared array's first byte in the shared window: what `ld_shared_*` and `ldmatrix_*`
+    take."""
 
 
 @address_of(section="5.1.4 Global State Space")

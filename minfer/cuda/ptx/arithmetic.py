@@ -39,8 +39,8 @@ def unpack_f16x2_hi(packed: u32) -> f32:
 
 @instruction("prmt.b32 $0, $1, $2, $3;", section="9.7.9.7 prmt", pure=True)
 def prmt(a: u32, b: u32, selector: u32) -> u32:
-    """Four bytes picked from the eight of a (numbers 0-3) and b (4-7): nibble i of the selector picks result byte i;
-    bit 3 of the nibble replicates the picked byte's sign instead."""
+    """Four bytes picked from the eight of a (numbers 0-3) and b (4-7): nibble i of the selector picks result
+    byte i; bit 3 of the nibble replicates the picked byte's sign instead."""
 
 
 @instruction("shf.r.wrap.b32 $0, $1, $2, $3;", section="9.7.8.7 shf", pure=True)
@@ -50,7 +50,8 @@ def shf_r_wrap(low: u32, high: u32, shift: u32) -> u32:
 
 @functools.cache
 def lop3(lut: int) -> Instruction:
-    """Factory: any bitwise function of three words. `lut` is that function of 0xF0, 0xCC and 0xAA: (a & b) | c is 0xEA."""
+    """Factory: any bitwise function of three words. `lut` is that function of 0xF0, 0xCC and 0xAA: (a & b) |
+    c is 0xEA."""
 
     @instruction(
         f"lop3.b32 $0, $1, $2, $3, {lut};",
@@ -154,4 +155,5 @@ def bitcast_u32_f32(value: f32) -> u32:
     "{.reg .pred p;\nsetp.ne.u32 p, $1, 0;\nselp.b32 $0, $2, $3, p;}", section="9.7.6.3 selp", pure=True
 )
 def select_u32(condition: u32, if_true: u32, if_false: u32) -> u32:
-    """One of two words, without a branch (a divergent branch while wgmma is in flight serialises it: C7518)."""
+    """One of two words, without a branch (a divergent branch while wgmma is in flight serialises it:
+    C7518)."""

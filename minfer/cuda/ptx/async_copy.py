@@ -12,7 +12,8 @@ _SECTION = "9.7.9.25.3.1 cp.async"
 
 @instruction("cp.async.ca.shared.global [$0], [$1], 4, $2;", section=_SECTION)
 def cp_async_ca_4(shared: u32, source: u64, source_bytes: u32):
-    """Copy 4 bytes, of which the first `source_bytes` are read and the rest is zero (0: nothing is read). Cached in L1."""
+    """Copy 4 bytes, of which the first `source_bytes` are read and the rest is zero (0: nothing is read).
+    Cached in L1."""
 
 
 @instruction("cp.async.ca.shared.global [$0], [$1], 8, $2;", section=_SECTION)

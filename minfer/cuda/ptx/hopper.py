@@ -1,4 +1,5 @@
-"""Hopper's asynchronous machinery: mbarriers, TMA and bulk copies, clusters, register budgets (sm_90 and later)."""
+"""Hopper's asynchronous machinery: mbarriers, TMA and bulk copies, clusters, register budgets (sm_90 and
+later)."""
 
 import functools
 
@@ -26,8 +27,8 @@ def mbarrier_arrive(address: u32):
     "{\n.reg .pred p;\nsetp.ne.u32 p, $1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [$0];\n}", section=_ARRIVE
 )
 def mbarrier_arrive_if(address: u32, condition: u32):
-    """Arrive once where the condition is nonzero, without a branch (a divergent branch while wgmma is in flight makes
-    ptxas serialise it: C7518)."""
+    """Arrive once where the condition is nonzero, without a branch (a divergent branch while wgmma is in
+    flight makes ptxas serialise it: C7518)."""
 
 
 @instruction("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", section=_ARRIVE, arch=90)
@@ -52,7 +53,8 @@ def mbarrier_arrive_cluster(address: u32, cta: u32):
     arch=90,
 )
 def mbarrier_wait(address: u32, parity: u32):
-    """Wait until the phase of this parity (0 for the first) has completed. A fresh mbarrier passes for parity 1."""
+    """Wait until the phase of this parity (0 for the first) has completed. A fresh mbarrier passes for parity
+    1."""
 
 
 @instruction("fence.mbarrier_init.release.cluster;", section="9.7.13.4 membar, fence, fence.proxy", arch=90)
@@ -70,7 +72,8 @@ def fence_proxy_async():
 
 @instruction(f"{_TMA_LOAD} [$0], [$1, {{$3, $4}}], [$2];", section=_TENSOR, arch=90)
 def tma_load_2d(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32):
-    """Load the box at column x, row y into shared memory; its bytes count towards the mbarrier. Out of range is zero."""
+    """Load the box at column x, row y into shared memory; its bytes count towards the mbarrier. Out of range
+    is zero."""
 
 
 @instruction(
@@ -81,15 +84,16 @@ def tma_load_2d(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32):
     arch_specific=True,
 )
 def tma_load_2d_multicast(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32, mask: u32):
-    """As `tma_load_2d`, into the same offset of every block of the cluster whose bit is in the mask; each block's own
-    mbarrier counts."""
+    """As `tma_load_2d`, into the same offset of every block of the cluster whose bit is in the mask; each
+    block's own mbarrier counts."""
 
 
 @instruction(
     "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$2, $3}], [$1];", section=_TENSOR, arch=90
 )
 def tma_store_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
-    """Store a box from shared memory at column x, row y; out of range is clipped. Part of the next bulk group."""
+    """Store a box from shared memory at column x, row y; out of range is clipped. Part of the next bulk
+    group."""
 
 
 @instruction(
@@ -98,8 +102,8 @@ def tma_store_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
     arch=90,
 )
 def bulk_load(shared: u32, source: u64, bytes: u32, mbarrier: u32):
-    """Copy a contiguous range (addresses and size multiples of 16) into shared memory; its bytes count towards the
-    mbarrier."""
+    """Copy a contiguous range (addresses and size multiples of 16) into shared memory; its bytes count
+    towards the mbarrier."""
 
 
 @instruction("cp.async.bulk.commit_group;", section="9.7.9.25.6.1 cp.async.bulk.commit_group", arch=90)
@@ -148,7 +152,8 @@ def setmaxnreg(how: str, n: int) -> Instruction:
         parameters={"how": how, "n": n},
     )
     def build():
-        """Change the warpgroup's registers a thread. The kernel needs `min_blocks`, else it is ignored (C7508)."""
+        """Change the warpgroup's registers a thread. The kernel needs `min_blocks`, else it is ignored
+        (C7508)."""
 
     return build
 

@@ -1,7 +1,7 @@
 """Loads and stores, ldmatrix and stmatrix.
 
-Addresses are bytes: u64 in global, u32 in shared memory; an access of n bytes needs an address that is a multiple of n.
-`nc` loads go through the read-only path: the data must not be written while the kernel runs.
+Addresses are bytes: u64 in global, u32 in shared memory; an access of n bytes needs an address that is a
+multiple of n. `nc` loads go through the read-only path: the data must not be written while the kernel runs.
 """
 
 import inspect
@@ -19,14 +19,9 @@ def _load(name: str, qualifiers: str, dtype: str, count: int = 1, section: str =
     vector = f".v{count}" if count > 1 else ""
     results = ", ".join(f"${i}" for i in range(count))
     target = f"{{{results}}}" if count > 1 else results
-    if scalar.name != dtype:
-        # Inline assembly has no byte operands: load into a narrow register, then extend.
-        narrow = "16" if dtype == "u16" else "32"
-        text = f"{{.reg .{dtype[0]}{narrow} h;\nld.{qualifiers}.{dtype} h, [${count}];\ncvt.{scalar.name}.{dtype[0]}{narrow} $0, h;}}"
-        if narrow == "32":
-            text = f"ld.{qualifiers}.{dtype} $0, [$1];"
-    else:
-        text = f"ld.{qualifiers}{vector}.{dtype} {target}, [${count}];"
+    text = f"ld.{qualifiers}{vector}.{dtype} {target}, [${count}];"
+    if dtype == "u16":
+        text = f"{{.reg .u16 h;\nld.{qualifiers}.u16 h, [$1];\ncvt.u32.u16 $0, h;}}"
     return _memory(
         name, text, section, {"address": address}, (scalar,) * count, _load_text(qualifiers, dtype, count)
     )
@@ -137,8 +132,8 @@ def _ldmatrix(count: int, trans: str = "") -> dict:
 
 @instruction(**_ldmatrix(1))
 def ldmatrix_x1(address: u32) -> u32:
-    """One 8x8 matrix of 16-bit elements: lanes 0-7 give the addresses of its 16-byte rows; lane l receives elements
-    2 (l % 4) and 2 (l % 4) + 1 of row l // 4."""
+    """One 8x8 matrix of 16-bit elements: lanes 0-7 give the addresses of its 16-byte rows; lane l receives
+    elements 2 (l % 4) and 2 (l % 4) + 1 of row l // 4."""
 
 
 @instruction(**_ldmatrix(2))

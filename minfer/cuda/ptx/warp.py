@@ -14,8 +14,8 @@ def lane_id() -> u32:
 
 @instruction("shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;", section=_SHFL, collective=True)
 def uniform(value: s32) -> s32:
-    """Lane 0's value, in all lanes. Tells the assembler that the value is the same in the whole warp, so that it and
-    what follows from it live in uniform registers."""
+    """Lane 0's value, in all lanes. Tells the assembler that the value is the same in the whole warp, so that
+    it and what follows from it live in uniform registers."""
 
 
 @instruction("shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", section=_SHFL, collective=True)
@@ -77,4 +77,5 @@ def bar_sync(barrier: u32, threads: u32):
 
 @instruction("bar.arrive $0, $1;", section=_BAR, collective=True)
 def bar_arrive(barrier: u32, threads: u32):
-    """Arrive at a named barrier without waiting; others wait for it with `bar_sync` and the same `threads`."""
+    """Arrive at a named barrier without waiting; others wait for it with `bar_sync` and the same
+    `threads`."""

@@ -1,11 +1,12 @@
 """wgmma: asynchronous matrix multiply-accumulate by a warpgroup of 128 threads (sm_90a).
 
-The compiler does not know that wgmma is asynchronous. Two things keep its results right and its speed up, both built in
-here: one assembly block holds a whole stage (fence, every k step, commit), and a wait takes the accumulators as operands,
-so that nothing that reads them moves above it (else ptxas serialises everything: C7514).
+The compiler does not know that wgmma is asynchronous. Two things keep its results right and its speed up,
+both built in here: one assembly block holds a whole stage (fence, every k step, commit), and a wait takes the
+accumulators as operands, so that nothing that reads them moves above it (else ptxas serialises everything:
+C7514).
 
-Shared-memory operands are named by 64-bit descriptors. Their high word is constant for a tile layout and part of the
-instruction; the low word, `wgmma_descriptor(address, leading_bytes)`, is an operand.
+Shared-memory operands are named by 64-bit descriptors. Their high word is constant for a tile layout and part
+of the instruction; the low word, `wgmma_descriptor(address, leading_bytes)`, is an operand.
 """
 
 import functools
@@ -26,9 +27,9 @@ _SWIZZLE_CODES = {0: 0, 128: 1, 64: 2, 32: 3}
 
 @device_function
 def wgmma_descriptor(address, leading_bytes):
-    """Low word of a shared-memory matrix descriptor (PTX ISA 9.7.15.5.1.2.2): the address and the leading dimension
-    byte offset, both in units of 16 bytes. The offset matters for MN-major (transposed) operands only: it is the
-    distance to the next swizzle atom along the major dimension; pass 16 otherwise."""
+    """Low word of a shared-memory matrix descriptor (PTX ISA 9.7.15.5.1.2.2): the address and the leading
+    dimension byte offset, both in units of 16 bytes. The offset matters for MN-major (transposed) operands
+    only: it is the distance to the next swizzle atom along the major dimension; pass 16 otherwise."""
     return ((address & 0x3FFFF) >> 4) | ((leading_bytes >> 4) << 16)
 
 
@@ -46,17 +47,21 @@ def wgmma(
     stride_bytes: int | None = None,
     wait: int | None = None,
 ) -> Instruction:
-    """Factory: one stage of D[64, n] (+)= A[64, K] B[K, n] as one block: fence, `k_steps` x wgmma, commit, maybe a wait.
+    """Factory: one stage of D[64, n] (+)= A[64, K] B[K, n] as one block: fence, `k_steps` x wgmma, commit,
+    maybe a wait.
 
-    The instruction's operands: the accumulators (local array of n / 2 f32 or s32), then A (descriptor low word, or with
-    a="registers" a local array of 4 * k_steps u32), then B's descriptor low word, then with accumulate="operand" a u32.
+    The instruction's operands: the accumulators (local array of n / 2 f32 or s32), then A (descriptor low
+    word, or with a="registers" a local array of 4 * k_steps u32), then B's descriptor low word, then with
+    accumulate="operand" a u32.
 
-    - `dtype`: "f16", "bf16" (16 columns of k a step), "tf32" (8), "s8", "u8" (A unsigned, B signed; 32): 32 bytes each.
-    - `accumulate`: True adds to D; False overwrites D (nothing to zero before); "operand" adds where it is nonzero.
+    - `dtype`: "f16", "bf16" (16 columns of k a step), "tf32" (8), "s8", "u8" (A unsigned, B signed; 32): 32
+      bytes each.
+    - `accumulate`: True adds to D; False overwrites D (nothing to zero before); "operand" adds where it is
+      nonzero.
     - `a_offsets`, `b_offsets`: bytes from the descriptor's address to each k step; default 32 a step.
     - `transpose_b`: B is stored with n contiguous (MN-major); 16-bit types only.
-    - `swizzle`: 128, 64, 32 or 0 bytes, as the tile was written; `stride_bytes`: from 8 rows to the next 8 (default
-      8 * swizzle).
+    - `swizzle`: 128, 64, 32 or 0 bytes, as the tile was written; `stride_bytes`: from 8 rows to the next 8
+      (default 8 * swizzle).
     - `wait`: also wait until at most so many groups are pending.
     """
     if dtype not in _DTYPES:
@@ -144,8 +149,8 @@ def wgmma(
 
 @functools.cache
 def wgmma_wait(pending: int, count: int, dtype: str = "f32") -> Instruction:
-    """Factory: wait until at most `pending` groups are in flight. Its operand is a local array of `count` accumulators
-    (f32 or s32) that passes through unchanged, so that no read of it moves above the wait."""
+    """Factory: wait until at most `pending` groups are in flight. Its operand is a local array of `count`
+    accumulators (f32 or s32) that passes through unchanged, so that no read of it moves above the wait."""
     scalar = {"f32": f32, "s32": s32}[dtype]
     return _block(
         "wgmma_wait",
@@ -159,8 +164,8 @@ def wgmma_wait(pending: int, count: int, dtype: str = "f32") -> Instruction:
 
 @functools.cache
 def pin(count: int, dtype: str = "u32") -> Instruction:
-    """Factory: an empty block through which a local array of `count` registers passes, so that the compiler computes
-    them here and not later (where wgmma would wait for them)."""
+    """Factory: an empty block through which a local array of `count` registers passes, so that the compiler
+    computes them here and not later (where wgmma would wait for them)."""
     scalar = {"f32": f32, "s32": s32, "u32": u32}[dtype]
     return _block(
         "pin",
