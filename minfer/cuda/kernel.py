@@ -56,7 +56,7 @@ class NoDevice(RuntimeError):
 
 
 class ToolchainError(RuntimeError):
-    """A tool of the CUDA toolchain (ptxas, nvdisasm, NVVM) is missing or does not fit; says what to install."""
+    """A tool of the CUDA toolchain (ptxas, nvdisasm, NVVM) is missing or unfit; says what to install."""
 
 
 class CompileError(RuntimeError):
@@ -109,11 +109,12 @@ class Kernel:
         shared_bytes: dynamic shared memory a block, bytes.
         arguments: one `Argument` a parameter.
         min_arch: least architecture (80, 90, ...).
-        arch_specific: True when it uses instructions of `min_arch`'s "a" variant only (sm_90a: wgmma, setmaxnreg).
+        arch_specific: True when it uses instructions that only `min_arch`'s "a" variant has (sm_90a: wgmma,
+            setmaxnreg).
         min_blocks: launch bounds' least number of blocks an SM, or None.
         max_registers: cap on registers a thread, or None.
         cluster: blocks a cluster along x (1: no clusters); grids must be multiples of it.
-        fastmath: let the compiler use approximate division and square root, flush denormals, fuse multiply-adds.
+        fastmath: approximate division and square root, denormals flushed, multiply-adds fused.
         allowed_spill_bytes: spill bytes (stores plus loads) that are accepted.
     """
 
