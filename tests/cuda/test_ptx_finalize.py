@@ -71,7 +71,9 @@ def plain(arguments=(), **kwargs):
 PTX = ".version {}\n.target sm_90a\n.visible .entry k(\n\t.param .u64 k_param_0\n)\n.maxntid 32, 1, 1\n{{\nret;\n}}\n"
 
 
-@pytest.mark.parametrize(("written", "kept"), [("9.5", "8.8"), ("8.10", "8.8"), ("8.8", "8.8"), ("7.8", "7.8")])
+@pytest.mark.parametrize(
+    ("written", "kept"), [("9.5", "8.8"), ("8.10", "8.8"), ("8.8", "8.8"), ("7.8", "7.8")]
+)
 def test_version_is_lowered_never_raised(written, kept):
     assert finalize_ptx(PTX.format(written), plain()).startswith(f".version {kept}\n")
 
