@@ -178,8 +178,9 @@ def refusal(kernel: Kernel, resources: Resources) -> str | None:
         return resources.performance_warnings[0]
     if resources.spill_bytes > kernel.allowed_spill_bytes:
         return (
-            f"spills {resources.spill_store_bytes} bytes of stores and {resources.spill_load_bytes} of loads, "
-            f"allowed {kernel.allowed_spill_bytes}: use smaller tiles, more threads or fewer min_blocks"
+            f"spills {resources.spill_store_bytes} bytes of stores and {resources.spill_load_bytes} "
+            f"of loads, allowed {kernel.allowed_spill_bytes}: "
+            "use smaller tiles, more threads or fewer min_blocks"
         )
     return None
 

@@ -61,7 +61,7 @@ def tensor_map(
         ValueError: what the hardware does not allow, with the number (PTX ISA, "Tensor-map").
     """
     pointer, shape, name = describe(array)
-    kind, size = _TENSOR_MAP_TYPES[dtype or name] if (dtype or name) in _TENSOR_MAP_TYPES else (None, 0)
+    kind, size = _TENSOR_MAP_TYPES.get(dtype or name, (None, 0))
     if kind is None:
         raise ValueError(f"tensor maps of {dtype or name}: use one of {', '.join(_TENSOR_MAP_TYPES)}")
     if len(shape) != 2:
