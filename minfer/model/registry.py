@@ -14,7 +14,7 @@ def models_dir() -> Path:
 
 
 def resolve(path_or_name: str | os.PathLike[str]) -> Path:
-    """The path of a model file: `path_or_name` itself when it is a file, else the pulled model of that name."""
+    """The path of a model file: `path_or_name` when it is a file, else the pulled model of that name."""
     path = Path(path_or_name)
     if path.is_file():
         return path
