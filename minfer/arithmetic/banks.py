@@ -83,7 +83,9 @@ def phase_lanes(width: int) -> list[range]:
     return [range(first, first + lanes) for first in range(0, WARP, lanes)]
 
 
-def shared_request(addresses: Callable[[int], int] | Iterable[int], width: int = 4, active=None) -> BankRequest:
+def shared_request(
+    addresses: Callable[[int], int] | Iterable[int], width: int = 4, active=None
+) -> BankRequest:
     """Bank conflicts of one shared-memory load or store of a warp.
 
     Args:
@@ -166,7 +168,9 @@ class GlobalRequest:
         return self.bytes_used / (self.sectors * SECTOR_BYTES) if self.sectors else 1.0
 
 
-def global_request(addresses: Callable[[int], int] | Iterable[int], width: int = 4, active=None) -> GlobalRequest:
+def global_request(
+    addresses: Callable[[int], int] | Iterable[int], width: int = 4, active=None
+) -> GlobalRequest:
     """Sectors of one global-memory load or store of a warp; arguments as in `shared_request`."""
     where = _addresses(addresses, WARP)
     if active is not None:

@@ -117,7 +117,9 @@ _LIMITS = {
 }
 
 
-def _device(key: str, name: str, cc: tuple[int, int], product: str, *, notes: dict | None = None, **figures) -> Device:
+def _device(
+    key: str, name: str, cc: tuple[int, int], product: str, *, notes: dict | None = None, **figures
+) -> Device:
     shared_kb, warps, blocks, barriers = _LIMITS[cc]
     reserved = 1024
     limits = {
@@ -144,7 +146,14 @@ def _device(key: str, name: str, cc: tuple[int, int], product: str, *, notes: di
 
 
 _MIB = 1024 * 1024
-_A100 = {"sms": 108, "l2": 40 * _MIB, "boost": 1.41e9, "tensor_f16": 312e12, "tensor_int8": 624e12, "tensor_fp8": None}
+_A100 = {
+    "sms": 108,
+    "l2": 40 * _MIB,
+    "boost": 1.41e9,
+    "tensor_f16": 312e12,
+    "tensor_int8": 624e12,
+    "tensor_fp8": None,
+}
 _HOPPER = {
     "sms": 132,
     "l2": 50 * _MIB,

@@ -169,7 +169,10 @@ def _refusal(
     """The (resource, sentence) for a launch that the device refuses, or None."""
     cap = device.shared_per_block if opt_in else STATIC_SHARED_LIMIT
     if threads > device.threads_per_block:
-        return "warps", f"{threads:,} threads a block, the limit is {device.threads_per_block:,}: use fewer warps"
+        return (
+            "warps",
+            f"{threads:,} threads a block, the limit is {device.threads_per_block:,}: use fewer warps",
+        )
     if registers > device.registers_per_thread:
         return "registers", f"{registers} registers a thread, the limit is {device.registers_per_thread}"
     # The hardware checks a block's registers as if its warps filled all four sub-partitions evenly.
@@ -180,7 +183,10 @@ def _refusal(
             "use fewer warps or a smaller tile a warp"
         )
     if static > STATIC_SHARED_LIMIT:
-        return "shared", f"{static:,} B of static shared memory, the limit is {STATIC_SHARED_LIMIT:,} B: make it dynamic"
+        return (
+            "shared",
+            f"{static:,} B of static shared memory, the limit is {STATIC_SHARED_LIMIT:,} B: make it dynamic",
+        )
     if shared > cap:
         what = "the opt-in limit" if opt_in else "the limit without opting in"
         return "shared", (

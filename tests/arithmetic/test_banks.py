@@ -109,7 +109,8 @@ def test_overlapping_layout_is_found():
 
 
 @pytest.mark.parametrize(
-    ("stride", "width", "sectors"), [(4, 4, 4), (8, 8, 8), (16, 16, 16), (128, 4, 32), (8, 4, 8), (0, 4, 1), (2, 2, 2)]
+    ("stride", "width", "sectors"),
+    [(4, 4, 4), (8, 8, 8), (16, 16, 16), (128, 4, 32), (8, 4, 8), (0, 4, 1), (2, 2, 2)],
 )
 def test_global_sectors(stride, width, sectors):
     assert global_request(lambda lane: lane * stride, width).sectors == sectors

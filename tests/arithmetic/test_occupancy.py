@@ -48,7 +48,9 @@ def calculator(tmp_path_factory):
     """NVIDIA's header, compiled: a function from query lines to result tuples."""
     spec = importlib.util.find_spec("nvidia")
     headers = [
-        h for root in (spec.submodule_search_locations if spec else []) for h in pathlib.Path(root).rglob("cuda_occupancy.h")
+        h
+        for root in (spec.submodule_search_locations if spec else [])
+        for h in pathlib.Path(root).rglob("cuda_occupancy.h")
     ]
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     if not headers or not compiler:
@@ -91,7 +93,14 @@ def test_equals_nvidias_calculator(d, calculator):
 
 
 def test_over_the_cap_is_zero_in_the_calculator_too(calculator):
-    head = (*GB10.cc, GB10.shared_per_sm, GB10.shared_per_block, GB10.shared_reserved, GB10.threads_per_sm, GB10.sms)
+    head = (
+        *GB10.cc,
+        GB10.shared_per_sm,
+        GB10.shared_per_block,
+        GB10.shared_reserved,
+        GB10.threads_per_sm,
+        GB10.sms,
+    )
     ((_, blocks, _, _),) = calculator([(*head, 256, 96, 0, 135168, 1)])
     assert blocks == blocks_per_sm(GB10, 256, 96, 135168).blocks == 0
 
