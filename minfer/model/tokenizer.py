@@ -15,6 +15,7 @@ from gguf import TokenType
 
 from minfer.model import pretokenizers
 from minfer.model.errors import ModelFileError
+from minfer.model.gguf_file import GGUFFile
 from minfer.model.sentencepiece import SPACE, ScoreMerger
 
 _KEY = "tokenizer.ggml."
@@ -82,6 +83,16 @@ class Tokenizer:
         self._special = sorted((i for i in special if tokens[i]), key=lambda i: -len(tokens[i].encode()))
         self._byte_of = {char: byte for byte, char in enumerate(pretokenizers.byte_characters())}
         self._pieces: dict[int, bytes] = {}
+
+    @classmethod
+    def from_file(cls, file: GGUFFile) -> Tokenizer:
+        """The tokenizer of an opened model file; errors name the file."""
+        try:
+            return cls.from_metadata(file.metadata)
+        except ModelFileError as error:
+            path = str(file.paths[0])
+            message = str(error)
+            raise ModelFileError(message if message.startswith(path) else f"{path}: {message}") from None
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
