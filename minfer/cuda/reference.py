@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Q8_GROUP = 64  # weights a q8 activation record covers
-Q8_RECORD_BYTES = 80  # 64 int8, two f32 scales, two f32 sums
+from minfer.cuda.q8 import Q8_GROUP, Q8_RECORD_BYTES
 
 
 def convert_f16(x: ArrayLike) -> NDArray[np.float16]:
@@ -128,11 +127,6 @@ def quantize_q8(x: ArrayLike) -> tuple[NDArray[np.int8], NDArray[np.float32], ND
     q = np.rint(blocks * inverse[..., None]).astype(np.int8)
     s = (d * q.sum(axis=-1, dtype=np.int32).astype(np.float32)).astype(np.float32)
     return q.reshape(np.shape(x)), d, s
-
-
-def q8_record_bytes(dim: int) -> int:
-    """Bytes of one token's q8 records for `dim` activations."""
-    return -(-dim // Q8_GROUP) * Q8_RECORD_BYTES
 
 
 def pack_q8(
