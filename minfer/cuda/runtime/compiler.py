@@ -216,7 +216,14 @@ def compile_kernel(
     return replace(compiled, resources=replace(compiled.resources, count=counter))
 
 
-_NUMBERS = ("registers", "static_shared_bytes", "spill_store_bytes", "spill_load_bytes", "stack_bytes")
+_NUMBERS = (
+    "registers",
+    "static_shared_bytes",
+    "spill_store_bytes",
+    "spill_load_bytes",
+    "stack_bytes",
+    "barriers",
+)
 
 
 def _members(compiled: CompiledKernel) -> dict[str, bytes]:
