@@ -18,7 +18,8 @@ CALCULATOR = r"""
 #include <stdio.h>
 #include "cuda_occupancy.h"
 int main(void) {
-    int major, minor, shared_sm, shared_block, reserved, threads_sm, sms, threads, regs, fixed, dynamic, barriers;
+    int major, minor, shared_sm, shared_block, reserved, threads_sm, sms;
+    int threads, regs, fixed, dynamic, barriers;
     while (scanf("%d %d %d %d %d %d %d %d %d %d %d %d", &major, &minor, &shared_sm, &shared_block, &reserved,
                  &threads_sm, &sms, &threads, &regs, &fixed, &dynamic, &barriers) == 12) {
         cudaOccDeviceProp p = {0};
