@@ -286,8 +286,8 @@ H200 = _device(
     "NVIDIA H200 Tensor Core GPU datasheet (sparse rates halved)",
     memory=141e9,
     bandwidth=4800e9,
-    notes=_HOPPER_NOTES,
-    **_HOPPER,
+    notes={**_HOPPER_NOTES, "l2": "cudaDeviceProp.l2CacheSize on an NVIDIA H200: 62,914,560 bytes"},
+    **(_HOPPER | {"l2": 60 * _MIB}),
 )
 B200 = _device(
     "b200",
