@@ -1,4 +1,4 @@
-"""The seeds' published figures, measured on a GB10: what our own are compared with. Read from data/reference/."""
+"""The seeds' published figures, measured on a GB10 (data/reference/): what ours are compared with."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Figure:
         shown = (
             "-".join(f"{v:,g}" for v in self.value) if isinstance(self.value, tuple) else f"{self.value:,g}"
         )
-        return f"{shown} {self.unit} ({self.device.upper()}, {self.date}, seed {self.seed} section {self.section})"
+        origin = f"{self.device.upper()}, {self.date}, seed {self.seed} section {self.section}"
+        return f"{shown} {self.unit} ({origin})"
 
 
 @cache
