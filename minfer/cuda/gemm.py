@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
+from minfer.cuda.signature import signature_of
 
 #: Dynamic shared memory a block may use on the largest device (227 KiB, sm_90 and sm_100).
 MAX_SHARED_BYTES = 232_448
@@ -72,23 +73,23 @@ class GemmConfig:
         ):
             if tile < 1 or tile % (16 * warps):
                 raise ConfigRefused(
-                    f"gemm: {name} = {tile} over {warps} warps: a warp's share must be a multiple of 16, so {name} one of "
-                    f"{16 * warps}"
+                    f"gemm: {name} = {tile} over {warps} warps: a warp's share must be a multiple of 16, so "
+                    f"{name} one of {16 * warps}"
                 )
         if self.registers > MAX_THREAD_REGISTERS:
             raise ConfigRefused(
-                f"gemm: about {self.registers} registers a thread ({self.accumulators} accumulators), the limit is "
-                f"{MAX_THREAD_REGISTERS}: use more warps or a smaller tile"
+                f"gemm: about {self.registers} registers a thread ({self.accumulators} accumulators), the "
+                f"limit is {MAX_THREAD_REGISTERS}: use more warps or a smaller tile"
             )
         if self.registers * self.threads > SM_REGISTERS:
             raise ConfigRefused(
-                f"gemm: about {self.registers} registers for {self.threads} threads, a multiprocessor has {SM_REGISTERS}: "
-                "use a smaller tile"
+                f"gemm: about {self.registers} registers for {self.threads} threads, a multiprocessor has "
+                f"{SM_REGISTERS}: use a smaller tile"
             )
         if self.shared_bytes > MAX_SHARED_BYTES:
             raise ConfigRefused(
-                f"gemm: {self.shared_bytes} bytes of shared memory, the largest device allows {MAX_SHARED_BYTES}: use fewer "
-                "stages, a smaller tile or k-step"
+                f"gemm: {self.shared_bytes} bytes of shared memory, the largest device allows "
+                f"{MAX_SHARED_BYTES}: use fewer stages, a smaller tile or k-step"
             )
 
     def __str__(self) -> str:
@@ -127,8 +128,7 @@ class GemmConfig:
     def registers(self) -> int:
         """A lower estimate of a thread's registers: accumulators, the fragments of a k16 step, 32 for the
         rest."""
-        rows, columns = self.warp_tile
-        return self.accumulators + rows // 16 * 4 + 4 + 32
+        return self.accumulators + self.warp_tile[0] // 16 * 4 + 4 + 32
 
     @cached_property
     def tiles(self):
@@ -279,26 +279,21 @@ def make_gemm(config: GemmConfig) -> Kernel:
 
         store(sums, ptx.global_address(c), first_n + warp_n, first_m + warp_m, nt, od)
 
-    def signature():
-        half, single = types.CPointer(types.float16), types.CPointer(types.float32)
-        a = single if a_source.element == "float32" else half
-        c = single if config.out == "f32" else half
-        return types.void(a, half, c, types.int32, types.int32, types.int32)
-
+    arguments = (
+        Argument("a", "in", a_source.element),
+        Argument("b", "in", b_source.element),
+        Argument("c", "out", {"f32": "float32", "f16": "float16"}[config.out]),
+        Argument("nt", "scalar", "int32"),
+        Argument("od", "scalar", "int32"),
+        Argument("depth", "scalar", "int32"),
+    )
     return Kernel(
         name="gemm_f16",
         config=config,
         function=gemm_f16,
-        signature=signature,
+        signature=signature_of(arguments),
         threads=threads,
         shared_bytes=config.shared_bytes,
-        arguments=(
-            Argument("a", "in", a_source.element),
-            Argument("b", "in", b_source.element),
-            Argument("c", "out", {"f32": "float32", "f16": "float16"}[config.out]),
-            Argument("nt", "scalar", "int32"),
-            Argument("od", "scalar", "int32"),
-            Argument("depth", "scalar", "int32"),
-        ),
+        arguments=arguments,
         min_blocks=config.min_blocks,
     )

@@ -48,7 +48,7 @@ def calls_kernel(chosen: list[Instruction]) -> Kernel:
     lines, scope = [], {}
     for index, item in enumerate(chosen):
         arguments = []
-        for place, (name, kind) in enumerate(item.operands):
+        for place, (_, kind) in enumerate(item.operands):
             if isinstance(kind, Registers):
                 array = f"a{index}_{place}"
                 lines += [

@@ -36,15 +36,15 @@ class SharedTile:
     def __post_init__(self):
         if self.rows < 1 or self.row_bytes < CHUNK or self.row_bytes % CHUNK or self.padding % CHUNK:
             raise ConfigRefused(
-                f"shared tile: {self.rows} rows of {self.row_bytes} + {self.padding} bytes: rows and padding must be "
-                f"multiples of {CHUNK} bytes"
+                f"shared tile: {self.rows} rows of {self.row_bytes} + {self.padding} bytes: rows and "
+                f"padding must be multiples of {CHUNK} bytes"
             )
         if self.swizzle:
             fits = self.row_bytes % LINE == 0 or LINE % self.row_bytes == 0
             if self.swizzle not in (32, 64, 128) or self.padding or self.row_bytes % self.swizzle or not fits:
                 raise ConfigRefused(
-                    f"shared tile: swizzle {self.swizzle} on rows of {self.row_bytes} + {self.padding} bytes: use 32, 64 "
-                    "or 128, no padding, rows that are a multiple of it and a divisor or multiple of 128"
+                    f"shared tile: swizzle {self.swizzle} on rows of {self.row_bytes} + {self.padding} bytes: use "
+                    "32, 64 or 128, no padding, rows that are a multiple of it and a divisor or multiple of 128"
                 )
 
     @property

@@ -44,8 +44,8 @@ class _Staged:
     def __post_init__(self):
         if self.threads % self.chunks_per_row:
             raise ConfigRefused(
-                f"staging: {self.threads} threads for rows of {self.chunks_per_row} chunks: a round must be whole rows; "
-                "use more threads or a smaller k-step"
+                f"staging: {self.threads} threads for rows of {self.chunks_per_row} chunks: a round must be "
+                "whole rows; use more threads or a smaller k-step"
             )
 
     @property
@@ -107,7 +107,7 @@ class StagedF16(_Staged):
 
         at, per_row = self.tile.address, self.chunks_per_row
         rounds, rows_per_round = self.rounds, self.rows_per_round
-        tile_rows = self.tile.rows
+        tile_rows, whole = self.tile.rows, self.tile.rows % self.rows_per_round == 0
 
         @device_function
         @unrolled
@@ -116,12 +116,11 @@ class StagedF16(_Staged):
             source, step = pointer, types.uint64(types.int64(leading) * (2 * rows_per_round))
             for j in unroll(rounds):
                 inside = j * rows_per_round < rows_left and ks_left > 0
-                target = stage + at(row + j * rows_per_round, byte)
-                # Only the last round of a tile that is not a multiple of the round can pass the tile's end.
-                if (j + 1) * rows_per_round <= tile_rows:
-                    ptx.cp_async_cg_16(target, source, 16 if inside else 0)
-                elif row < tile_rows - j * rows_per_round:
-                    ptx.cp_async_cg_16(target, source, 16 if inside else 0)
+                # Only the last round of a tile that is no multiple of a round can pass the tile's end.
+                if whole or row < tile_rows - j * rows_per_round:
+                    ptx.cp_async_cg_16(
+                        stage + at(row + j * rows_per_round, byte), source, 16 if inside else 0
+                    )
                 source = types.uint64(source + step)
 
         return copy
@@ -178,7 +177,7 @@ class StagedF32(_Staged):
     def settle(self) -> DeviceFunction:
         at, per_row = self.tile.address, self.chunks_per_row
         rounds, rows_per_round, threads = self.rounds, self.rows_per_round, self.threads
-        tile_rows = self.tile.rows
+        tile_rows, whole = self.tile.rows, self.tile.rows % self.rows_per_round == 0
 
         @device_function
         def convert(mirror, target):
@@ -198,11 +197,8 @@ class StagedF32(_Staged):
             row, byte = thread // per_row, thread % per_row * CHUNK
             for j in unroll(rounds):
                 mirror = stage + (2 * j * threads + thread) * CHUNK
-                target = tile + at(row + j * rows_per_round, byte)
-                if (j + 1) * rows_per_round <= tile_rows:
-                    convert(mirror, target)
-                elif row < tile_rows - j * rows_per_round:
-                    convert(mirror, target)
+                if whole or row < tile_rows - j * rows_per_round:
+                    convert(mirror, tile + at(row + j * rows_per_round, byte))
 
         return settle
 
