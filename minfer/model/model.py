@@ -103,7 +103,7 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         from minfer.model.tokenizer import Tokenizer
 
-        return Tokenizer.from_metadata(self.file.metadata)
+        return Tokenizer.from_file(self.file)
 
     @property
     def chat_template(self) -> str | None:
