@@ -64,7 +64,9 @@ def parse_arch(arch: str) -> tuple[int, int] | tuple[int, int, str]:
     """
     match = re.fullmatch(r"sm_(\d+)(\d)(a?)", arch)
     if match is None or (int(match[1]), int(match[2])) < (8, 0):
-        raise ValueError(f"{arch!r} is no architecture of compute capability 8.0 or newer: {', '.join(ARCHITECTURES)}")
+        raise ValueError(
+            f"{arch!r} is no architecture of compute capability 8.0 or newer: {', '.join(ARCHITECTURES)}"
+        )
     capability = (int(match[1]), int(match[2]))
     return (*capability, "a") if match[3] else capability
 
@@ -120,7 +122,9 @@ def kernel_ptx(kernel: Kernel, arch: str, lineinfo: bool = False) -> tuple[str, 
             reason = str(error).strip()
             raise CompileError(kernel.name, kernel.config, arch, f"numba: {reason[:2000]}", reason) from error
         except OSError as error:  # numba-cuda raises it where libNVVM cannot be opened
-            raise ToolchainError(f"numba cannot load NVVM ({error}): pip install 'numba-cuda[cu13]'") from error
+            raise ToolchainError(
+                f"numba cannot load NVVM ({error}): pip install 'numba-cuda[cu13]'"
+            ) from error
     return _named(_capped(finalize_ptx(ptx, kernel), kernel), kernel)
 
 
@@ -174,8 +178,9 @@ def refusal(kernel: Kernel, resources: Resources) -> str | None:
         return resources.performance_warnings[0]
     if resources.spill_bytes > kernel.allowed_spill_bytes:
         return (
-            f"spills {resources.spill_store_bytes} bytes of stores and {resources.spill_load_bytes} of loads, "
-            f"allowed {kernel.allowed_spill_bytes}: use smaller tiles, more threads or fewer min_blocks"
+            f"spills {resources.spill_store_bytes} bytes of stores and {resources.spill_load_bytes} "
+            f"of loads, allowed {kernel.allowed_spill_bytes}: "
+            "use smaller tiles, more threads or fewer min_blocks"
         )
     return None
 
@@ -217,7 +222,11 @@ _NUMBERS = ("registers", "static_shared_bytes", "spill_store_bytes", "spill_load
 def _members(compiled: CompiledKernel) -> dict[str, bytes]:
     numbers = {name: getattr(compiled.resources, name) for name in _NUMBERS}
     meta = {"entry": compiled.entry, "resources": numbers, "warnings": compiled.resources.warnings}
-    return {"meta.json": json.dumps(meta).encode(), "kernel.ptx": compiled.ptx.encode(), "kernel.cubin": compiled.cubin}
+    return {
+        "meta.json": json.dumps(meta).encode(),
+        "kernel.ptx": compiled.ptx.encode(),
+        "kernel.cubin": compiled.cubin,
+    }
 
 
 def _read(kernel: Kernel, arch: str, key: str) -> CompiledKernel | None:

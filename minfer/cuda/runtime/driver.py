@@ -42,7 +42,9 @@ def bindings() -> ModuleType:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise NoDevice(f"the package cuda-bindings is missing ({error}): pip install 'cuda-bindings>=13'") from error
+        raise NoDevice(
+            f"the package cuda-bindings is missing ({error}): pip install 'cuda-bindings>=13'"
+        ) from error
     return driver
 
 
@@ -85,13 +87,18 @@ def initialize() -> int:
     try:
         status = int(driver.cuInit(0)[0])
     except Exception as error:  # cuda.pathfinder's DynamicLibNotFoundError has moved between its releases
-        raise NoDevice(f"no NVIDIA driver on this machine (libcuda was not found): {_INSTALL}; {_WITHOUT}") from error
+        raise NoDevice(
+            f"no NVIDIA driver on this machine (libcuda was not found): {_INSTALL}; {_WITHOUT}"
+        ) from error
     if status == NO_DEVICE:
         raise NoDevice(
-            "the NVIDIA driver sees no GPU: check nvidia-smi and the variable CUDA_VISIBLE_DEVICES; " + _WITHOUT
+            "the NVIDIA driver sees no GPU: check nvidia-smi and the variable CUDA_VISIBLE_DEVICES; "
+            + _WITHOUT
         )
     if status != SUCCESS:
-        raise NoDevice(f"the NVIDIA driver does not start: {error_name(status)} ({error_text(status)}); {_INSTALL}")
+        raise NoDevice(
+            f"the NVIDIA driver does not start: {error_name(status)} ({error_text(status)}); {_INSTALL}"
+        )
     version = int(call("cuDriverGetVersion"))
     if version < LEAST_DRIVER:
         have, need = (f"{v // 1000}.{v % 1000 // 10}" for v in (version, LEAST_DRIVER))
@@ -126,8 +133,8 @@ ATTRIBUTE_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZAT
 def launch_function() -> Any:
     """libcuda's cuLaunchKernelEx(config address, function, parameters address, None) -> CUresult.
 
-    Through PyDLL, which keeps the interpreter's lock: a launch takes a few microseconds, and giving the lock up
-    and taking it back costs a good part of that.
+    Through PyDLL, which keeps the interpreter's lock: a launch takes a few microseconds, and giving the lock
+    up and taking it back costs a good part of that.
     """
     library = ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     function = library.cuLaunchKernelEx

@@ -1,4 +1,4 @@
-"""What an assembled kernel uses: registers, memory, spills, warnings, and its machine instructions by class."""
+"""What an assembled kernel uses: registers, memory, spills, warnings, machine instructions by class."""
 
 from __future__ import annotations
 
