@@ -10,12 +10,12 @@ from typing import Any
 from minfer.model.errors import ModelFileError
 from minfer.model.gguf_header import TensorInfo
 
-# Architecture -> whether RoPE turns neighbouring pairs (0,1),(2,3).. (interleaved) or the two halves of a head (NEOX).
+# Architecture -> whether RoPE turns neighbouring pairs (interleaved) or the two halves of a head (NEOX).
 # llama's converter permutes the rows of q and k so that the interleaved form applies.
 ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
 ROPE_SCALINGS = ("none", "linear", "yarn")
 
-# Keys that change the arithmetic of a llama-like model and that the engine does not implement: key -> neutral value.
+# Keys that would change the arithmetic in ways that are not supported: key -> neutral value.
 _NEUTRAL = {"expert_count": 0, "attention.scale": 0.0, "logit_scale": 0.0, "residual_scale": 0.0}
 
 
@@ -76,7 +76,8 @@ class ModelConfig:
         n_kv_heads = keys.size("attention.head_count_kv", n_heads)
         if n_heads % n_kv_heads:
             raise ModelFileError(
-                f"{architecture}.attention.head_count is {n_heads}, not a multiple of head_count_kv, {n_kv_heads}"
+                f"{architecture}.attention.head_count is {n_heads}, "
+                f"not a multiple of attention.head_count_kv, {n_kv_heads}"
             )
         head_dim = _head_dim(keys, hidden, n_heads)
         context_length = keys.size("context_length")

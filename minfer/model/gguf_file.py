@@ -42,7 +42,7 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GGUFFile:
-        """Map a model file. For a sharded model (`NAME-00001-of-0000N.gguf`) any shard's path opens the whole set.
+        """Map a model file. Any shard of a set (`NAME-00001-of-0000N.gguf`) opens the whole set.
 
         Raises ModelFileError for whatever is wrong with the file or with one of its shards.
         """

@@ -7,8 +7,8 @@ The layout is the GGUF specification's (ggml/docs/gguf.md), versions 2 and 3, li
     tensor count x  (string name | u32 n_dims | n_dims x u64 size | u32 tensor type | u64 offset)
     padding to general.alignment | tensor data
 
-A string is a u64 length and that many UTF-8 bytes; an array is a u32 element type, a u64 count and its elements.
-The walk takes time and memory in proportion to the bytes of the file, whatever the counts in it claim.
+A string is a u64 length and that many UTF-8 bytes; an array is a u32 element type, a u64 count and the
+elements. The walk takes time and memory in proportion to the bytes of the file, whatever its counts claim.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension, a type, a
 class TensorInfo:
     """One tensor of a file.
 
-    `shape` is in NumPy order (rows first: `(od, id)` for a weight matrix), `offset` counts bytes from the start of
-    shard number `shard`, `nbytes` is the packed size.
+    `shape` is in NumPy order (rows first: `(od, id)` for a weight matrix), `offset` counts bytes from the
+    start of shard number `shard`, `nbytes` is the packed size.
     """
 
     name: str
@@ -152,7 +152,7 @@ class Metadata(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Header:
-    """A whole header: format version, metadata, tensors in file order, and the first byte of the tensor data."""
+    """A whole header: format version, metadata, tensors in file order, first byte of the tensor data."""
 
     version: int
     metadata: Metadata
@@ -177,8 +177,8 @@ def read_header(path: str, buffer: mmap.mmap, shard: int = 0) -> Header:
         start = data_start + offset
         if start + nbytes > len(buffer):
             walker.fail(
-                f"tensor {name!r} reaches byte {start + nbytes:,}, past the end of the file at {len(buffer):,}: "
-                "the file is truncated or its header is damaged"
+                f"tensor {name!r} reaches byte {start + nbytes:,}, past the end of the file at "
+                f"{len(buffer):,}: it is truncated or its header is damaged"
             )
         tensors[name] = TensorInfo(name, kind, shape, nbytes, start, shard)
     _check_overlap(path, tensors)
@@ -240,7 +240,7 @@ class _Walker:
         return Metadata(self.path, self.buffer, values, types)
 
     def tensor(self) -> tuple[str, GGMLQuantizationType, tuple[int, ...], int, int]:
-        """One tensor record: (name, type, shape in NumPy order, packed bytes, offset from the start of the data)."""
+        """One tensor record: (name, type, shape in NumPy order, packed bytes, offset in the data)."""
         name = self.string("a tensor's name", MAX_NAME_BYTES)
         field = f"tensor {name!r}"
         n_dims = self.scalar(_U32, field)
@@ -317,12 +317,12 @@ class _Walker:
             self.fail(f"{field} is not UTF-8 ({error.reason})")
 
     def count(self, field: str, min_bytes: int) -> int:
-        """A count of things that take at least `min_bytes` each; more than the file could hold is an error."""
+        """A count of things of at least `min_bytes` each; more than the file could hold is an error."""
         count = self.scalar(_U64, field)
         if count > (self.end - self.position) // min_bytes:
             self.fail(
-                f"{field} is {count:,}, more than the {self.end - self.position:,} bytes that follow could hold: "
-                "the file is truncated or its header is damaged"
+                f"{field} is {count:,}, more than the {self.end - self.position:,} bytes that follow could "
+                "hold: the file is truncated or its header is damaged"
             )
         return count
 

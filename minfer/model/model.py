@@ -69,7 +69,7 @@ class Model:
 
     @classmethod
     def load(cls, path_or_name: str | os.PathLike[str]) -> Model:
-        """Open a model file, or a model pulled by name. Raises ModelFileError for whatever is wrong with it."""
+        """Open a model file, or a model pulled by name; raises ModelFileError for whatever is wrong."""
         return cls(GGUFFile.open(resolve(path_or_name)))
 
     def layer(self, index: int) -> LayerTensors:

@@ -12,7 +12,7 @@ from minfer.model.config import ModelConfig, RopeConfig
 def frequencies(config: ModelConfig, freq_factors: np.ndarray | None = None) -> tuple[np.ndarray, float]:
     """Angles of RoPE as llama.cpp computes them.
 
-    freq_factors: float32 [dimension_count / 2] from `rope_freqs.weight` (llama 3), which divide the frequencies.
+    freq_factors: float32 [dimension_count / 2], `rope_freqs.weight` (llama 3); they divide the frequencies.
     Returns (inv_freq float32 [dimension_count / 2], radians per position; the factor on cos and sin).
     """
     rope = config.rope
@@ -25,7 +25,7 @@ def frequencies(config: ModelConfig, freq_factors: np.ndarray | None = None) -> 
     interpolated = extrapolated / rope.factor
     if rope.scaling == "linear":
         return interpolated.astype(np.float32), 1.0
-    # YaRN, arXiv:2309.00071 section 3.2: fast pairs keep their frequency, slow ones are interpolated, a ramp between.
+    # YaRN, arXiv:2309.00071 section 3.2: fast pairs keep their frequency, slow ones are interpolated.
     keep = _yarn_ramp(rope, pairs) * rope.ext_factor
     blended = interpolated * (1.0 - keep) + extrapolated * keep
     scale = rope.attn_factor * (1.0 + 0.1 * math.log(rope.factor))
