@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     usage_error, command_line_error = typer.BadParameter.__mro__[1:3]  # click's, or typer's own copy of them
     try:
-        return _command().main(args=argv, prog_name="minfer", standalone_mode=False) or _OK
+        status = _command().main(args=argv, prog_name="minfer", standalone_mode=False) or _OK
+        return _fail("interrupted", status) if status == _INTERRUPTED else status
     except usage_error as error:
         command = error.ctx.command_path if error.ctx else "minfer"
         return _fail(f"{error.format_message()} ({command} --help shows what it takes)", _BAD_INPUT)

@@ -42,7 +42,7 @@ def print_json(value: Any) -> None:
 
 
 def text_or_file(text: str | None, file: str | None, what: str) -> str:
-    """The text given on the command line, or the content of a file ("-": standard input); exactly one of them."""
+    """The text given on the command line or the content of a file ("-": standard input); one of the two."""
     if (text is None) == (file is None):
         raise typer.BadParameter(
             f"give either {what} or -f FILE" + (", not both" if text is not None else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,9 +67,10 @@ def inspect(
 
 
 def summarize(file: GGUFFile, context: int | None = None) -> dict[str, Any]:
-    """What `inspect` shows. Memory is in bytes: the weights as mapped, the f16 KV cache of `context` tokens.
+    """What `inspect` shows. Memory in bytes: the weights as mapped, the f16 KV cache of `context` tokens.
 
-    A file that opens but that minfer cannot run (another architecture, no tensors) has `runs` false and says why.
+    A file that opens but that minfer cannot run (another architecture, no tensors) has `runs` false and
+    says why.
     """
     types: dict[str, Counter[str]] = {}
     for tensor in file.tensors.values():
@@ -111,7 +113,13 @@ def _shown(file: GGUFFile, key: str) -> Any:
     length = file.metadata.array_length(key)
     if length is not None and length > 16:
         return f"array of {length}"
-    return file.metadata[key]
+    value = file.metadata[key]
+    return [_finite(item) for item in value] if isinstance(value, list) else _finite(value)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: those are shown as text."""
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _as_text(summary: dict[str, Any]) -> list[str]:
@@ -131,8 +139,9 @@ def _as_text(summary: dict[str, Any]) -> list[str]:
     lines.append("")
     if summary["runs"]:
         lines.append(
-            f"memory: {_size(summary['memory_bytes'])} = weights {_size(summary['weights_bytes'])} (mapped from the"
-            f" file) + f16 KV cache {_size(summary['kv_cache_f16_bytes'])} for {summary['context']:,} tokens"
+            f"memory: {_size(summary['memory_bytes'])} = weights {_size(summary['weights_bytes'])} "
+            f"(mapped from the file) + f16 KV cache {_size(summary['kv_cache_f16_bytes'])} "
+            f"for {summary['context']:,} tokens"
         )
     else:
         lines.append(f"minfer cannot run this file: {summary['why_not']}")

@@ -29,7 +29,7 @@ def test_tokenize_prints_ids_and_texts(capsys, data_dir):
 
 def test_tokenize_json_from_a_file_keeps_its_newlines(capsys, data_dir, tmp_path):
     file = tmp_path / "text.txt"
-    file.write_bytes("\r\n\r\nwin lines\r\n".encode())
+    file.write_bytes(b"\r\n\r\nwin lines\r\n")
     model = data_dir / "vocab-qwen2.5.gguf"
     cases = json.loads((data_dir / "tokens-llamacpp.json").read_text())["qwen2.5-coder-0.5b"]
     expected = next(case["ids"] for case in cases if case["text"] == "\r\n\r\nwin lines\r\n")
