@@ -87,7 +87,11 @@ def convert_f32_f16(config: ConvertConfig = ConvertConfig()) -> Kernel:
                 target += np.uint64(2)
                 i += 1
 
-    arguments = (Argument("x", "in", "float32"), Argument("out", "out", "float16"), Argument("n", "scalar", "int32"))
+    arguments = (
+        Argument("x", "in", "float32"),
+        Argument("out", "out", "float16"),
+        Argument("n", "scalar", "int32"),
+    )
     return Kernel(
         name="convert_f32_f16",
         config=config,

@@ -40,16 +40,6 @@ def rmsnorm(
     return h, (wide * scale * np.asarray(weight, np.float64)).astype(np.float32)
 
 
-def rope_table(frequencies: ArrayLike, positions: int, scale: float = 1.0) -> NDArray[np.float32]:
-    """[positions, rotary / 2, 2] f32: scale * cos and scale * sin of position * frequency.
-
-    `frequencies` [rotary / 2] are radians a position, frequency factors already divided in; `scale` is YaRN's
-    attention scale. Angles are taken in float64, where f32 would lose whole turns at long contexts.
-    """
-    angles = np.arange(positions, dtype=np.float64)[:, None] * np.asarray(frequencies, np.float64)[None, :]
-    return (np.stack([np.cos(angles), np.sin(angles)], axis=-1) * scale).astype(np.float32)
-
-
 def rope(
     x: ArrayLike, positions: ArrayLike, table: NDArray[np.float32], interleaved: bool
 ) -> NDArray[np.float32]:
@@ -129,9 +119,7 @@ def quantize_q8(x: ArrayLike) -> tuple[NDArray[np.int8], NDArray[np.float32], ND
     return q.reshape(np.shape(x)), d, s
 
 
-def pack_q8(
-    q: NDArray[np.int8], d: NDArray[np.float32], s: NDArray[np.float32]
-) -> NDArray[np.uint8]:
+def pack_q8(q: NDArray[np.int8], d: NDArray[np.float32], s: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Records [..., ceil(id / 64) * 80] bytes of (q, d, s): 64 int8, d of both halves, s of both halves, f32 little
     endian. An odd last half is zero."""
     lead, dim = q.shape[:-1], q.shape[-1]
