@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from numba import cuda
+from numba.cuda.types import int32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import check_choice, check_threads
@@ -63,12 +63,10 @@ def bias_add(config: AddConfig = AddConfig()) -> Kernel:
     add = _add4 if vector == 4 else _add1
 
     def bias_add_rows(x, bias, dim):
-        i = np.int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * vector)
+        i = int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * vector)
         if i < dim:
-            at = ptx.global_address(x) + (
-                np.uint64(cuda.blockIdx.x) * np.uint64(dim) + np.uint64(i)
-            ) * np.uint64(4)
-            add(at, ptx.global_address(bias) + np.uint64(i) * np.uint64(4), at)
+            at = ptx.global_address(x) + (uint64(cuda.blockIdx.x) * uint64(dim) + uint64(i)) * uint64(4)
+            add(at, ptx.global_address(bias) + uint64(i) * uint64(4), at)
 
     arguments = (
         Argument("x", "inout", "float32"),
@@ -81,16 +79,16 @@ def bias_add(config: AddConfig = AddConfig()) -> Kernel:
 def residual_add(config: AddConfig = AddConfig()) -> Kernel:
     """out[t, j] = a[t, j] + b[t, j].
 
-    Arguments: a and b f32 [nt, dim], out f32 [nt, dim] (may be the buffer of a or of b), dim int32 (a multiple of
-    `vector`).
+    Arguments: a and b f32 [nt, dim], out f32 [nt, dim] (may be the buffer of a or of b), dim int32 (a
+    multiple of `vector`).
     """
     threads, vector = config.threads, config.vector
     add = _add4 if vector == 4 else _add1
 
     def residual_add_rows(a, b, out, dim):
-        i = np.int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * vector)
+        i = int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * vector)
         if i < dim:
-            at = (np.uint64(cuda.blockIdx.x) * np.uint64(dim) + np.uint64(i)) * np.uint64(4)
+            at = (uint64(cuda.blockIdx.x) * uint64(dim) + uint64(i)) * uint64(4)
             add(ptx.global_address(a) + at, ptx.global_address(b) + at, ptx.global_address(out) + at)
 
     arguments = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from numba import cuda
+from numba.cuda.types import int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS, block_of, four_weights
@@ -59,16 +59,16 @@ def embedding(config: EmbeddingConfig) -> Kernel:
     four = four_weights(config.format)
 
     def embedding_rows(table, ids, out, rows):
-        i = np.int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * 4)
+        i = int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * 4)
         if i < dim:
             t = cuda.blockIdx.x
             row = ids[t]
-            target = ptx.global_address(out) + (np.uint64(t) * np.uint64(dim) + np.uint64(i)) * np.uint64(4)
+            target = ptx.global_address(out) + (uint64(t) * uint64(dim) + uint64(i)) * uint64(4)
             if row >= 0 and row < rows:
-                v0, v1, v2, v3 = four(ptx.global_address(table) + np.uint64(row) * np.uint64(row_bytes), i)
+                v0, v1, v2, v3 = four(ptx.global_address(table) + uint64(row) * uint64(row_bytes), i)
                 ptx.st_global_v4_f32(target, v0, v1, v2, v3)
             else:
-                nan = np.uint32(0x7FC00000)
+                nan = uint32(0x7FC00000)
                 ptx.st_global_v4_u32(target, nan, nan, nan, nan)
 
     arguments = (

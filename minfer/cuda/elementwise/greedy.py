@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from numba import cuda
+from numba.cuda.types import int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import check_choice, check_threads
@@ -40,27 +40,29 @@ class ArgmaxConfig:
         return self.threads // 32 * 8
 
     def grid(self, n: int) -> tuple[int, int, int]:
-        """Blocks for n logits: 4 a thread, at most 256 blocks, which then walk; one block for the final stage."""
+        """Blocks for n logits: 4 a thread, at most 256 blocks, which then walk; one block for the final
+        stage."""
         return (1 if self.stage == "final" else min(256, max(1, -(-n // (self.threads * 4)))), 1, 1)
 
 
 @device_function
 def _key(bits):
     """A float's bits as an integer whose order is the order of the floats, both zeros alike, NaN on top."""
-    magnitude = bits & np.uint32(0x7FFFFFFF)
-    if magnitude > np.uint32(0x7F800000):
-        return np.uint32(NAN_KEY)
-    if bits > np.uint32(0x80000000):
-        return np.uint32(0x80000000) - magnitude
-    return np.uint32(0x80000000) + magnitude
+    magnitude = bits & uint32(0x7FFFFFFF)
+    if magnitude > uint32(0x7F800000):
+        return uint32(NAN_KEY)
+    if bits > uint32(0x80000000):
+        return uint32(0x80000000) - magnitude
+    return uint32(0x80000000) + magnitude
 
 
 def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
-    """The index of the largest of n f32 logits, the lowest of equal ones; -1 if any is NaN: a broken forward pass must
-    not make a token.
+    """The index of the largest of n f32 logits, the lowest of equal ones; -1 if any is NaN: a broken
+    forward pass must not make a token.
 
-    Arguments, partial: logits f32 [n], candidates uint32 [blocks, 2] (key, index), n int32; launched on any number of
-    blocks. Final: candidates uint32 [n, 2], index int32 [1], n int32 (the partial stage's blocks); one block.
+    Arguments, partial: logits f32 [n], candidates uint32 [blocks, 2] (key, index), n int32; launched on any
+    number of blocks. Final: candidates uint32 [n, 2], index int32 [1], n int32 (the partial stage's
+    blocks); one block.
     """
     threads = config.threads
     warps = threads // 32
@@ -72,20 +74,20 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
     @device_function
     def block_best(key, index):
         """The block's best (key, index), in every thread."""
-        scratch = ptx.shared_address(cuda.shared.array(0, np.uint8))
-        thread = np.int32(cuda.threadIdx.x)
+        scratch = ptx.shared_address(cuda.shared.array(0, uint8))
+        thread = int32(cuda.threadIdx.x)
         for step in range(5):
-            mask = np.uint32(1 << step)
+            mask = uint32(1 << step)
             other_key = ptx.shfl_xor_u32(key, mask)
             other_index = ptx.shfl_xor_u32(index, mask)
             if better(key, index, other_key, other_index):
                 key = other_key
                 index = other_index
         if (thread & 31) == 0:
-            ptx.st_shared_v2_u32(scratch + np.uint32((thread >> 5) * 8), key, index)
+            ptx.st_shared_v2_u32(scratch + uint32((thread >> 5) * 8), key, index)
         cuda.syncthreads()
         for w in range(warps):
-            other_key, other_index = ptx.ld_shared_v2_u32(scratch + np.uint32(w * 8))
+            other_key, other_index = ptx.ld_shared_v2_u32(scratch + uint32(w * 8))
             if better(key, index, other_key, other_index):
                 key = other_key
                 index = other_index
@@ -93,30 +95,30 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
 
     def argmax_partial(logits, candidates, n):
         source = ptx.global_address(logits)
-        key = np.uint32(0)
-        index = np.uint32(0x7FFFFFFF)
+        key = uint32(0)
+        index = uint32(0x7FFFFFFF)
         for i in range(cuda.blockIdx.x * threads + cuda.threadIdx.x, n, cuda.gridDim.x * threads):
-            found = _key(ptx.ld_global_nc_u32(source + np.uint64(i) * np.uint64(4)))
-            if better(key, index, found, np.uint32(i)):
+            found = _key(ptx.ld_global_nc_u32(source + uint64(i) * uint64(4)))
+            if better(key, index, found, uint32(i)):
                 key = found
-                index = np.uint32(i)
+                index = uint32(i)
         key, index = block_best(key, index)
         if cuda.threadIdx.x == 0:
-            target = ptx.global_address(candidates) + np.uint64(cuda.blockIdx.x) * np.uint64(8)
+            target = ptx.global_address(candidates) + uint64(cuda.blockIdx.x) * uint64(8)
             ptx.st_global_v2_u32(target, key, index)
 
     def argmax_final(candidates, index, n):
         source = ptx.global_address(candidates)
-        key = np.uint32(0)
-        best = np.uint32(0x7FFFFFFF)
-        for i in range(np.int32(cuda.threadIdx.x), n, threads):
-            other_key, other_index = ptx.ld_global_nc_v2_u32(source + np.uint64(i) * np.uint64(8))
+        key = uint32(0)
+        best = uint32(0x7FFFFFFF)
+        for i in range(int32(cuda.threadIdx.x), n, threads):
+            other_key, other_index = ptx.ld_global_nc_v2_u32(source + uint64(i) * uint64(8))
             if better(key, best, other_key, other_index):
                 key = other_key
                 best = other_index
         key, best = block_best(key, best)
         if cuda.threadIdx.x == 0:
-            index[0] = np.int32(-1) if key == np.uint32(NAN_KEY) else np.int32(best)
+            index[0] = int32(-1) if key == uint32(NAN_KEY) else int32(best)
 
     candidates = "out" if config.stage == "partial" else "in"
     arguments = {

@@ -1,7 +1,8 @@
-"""Rotary position embedding: in place on one buffer, or fused with the bias before it and the KV store after it.
+"""Rotary position embedding: in place on one buffer, or fused with the bias before it and the KV store
+after it.
 
-Angles come from a table of cos and sin (`rope_table`): exact at any context length, where an angle in f32 loses its
-fraction of a turn.
+Angles come from a table of cos and sin (`rope_table`): exact at any context length, where an angle in f32
+loses its fraction of a turn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numba import cuda
+from numba.cuda.types import int32, uint64
 from numpy.typing import ArrayLike, NDArray
 
 from minfer.cuda import ptx
@@ -36,7 +38,8 @@ def _check_head(family: str, head_dim: int, rotary: int) -> None:
         )
     if rotary % 8 or not 0 < rotary <= head_dim:
         raise ConfigRefused(
-            f"{family}: {rotary} rotary dims of {head_dim}; a thread rotates 4 pairs: take a multiple of 8 up to head_dim"
+            f"{family}: {rotary} rotary dims of {head_dim}; a thread rotates 4 pairs: take a multiple of 8, "
+            "at most head_dim"
         )
 
 
@@ -44,7 +47,7 @@ def _check_head(family: str, head_dim: int, rotary: int) -> None:
 def _rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3):
     """(a, b) pairs rotated by the four (cos, sin) at `angles`."""
     c0, s0, c1, s1 = ptx.ld_global_nc_v4_f32(angles)
-    c2, s2, c3, s3 = ptx.ld_global_nc_v4_f32(angles + np.uint64(16))
+    c2, s2, c3, s3 = ptx.ld_global_nc_v4_f32(angles + uint64(16))
     return (
         a0 * c0 - b0 * s0,
         a1 * c1 - b1 * s1,
@@ -103,8 +106,8 @@ def rope(config: RopeConfig) -> Kernel:
     """Rotate the heads of x in place.
 
     Arguments: x f32, row t at x + t * stride with heads * head_dim elements, positions int32 [nt], table f32
-    [positions, rotary / 2, 2] (cos, sin), stride int32 (elements, a multiple of 4). A thread rotates 4 pairs. Su et al.
-    2021 (RoFormer); NEOX order as in GPT-NeoX.
+    [positions, rotary / 2, 2] (cos, sin), stride int32 (elements, a multiple of 4). A thread rotates 4
+    pairs. Su et al. 2021 (RoFormer); NEOX order as in GPT-NeoX.
     """
     threads, head_dim, half = config.threads, config.head_dim, config.rotary // 2
     per_head = config.rotary // 8
@@ -115,19 +118,15 @@ def rope(config: RopeConfig) -> Kernel:
     apart = 4 if interleaved else half
 
     def rope_rows(x, positions, table, stride):
-        unit = np.int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
+        unit = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
         if unit < units:
             t = cuda.blockIdx.x
             head = unit // per_head
             pair = (unit - head * per_head) * 4
-            first = np.uint64(t) * np.uint64(stride) + np.uint64(head * head_dim + pair * step // 4)
-            low = ptx.global_address(x) + first * np.uint64(4)
-            high = low + np.uint64(apart * 4)
-            angles = (
-                ptx.global_address(table)
-                + np.uint64(positions[t]) * np.uint64(half * 8)
-                + np.uint64(pair * 8)
-            )
+            first = uint64(t) * uint64(stride) + uint64(head * head_dim + pair * step // 4)
+            low = ptx.global_address(x) + first * uint64(4)
+            high = low + uint64(apart * 4)
+            angles = ptx.global_address(table) + uint64(positions[t]) * uint64(half * 8) + uint64(pair * 8)
             a0, a1, a2, a3 = ptx.ld_global_v4_f32(low)
             b0, b1, b2, b3 = ptx.ld_global_v4_f32(high)
             a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3)
@@ -171,7 +170,7 @@ class RopeStoreConfig:
         check_threads("rope_store", self.threads)
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             raise ConfigRefused(
-                f"rope_store: {self.heads} heads on {self.kv_heads} kv heads; the first must be a multiple of the second"
+                f"rope_store: {self.heads} heads on {self.kv_heads} kv heads; take a multiple of the kv heads"
             )
 
     def __str__(self) -> str:
@@ -195,12 +194,13 @@ class RopeStoreConfig:
 
 
 def rope_store(config: RopeStoreConfig) -> Kernel:
-    """q[t] = rope(qkv[t, q] + bias), k_cache[position] = f16(rope(qkv[t, k] + bias)), v_cache[position] = f16(qkv[t, v] + bias).
+    """q[t] = rope(qkv[t, q] + bias), k_cache[position] = f16(rope(qkv[t, k] + bias)), v_cache[position] =
+    f16(qkv[t, v] + bias).
 
-    Arguments: qkv f32 [nt, (heads + 2 kv_heads) * head_dim], (bias f32 of one such row,) positions int32 [nt] (below the
-    cache's capacity: not checked here), table f32 [positions, rotary / 2, 2] (cos, sin), q [nt, heads * head_dim] f16 or
-    f32, k_cache and v_cache f16 [capacity, kv_heads * head_dim]. A thread takes 8 dims of one head: 8 neighbours, or two
-    fours rotary / 2 apart.
+    Arguments: qkv f32 [nt, (heads + 2 kv_heads) * head_dim], (bias f32 of one such row,) positions int32
+    [nt] (below the cache's capacity: not checked here), table f32 [positions, rotary / 2, 2] (cos, sin), q
+    [nt, heads * head_dim] f16 or f32, k_cache and v_cache f16 [capacity, kv_heads * head_dim]. A thread
+    takes 8 dims of one head: 8 neighbours, or two fours rotary / 2 apart.
     """
     threads, head_dim, half = config.threads, config.head_dim, config.rotary // 2
     heads, kv_heads, width, rotary = config.heads, config.kv_heads, config.width, config.rotary
@@ -211,25 +211,26 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
 
     @device_function
     def _store_f16(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3):
-        ptx.st_global_v2_u32(row + np.uint64(low * 2), ptx.pack_f16x2(a0, a1), ptx.pack_f16x2(a2, a3))
-        ptx.st_global_v2_u32(row + np.uint64(high * 2), ptx.pack_f16x2(b0, b1), ptx.pack_f16x2(b2, b3))
+        ptx.st_global_v2_u32(row + uint64(low * 2), ptx.pack_f16x2(a0, a1), ptx.pack_f16x2(a2, a3))
+        ptx.st_global_v2_u32(row + uint64(high * 2), ptx.pack_f16x2(b0, b1), ptx.pack_f16x2(b2, b3))
 
     @device_function
     def _store_f32(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3):
-        ptx.st_global_v4_f32(row + np.uint64(low * 4), a0, a1, a2, a3)
-        ptx.st_global_v4_f32(row + np.uint64(high * 4), b0, b1, b2, b3)
+        ptx.st_global_v4_f32(row + uint64(low * 4), a0, a1, a2, a3)
+        ptx.st_global_v4_f32(row + uint64(high * 4), b0, b1, b2, b3)
 
     store_query = _store_f16 if config.query == "f16" else _store_f32
     query_bytes = 2 if config.query == "f16" else 4
 
     @device_function
     def process(source, bias, positions, table, q, k_cache, v_cache):
-        unit = np.int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
+        unit = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
         if unit < width // 8:
             t = cuda.blockIdx.x
             head = unit // per_head
             part = unit - head * per_head
-            # Offsets of the two fours within the head. Past the rotary dims, and in v, they are just neighbours.
+            # Offsets of the two fours within the head. Past the rotary dims, and in v, they are just
+            # neighbours.
             low = part * 8
             high = low + 4
             rotated = head < heads + kv_heads and part < rotating
@@ -237,13 +238,13 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
                 low = part * 4
                 high = low + half
             column = head * head_dim
-            at = source + (np.uint64(t) * np.uint64(width) + np.uint64(column)) * np.uint64(4)
-            a0, a1, a2, a3 = ptx.ld_global_nc_v4_f32(at + np.uint64(low * 4))
-            b0, b1, b2, b3 = ptx.ld_global_nc_v4_f32(at + np.uint64(high * 4))
+            at = source + (uint64(t) * uint64(width) + uint64(column)) * uint64(4)
+            a0, a1, a2, a3 = ptx.ld_global_nc_v4_f32(at + uint64(low * 4))
+            b0, b1, b2, b3 = ptx.ld_global_nc_v4_f32(at + uint64(high * 4))
             if biased:
-                gain = bias + np.uint64(column * 4)
-                c0, c1, c2, c3 = ptx.ld_global_nc_v4_f32(gain + np.uint64(low * 4))
-                d0, d1, d2, d3 = ptx.ld_global_nc_v4_f32(gain + np.uint64(high * 4))
+                gain = bias + uint64(column * 4)
+                c0, c1, c2, c3 = ptx.ld_global_nc_v4_f32(gain + uint64(low * 4))
+                d0, d1, d2, d3 = ptx.ld_global_nc_v4_f32(gain + uint64(high * 4))
                 a0 += c0
                 a1 += c1
                 a2 += c2
@@ -252,14 +253,12 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
                 b1 += d1
                 b2 += d2
                 b3 += d3
-            position = np.uint64(positions[t])
+            position = uint64(positions[t])
             if rotated:
-                angles = table + position * np.uint64(half * 8) + np.uint64(part * 32)
+                angles = table + position * uint64(half * 8) + uint64(part * 32)
                 a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3)
             if head < heads:
-                row = q + (np.uint64(t) * np.uint64(heads * head_dim) + np.uint64(column)) * np.uint64(
-                    query_bytes
-                )
+                row = q + (uint64(t) * uint64(heads * head_dim) + uint64(column)) * uint64(query_bytes)
                 store_query(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3)
             else:
                 cache = k_cache
@@ -267,15 +266,15 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
                 if kv_head >= kv_heads:
                     cache = v_cache
                     kv_head -= kv_heads
-                row = cache + (
-                    position * np.uint64(kv_heads * head_dim) + np.uint64(kv_head * head_dim)
-                ) * np.uint64(2)
+                row = cache + (position * uint64(kv_heads * head_dim) + uint64(kv_head * head_dim)) * uint64(
+                    2
+                )
                 _store_f16(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3)
 
     def rope_store_plain(qkv, positions, table, q, k_cache, v_cache):
         process(
             ptx.global_address(qkv),
-            np.uint64(0),
+            uint64(0),
             positions,
             ptx.global_address(table),
             ptx.global_address(q),
