@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import enum
-import sys
 from typing import Any
-
-import numpy as np
 
 
 class Op(enum.IntEnum):
@@ -32,6 +29,20 @@ class Op(enum.IntEnum):
     BARRIER_ARRIVE = 16
     BARRIER_LEAVE = 17
     WARP_SYNC = 18
+    CLUSTER_ARRIVE = 19
+    CLUSTER_LEAVE = 20
+    FENCE_PROXY = 21
+    MBARRIER_INIT = 22
+    MBARRIER_ARRIVE = 23
+    MBARRIER_WAIT = 24
+    TMA_ISSUE = 25
+    TMA_LAND = 26
+    BULK_GLOBAL_READ = 27
+    BULK_READ_BEGIN = 28
+    BULK_READ_END = 29
+    WGMMA = 30
+    WGMMA_READ_BEGIN = 31
+    WGMMA_READ_END = 32
 
 
 class Trace:

@@ -1,8 +1,9 @@
 """Run a kernel's own source in plain Python, one greenlet a CUDA thread.
 
-`launch(kernel, grid, *args)` takes NumPy arrays where a GPU launch takes device arrays, and modifies them in place. Warp
-collectives have real lane semantics, asynchronous copies land when they are waited for, and every access is checked
-against the bounds of its array. With a `Trace` everything that lanes do is recorded.
+`launch(kernel, grid, *args)` takes NumPy arrays where a GPU launch takes device arrays, and modifies them
+in place. Warp collectives have real lane semantics, asynchronous copies land when they are waited for, and
+every access is checked against the bounds of its array. With a `Trace` everything that lanes do is
+recorded.
 """
 
 from minfer.cuda.simulator.errors import (

@@ -1,8 +1,8 @@
 """Threads of a simulated launch: greenlets under one deterministic scheduler.
 
-A lane (one CUDA thread) runs until it waits: at a warp collective, a barrier or an mbarrier. Blocks run one after another;
-the blocks of a cluster run together. Lanes switch to each other directly; the hub (the greenlet that called `run`) only
-sees lanes that end and the moment when nobody can run.
+A lane (one CUDA thread) runs until it waits: at a warp collective, a barrier or an mbarrier. Blocks run one
+after another; the blocks of a cluster run together. Lanes switch to each other directly; the hub (the
+greenlet that called `run`) only sees lanes that end and the moment when nobody can run.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from minfer.cuda.simulator.errors import Deadlock, Divergence, SimulatorError
+from minfer.cuda.simulator.errors import AsyncHazard, Deadlock, Divergence, SimulatorError
 from minfer.cuda.simulator.memory import GlobalMemory, SharedMemory
 from minfer.cuda.simulator.rebinding import MARK, Rebinder
 from minfer.cuda.trace import Op
 
 WARP = 32
+WARPGROUP = 128
 
 
 def source_place(frame: Any) -> str:
@@ -57,13 +58,18 @@ class Lane(greenlet):
         self.trace = block.launch.trace
         self.thread = thread
         self.index = thread % WARP
-        self.warp: Warp = block.warps[thread // WARP]
+        self.warp: Group = block.warps[thread // WARP]
+        self.warp.lanes.append(self)
+        self.warpgroup: Group = block.warpgroups[thread // WARPGROUP]
+        self.warpgroup.lanes.append(self)
+        self.exited = False
         self.result: Any = None
         self.waiting: str | None = None
         self.copies: list[Any] = []  # asynchronous copies not yet committed
         self.copy_groups: deque[list[Any]] = deque()
-        self.bulk: list[Any] = []
+        self.bulk: list[Any] = []  # bulk stores not yet committed
         self.bulk_groups: deque[list[Any]] = deque()
+        self.wgmmas: deque[Any] = deque()  # in flight, one a group
         self.gr_context = contextvars.copy_context()
 
     def _main(self) -> None:
@@ -119,46 +125,47 @@ def current_lane(what: str = "a CUDA instruction") -> Lane:
 class _Collective:
     __slots__ = ("arguments", "lanes", "name", "site")
 
-    def __init__(self, name: str, site: tuple[Any, ...]) -> None:
+    def __init__(self, name: str, site: tuple[Any, ...], size: int) -> None:
         self.name = name
         self.site = site
         self.lanes: list[Lane] = []
-        self.arguments: list[Any] = [None] * WARP
+        self.arguments: list[Any] = [None] * size
 
 
-class Warp:
-    """Up to 32 lanes of a block."""
+class Group:
+    """Lanes that execute collectives together: a warp, or the four warps of a warpgroup."""
 
-    def __init__(self, block: Block, number: int) -> None:
+    def __init__(self, block: Block, kind: str, number: int, size: int) -> None:
         self.block = block
+        self.name = f"{kind} {number}"
         self.number = number
+        self.size = size
         self.lanes: list[Lane] = []
-        self.exited = 0
         self.synchronizations = 0  # collectives executed so far
         self.pending: _Collective | None = None
 
     def collective(
-        self, lane: Lane, name: str, argument: Any, execute: Callable[[Warp, list[Any]], list[Any] | None]
+        self, lane: Lane, name: str, argument: Any, execute: Callable[[Group, list[Any]], list[Any] | None]
     ) -> Any:
-        """Wait until all 32 lanes are at this instruction; the last one executes it for all.
+        """Wait until all lanes of the group are at this instruction; the last one executes it for all.
 
-        `execute(warp, arguments)` gets one argument a lane and returns one result a lane (or None).
+        `execute(group, arguments)` gets one argument a lane and returns one result a lane (or None).
         """
         site = call_site()
         pending = self.pending
         if pending is None:
-            if self.exited or len(self.lanes) != WARP:
-                raise Divergence(f"{name} needs all {WARP} lanes of warp {self.number}: {self._missing(name)}")
-            pending = self.pending = _Collective(name, site)
+            if len(self.lanes) != self.size or any(other.exited for other in self.lanes):
+                raise Divergence(f"{name} needs all {self.size} lanes of {self.name}: {self._missing()}")
+            pending = self.pending = _Collective(name, site, self.size)
         elif pending.site != site or pending.name != name:
             raise Divergence(
-                f"lanes of warp {self.number} are at different instructions: lane {lane.index} at {name}, "
-                f"{source_place(sys._getframe(1))}; {self._describe(pending)}"
+                f"lanes of {self.name} are at different instructions: lane {lane.index} of warp "
+                f"{lane.warp.number} at {name}, {source_place(sys._getframe(1))}; {self._describe(pending)}"
             )
         lanes = pending.lanes
         lanes.append(lane)
-        pending.arguments[lane.index] = argument
-        if len(lanes) < WARP:
+        pending.arguments[lane.thread % self.size] = argument
+        if len(lanes) < self.size:
             lane.suspend(name)
             return lane.result
         self.pending = None
@@ -167,33 +174,33 @@ class Warp:
         lanes.pop()
         self.block.launch.ready.extend(lanes)
         if results is None:
+            for other in lanes:
+                other.result = None
             return None
         for other in lanes:
-            other.result = results[other.index]
-        return results[lane.index]
+            other.result = results[other.thread % self.size]
+        return results[lane.thread % self.size]
 
     def _describe(self, pending: _Collective) -> str:
-        waiting = pending.lanes[0]
-        return (
-            f"{lane_list(pending.lanes)} waiting at {pending.name}, {source_place(waiting.gr_frame)}"
-        )
+        place = source_place(pending.lanes[0].gr_frame)
+        return f"{lane_list(pending.lanes)} waiting at {pending.name}, {place}"
 
-    def _missing(self, name: str) -> str:
-        gone = [lane for lane in self.lanes if lane.dead]
-        if gone:
-            return f"{lane_list(gone)} exited"
-        return f"the warp has {len(self.lanes)}"
+    def _missing(self) -> str:
+        gone = [lane for lane in self.lanes if lane.exited]
+        return f"{lane_list(gone)} exited" if gone else f"there are only {len(self.lanes)}"
 
     def check_exit(self, lane: Lane) -> None:
         if self.pending is not None:
             raise Divergence(
-                f"lane {lane.index} of warp {self.number} exits while {self._describe(self.pending)}, which needs all lanes"
+                f"lane {lane.index} of warp {lane.warp.number} exits while {self._describe(self.pending)}, "
+                f"which needs all lanes"
             )
 
 
 def lane_list(lanes: list[Lane]) -> str:
-    """ "lanes 0-15, 17" of some lanes of one warp."""
-    numbers = sorted(lane.index for lane in lanes)
+    """ "lanes 0-15, 17" of some lanes of one warp; threads of the block where they are of several."""
+    one_warp = len({lane.warp for lane in lanes}) == 1
+    numbers = sorted(lane.index if one_warp else lane.thread for lane in lanes)
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
@@ -201,7 +208,7 @@ def lane_list(lanes: list[Lane]) -> str:
         else:
             runs.append([number, number])
     text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"{'lane' if len(numbers) == 1 else 'lanes'} {text}"
+    return f"{'lane' if one_warp else 'thread'}{'' if len(numbers) == 1 else 's'} {text}"
 
 
 class _Barrier:
@@ -226,17 +233,19 @@ class Block:
         self.rank = rank  # in the cluster
         self.number = index[0] + launch.grid[0] * (index[1] + launch.grid[1] * index[2])
         self.shared = SharedMemory(launch.shared_bytes, launch.strict)
-        self.warps = [Warp(self, n) for n in range(-(-launch.threads // WARP))]
+        self.warps = [Group(self, "warp", n, WARP) for n in range(-(-launch.threads // WARP))]
+        self.warpgroups = [
+            Group(self, "warpgroup", n, WARPGROUP) for n in range(-(-launch.threads // WARPGROUP))
+        ]
         self.lanes = [Lane(self, thread) for thread in range(launch.threads)]
-        for lane in self.lanes:
-            lane.warp.lanes.append(lane)
         self.live = launch.threads
         self.barriers: dict[int, _Barrier] = {}
         self.mbarriers: dict[int, Any] = {}
-        self.cluster: list[Block] = [self]
+        self.cluster: Cluster
 
     def barrier(self, lane: Lane, number: int, expected: int | None, wait: bool, name: str) -> None:
-        """Arrive at a named barrier of `expected` threads (None: every thread left), and wait unless told not to."""
+        """Arrive at a named barrier of `expected` threads (None: every thread left), and wait unless told
+        not to."""
         if not 0 <= number < 16:
             raise Divergence(f"{name}: barrier {number}; a block has barriers 0 to 15")
         if expected is not None and (expected % WARP or not WARP <= expected <= self.launch.threads):
@@ -280,14 +289,51 @@ class Block:
         return True
 
     def exit(self, lane: Lane) -> None:
+        """Account for a lane whose kernel function has returned."""
         lane.warp.check_exit(lane)
-        lane.warp.exited += 1
+        lane.warpgroup.check_exit(lane)
+        if lane.bulk or lane.bulk_groups:
+            raise AsyncHazard(
+                "a thread exits while its bulk stores still read shared memory: bulk_wait_group_read(0) is missing"
+            )
+        if lane.wgmmas:
+            raise AsyncHazard("a thread exits with wgmma in flight: wgmma_wait(0, ...) is missing")
+        lane.exited = True
         self.live -= 1
-        for hook in self.launch.exit_hooks:
-            hook(lane)
         barrier = self.barriers.get(0)
         if barrier is not None and barrier.expected is None and self.live:
             self._complete(0, barrier, None)
+        self.cluster.complete(None)
+
+
+class Cluster:
+    """Blocks that run together, and the barrier of all their threads."""
+
+    def __init__(self, launch: Launch, blocks: list[Block]) -> None:
+        self.launch = launch
+        self.blocks = blocks
+        self.generation = 0
+        self.waiting: list[Lane] = []
+
+    def barrier(self, lane: Lane) -> None:
+        if lane.trace is not None:
+            lane.trace.record(lane, Op.CLUSTER_ARRIVE, 0, 1, self.generation)
+        self.waiting.append(lane)
+        if not self.complete(lane):
+            lane.suspend("cluster_sync")
+
+    def complete(self, last: Lane | None) -> bool:
+        """Release the waiting threads if they are all that are left."""
+        if not self.waiting or len(self.waiting) < sum(block.live for block in self.blocks):
+            return False
+        waiting, self.waiting = self.waiting, []
+        for lane in waiting:
+            if lane.trace is not None:
+                lane.trace.record(lane, Op.CLUSTER_LEAVE, 0, 0, self.generation)
+            if lane is not last:
+                self.launch.ready.append(lane)
+        self.generation += 1
+        return True
 
 
 class Launch:
@@ -322,15 +368,15 @@ class Launch:
         self.random = None if seed is None else random.Random(seed)
         self.ready: deque[Lane] = deque()
         self.hub: greenlet = getcurrent()
-        self.exit_hooks: list[Callable[[Lane], None]] = []
 
     def run(self, indices: list[tuple[int, int, int]]) -> None:
         """Run the blocks of one cluster together."""
         with np.errstate(all="ignore"):
             blocks = [Block(self, index, rank) for rank, index in enumerate(indices)]
         self.ready.clear()
+        cluster = Cluster(self, blocks)
         for block in blocks:
-            block.cluster = blocks
+            block.cluster = cluster
             self.ready.extend(block.lanes)
         try:
             self._schedule()

@@ -37,11 +37,10 @@ def launch(
     """Run `kernel` over `grid` blocks. NumPy arrays among `args` are global memory and are modified in place.
 
     Args:
-        grid: blocks along x, or (x, y, z).
-        args: C-contiguous arrays for pointers, numbers for scalars, `TensorMap`s for tensor maps.
-        trace: records what every lane does.
-        blocks: run only these blocks (indices along x, or (x, y, z)).
-        seed: run threads in an arbitrary order, and let asynchronous copies land early now and then, as drawn from
+        grid: blocks along x, or (x, y, z). args: C-contiguous arrays for pointers, numbers for scalars,
+        `TensorMap`s for tensor maps. trace: records what every lane does. blocks: run only these blocks
+        (indices along x, or (x, y, z)). seed: run threads in an arbitrary order, and let asynchronous
+        copies land early now and then, as drawn from
             this seed: what a missing barrier allows shows up in the results.
         strict: reads of shared memory that nothing has written raise.
 
@@ -53,7 +52,9 @@ def launch(
     if min(shape) < 1:
         raise ValueError(f"{kernel.name}: a grid of {shape} has no blocks")
     if shape[0] % kernel.cluster:
-        raise ValueError(f"{kernel.name}: {shape[0]} blocks along x; clusters need a multiple of {kernel.cluster}")
+        raise ValueError(
+            f"{kernel.name}: {shape[0]} blocks along x; clusters need a multiple of {kernel.cluster}"
+        )
     rebinder = Rebinder(FakeCuda())
     memory = GlobalMemory()
     run = Launch(

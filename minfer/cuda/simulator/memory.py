@@ -1,12 +1,13 @@
 """Memory of a simulated launch: one global address space, shared memory per block, local arrays per thread.
 
-Global arrays get bases that are multiples of 2**40, so that every gap is a guard and an address names its array.
-Shared memory starts at SHARED_BASE in every block: a multiple of 1024, so that bank arithmetic and swizzles on addresses
-are the hardware's.
+Global arrays get bases that are multiples of 2**40, so that every gap is a guard and an address names its
+array. Shared memory starts at SHARED_BASE in every block: a multiple of 1024, so that bank arithmetic and
+swizzles on addresses are the hardware's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,8 +38,8 @@ _VIEWS = {
 class Region:
     """Bytes with typed views: a NumPy array's memory or a block's shared memory.
 
-    `u8`, `s8`, `u16`, `u32`, `s32`, `u64` index as Python integers, `f16`, `f32` as NumPy scalars. A view covers the
-    whole elements only, so an aligned access past it is past the end.
+    `u8`, `s8`, `u16`, `u32`, `s32`, `u64` index as Python integers, `f16`, `f32` as NumPy scalars. A view
+    covers the whole elements only, so an aligned access past it is past the end.
     """
 
     def __init__(self, name: str, base: int, raw: memoryview, writable: bool = True) -> None:
@@ -56,7 +57,11 @@ class Region:
             made: Any = self.raw[: self.size // width * width].cast(_VIEWS[view])
         elif view in ("f16", "f32", "f64"):
             width = int(view[1:]) // 8
-            made = np.frombuffer(self.raw, f"f{width}", self.size // width) if self.size >= width else np.zeros(0)
+            made = (
+                np.frombuffer(self.raw, f"f{width}", self.size // width)
+                if self.size >= width
+                else np.zeros(0)
+            )
         else:
             raise AttributeError(view)
         setattr(self, view, made)
@@ -104,16 +109,19 @@ class SharedMemory(Region):
             )
 
     def array(self, site: Any, shape: tuple[int, ...], dtype: str) -> SharedArray:
-        """The array of this declaration: the dynamic bytes for shape (0,), else a static array, made once a site."""
+        """The array of this declaration: the dynamic bytes for shape (0,), else a static array, made once a
+        site."""
         if shape == (0,):
             count = self.dynamic_bytes // np.dtype(dtype).itemsize
             return SharedArray(self, SHARED_BASE, (count,), dtype)
         known = self._static.get(site)
         if known is None:
-            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            size = math.prod(shape) * np.dtype(dtype).itemsize
             offset, self._static_end = self._static_end, self._static_end + -(-size // 16) * 16
             if self._static_end > self.LIMIT:
-                raise SimulatorError(f"{self._static_end} bytes of shared memory; no block has over {self.LIMIT}")
+                raise SimulatorError(
+                    f"{self._static_end} bytes of shared memory; no block has over {self.LIMIT}"
+                )
             self._grow(self._static_end)
             known = self._static[site] = SharedArray(self, SHARED_BASE + offset, shape, dtype)
         return known
@@ -140,7 +148,9 @@ class GlobalMemory:
     def add(self, array: np.ndarray, name: str) -> Region:
         """Give `array` (C-contiguous) an address; the same memory given twice has one address."""
         if not array.flags.c_contiguous:
-            raise ValueError(f"argument {name}: the array is not C-contiguous; pass np.ascontiguousarray(...)")
+            raise ValueError(
+                f"argument {name}: the array is not C-contiguous; pass np.ascontiguousarray(...)"
+            )
         key = (array.__array_interface__["data"][0], array.nbytes)
         region = self._known.get(key)
         if region is None or array.nbytes == 0:
@@ -149,6 +159,10 @@ class GlobalMemory:
             self.regions.append(region)
             self._known[key] = region
         return region
+
+    def region_of(self, array: np.ndarray) -> Region:
+        """The region of an array that was added."""
+        return self._known[array.__array_interface__["data"][0], array.nbytes]
 
     def add_object(self, thing: Any) -> int:
         """An address for an opaque object such as a tensor map."""
@@ -174,12 +188,16 @@ class GlobalMemory:
 
         nearest = min(self.regions, key=distance)
         side = "before the start" if address < nearest.base else "past the end"
-        return f"{message}; nearest is {nearest.name} ({nearest.size} bytes), {distance(nearest)} bytes {side}"
+        return (
+            f"{message}; nearest is {nearest.name} ({nearest.size} bytes), {distance(nearest)} bytes {side}"
+        )
 
 
 def check_aligned(address: int, alignment: int, what: str) -> None:
     if address % alignment:
-        raise Misaligned(f"{what} at {address:#x} needs an address that is a multiple of {alignment}", address=address)
+        raise Misaligned(
+            f"{what} at {address:#x} needs an address that is a multiple of {alignment}", address=address
+        )
 
 
 def check_writable(region: Region) -> None:
@@ -190,14 +208,17 @@ def check_writable(region: Region) -> None:
 class LocalArray:
     """A thread's local array (registers on the device). Reading an element before writing it raises."""
 
-    __slots__ = ("_cast", "dtype", "poisoned", "shape", "values")
+    __slots__ = ("_cast", "_flat_extent", "dtype", "future", "in_flight", "readers", "shape", "values")
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
         self.shape = shape
         self.dtype = dtype
         self._cast = CASTS[dtype]
-        self.values: list[Any] = [None] * int(np.prod(shape))
-        self.poisoned: str | None = None  # why reads are forbidden at present
+        self.values: list[Any] = [None] * math.prod(shape)
+        self._flat_extent = len(self.values) if len(shape) == 1 else 0
+        self.in_flight = 0  # wgmma that will still write the array; `future` is what the last one leaves
+        self.future: list[Any] = []
+        self.readers = 0  # wgmma that still read the array
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -215,20 +236,20 @@ class LocalArray:
         raise OutOfBounds(f"local array of shape {self.shape} indexed with {index}")
 
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is int and len(self.shape) == 1 and 0 <= index < len(self.values):
+        if type(index) is int and 0 <= index < self._flat_extent:
             value = self.values[index]
         else:
             value = self.values[self._flat(index)]
         if value is None:
             raise UninitializedLocal(f"reads element {index} of a local array before anything wrote it")
-        if self.poisoned is not None:
-            raise AsyncHazard(f"reads element {index} of a local array while {self.poisoned}")
+        if self.in_flight:
+            raise AsyncHazard(f"reads element {index} of accumulators while wgmma is in flight")
         return value
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if self.poisoned is not None:
-            raise AsyncHazard(f"writes element {index} of a local array while {self.poisoned}")
-        if type(index) is int and len(self.shape) == 1 and 0 <= index < len(self.values):
+        if self.in_flight or self.readers:
+            raise AsyncHazard(f"writes element {index} of a local array that wgmma in flight uses")
+        if type(index) is int and 0 <= index < self._flat_extent:
             self.values[index] = self._cast(value)
         else:
             self.values[self._flat(index)] = self._cast(value)
@@ -237,12 +258,14 @@ class LocalArray:
         return (self[i] for i in range(len(self)))
 
     def initialized(self, count: int) -> list[Any]:
-        """The first `count` values, all of which must have been written."""
+        """The first `count` values, all of which must have been written (or be about to be, by wgmma)."""
         if len(self.values) < count:
             raise OutOfBounds(f"an instruction uses {count} registers of a local array of {len(self.values)}")
-        values = self.values[:count]
+        values = self.future[:count] if self.in_flight else self.values[:count]
         if None in values:
-            raise UninitializedLocal(f"an instruction reads element {values.index(None)}, which nothing has written")
+            raise UninitializedLocal(
+                f"an instruction reads element {values.index(None)}, which nothing has written"
+            )
         return values
 
 
@@ -353,4 +376,3 @@ class SharedArray(_TypedMemory):
 def shape_of(shape: Any) -> tuple[int, ...]:
     """A shape given as an integer or a tuple."""
     return tuple(int(n) for n in shape) if isinstance(shape, tuple) else (int(shape),)
-

@@ -1,8 +1,8 @@
 """Copies of kernel functions that see the simulator's `cuda` and `types` instead of numba's.
 
-A copy shares code with the original; its globals are a copy in which the `cuda` module, the `types` module, numba scalar
-types under any name and NumPy integers are replaced, and its closure cells likewise. The copy's globals carry a mark, by
-which frames of kernel source are told from the simulator's own.
+A copy shares code with the original; its globals are a copy in which the `cuda` module, the `types` module,
+numba scalar types under any name and NumPy integers are replaced, and its closure cells likewise. The
+copy's globals carry a mark, by which frames of kernel source are told from the simulator's own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ class Rebinder:
                 raise TypeError(f"cannot simulate {original!r}: it is no Python function")
             closure = plain.__closure__ and tuple(map(self._cell, plain.__closure__))
             copy = types.FunctionType(
-                plain.__code__, self._module_globals(plain.__globals__), plain.__name__, plain.__defaults__, closure
+                plain.__code__,
+                self._module_globals(plain.__globals__),
+                plain.__name__,
+                plain.__defaults__,
+                closure,
             )
             copy.__kwdefaults__ = plain.__kwdefaults__
         # the original is kept too: its id must stay taken

@@ -1,9 +1,10 @@
 """Numbers in a simulated kernel, as close to numba's typing as plain Python allows.
 
-numba computes integer expressions in 64 bits whatever the operands' width (an int32 plus an int32 is an int64), and an
-explicit cast such as `types.uint32(x)` wraps. So integers are Python's, and casts wrap: what differs from the compiled
-kernel is only an intermediate value beyond 64 bits, or a negative intermediate of unsigned operands that is shifted
-right, divided or compared before it is cast. Floats are NumPy scalars: every float32 operation rounds to float32.
+numba computes integer expressions in 64 bits whatever the operands' width (an int32 plus an int32 is an
+int64), and an explicit cast such as `types.uint32(x)` wraps. So integers are Python's, and casts wrap: what
+differs from the compiled kernel is only an intermediate value beyond 64 bits, or a negative intermediate of
+unsigned operands that is shifted right, divided or compared before it is cast. Floats are NumPy scalars:
+every float32 operation rounds to float32.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ _ALIASES = {"boolean": "bool", "intp": "int64", "uintp": "uint64"}
 
 
 def dtype_name(dtype: Any) -> str:
-    """Name ("uint32") of a dtype given as a cast, a numba scalar type, a NumPy dtype, a NumPy scalar type or a name."""
+    """Name ("uint32") of a dtype given as a cast, a numba scalar type, a NumPy dtype, a NumPy scalar type
+    or a name."""
     if getattr(dtype, "dtype", None) is not None and getattr(dtype, "__name__", None) in CASTS:
         return dtype.__name__
     name = str(dtype) if type(dtype).__module__.startswith("numba") or isinstance(dtype, str) else None

@@ -1,14 +1,14 @@
 """cp.async: copies from global to shared memory that land when their group is waited for.
 
-Between issue and landing the shared bytes keep their old contents, so that a missing wait is a wrong result. Under a
-`seed` a copy may also land at once, as the hardware is free to do.
+Between issue and landing the shared bytes keep their old contents, so that a missing wait is a wrong
+result. Under a `seed` a copy may also land at once, as the hardware is free to do.
 """
 
 from __future__ import annotations
 
+from minfer.cuda.simulator.errors import InvalidInstruction
 from minfer.cuda.simulator.executor import Lane, current_lane
 from minfer.cuda.simulator.memory import check_aligned
-from minfer.cuda.simulator.errors import InvalidInstruction
 from minfer.cuda.simulator.semantics.table import register, semantics
 from minfer.cuda.trace import Op
 

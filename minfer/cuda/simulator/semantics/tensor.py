@@ -1,7 +1,8 @@
 """Matrix instructions of a warp: ldmatrix, stmatrix, mma.sync, with the fragment layouts of the PTX ISA.
 
-Lane l = 4 g + t. An accumulator fragment of 16 x 8 holds rows g, g + 8 and columns 2t, 2t + 1; an A fragment rows g, g + 8 and
-a register's worth of columns at t, twice; a B fragment column g and rows likewise (9.7.14, "Matrix Fragments").
+Lane l = 4 g + t. An accumulator fragment of 16 x 8 holds rows g, g + 8 and columns 2t, 2t + 1; an A
+fragment rows g, g + 8 and a register's worth of columns at t, twice; a B fragment column g and rows
+likewise (9.7.14, "Matrix Fragments").
 """
 
 from __future__ import annotations
@@ -81,14 +82,16 @@ for _count in (1, 2, 4):
 
 
 def gather_a(registers: np.ndarray) -> np.ndarray:
-    """A fragments of a warp, (32 lanes, 4 registers, elements a register), as (16 rows, k) with k = 8 elements a register."""
+    """A fragments of a warp, (32 lanes, 4 registers, elements a register), as (16 rows, k) with k = 8
+    elements a register."""
     per = registers.shape[2]
     lanes = registers.reshape(8, 4, 2, 2, per)  # g, t, column half, row half, element
     return lanes.transpose(3, 0, 2, 1, 4).reshape(16, 8 * per)
 
 
 def gather_b(registers: np.ndarray) -> np.ndarray:
-    """B fragments of a warp, (32, 2, elements a register), as (8 columns, k): row n of the result is column n of B."""
+    """B fragments of a warp, (32, 2, elements a register), as (8 columns, k): row n of the result is column
+    n of B."""
     per = registers.shape[2]
     return registers.reshape(8, 4, 2, per).transpose(0, 2, 1, 3).reshape(8, 8 * per)
 

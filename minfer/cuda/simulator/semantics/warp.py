@@ -47,7 +47,12 @@ def _make_shuffle(name: str, source, cast):
     return shuffle
 
 
-for _mode, _source in (("xor", _source_xor), ("idx", _source_idx), ("down", _source_down), ("up", _source_up)):
+for _mode, _source in (
+    ("xor", _source_xor),
+    ("idx", _source_idx),
+    ("down", _source_down),
+    ("up", _source_up),
+):
     for _kind, _cast in (("f32", _f32), ("u32", _u32), ("s32", signed32)):
         register(f"shfl_{_mode}_{_kind}", _make_shuffle(f"shfl_{_mode}_{_kind}", _source, _cast))
 
@@ -79,7 +84,10 @@ def _make_vote(name: str, decide):
 
 register("vote_any", _make_vote("vote_any", lambda votes: int(any(votes))))
 register("vote_all", _make_vote("vote_all", lambda votes: int(all(votes))))
-register("vote_ballot", _make_vote("vote_ballot", lambda votes: int(np.packbits(votes, bitorder="little").view("<u4")[0])))
+register(
+    "vote_ballot",
+    _make_vote("vote_ballot", lambda votes: int(np.packbits(votes, bitorder="little").view("<u4")[0])),
+)
 
 
 def _synchronize(warp, arguments):
