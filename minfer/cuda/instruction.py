@@ -412,8 +412,6 @@ class DeviceFunction:
 
     @functools.cached_property
     def _plain(self) -> Callable:
-        if "cuda" not in self.py_func.__code__.co_names:
-            return self.py_func
         from minfer.cuda.simulator import rebind
 
         return rebind(self.py_func)
