@@ -65,7 +65,7 @@ class Model:
             self.output = self.embedding if self.config.tied_output else "output.weight"
             self._check_tensors()
         except ModelFileError as error:
-            raise ModelFileError(f"{file.paths[0]}: {error}") from None
+            raise error.within(file.paths[0]) from None
 
     @classmethod
     def load(cls, path_or_name: str | os.PathLike[str]) -> Model:
