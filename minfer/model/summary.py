@@ -50,7 +50,7 @@ class ModelSummary:
 
 
 def kv_cache_bytes(config: ModelConfig, n_ctx: int, element_bytes: int = 2) -> int:
-    """Bytes of the keys and values of `n_ctx` tokens in all layers; `element_bytes` is 2 for f16, 4 for f32."""
+    """Bytes of the keys and values of `n_ctx` tokens in all layers; an element has 2 for f16, 4 for f32."""
     return 2 * config.n_layers * n_ctx * config.n_kv_heads * config.head_dim * element_bytes
 
 
