@@ -488,7 +488,7 @@ def _by_value(ptx: str, parameter: str, name: str) -> str:
     ptx, count = re.subn(declared, f".param .align 64 .b8 {parameter}[128]", ptx)
     if count != 1:
         raise ValueError(f"{name}: tensor map parameter {parameter} is not declared as a pointer")
-    loads = rf"ld\.param\.u64\s+(%\w+), \[{parameter}\];"
+    loads = rf"ld\.param\.[ub]64\s+(%\w+), \[{parameter}\];"
     return re.sub(loads, rf"mov.b64 \1, {parameter};\n\tcvta.param.u64 \1, \1;", ptx)
 
 
