@@ -1,4 +1,4 @@
-"""Generating text in a notebook: which models are here, one run that can be watched and stopped, its speeds."""
+"""Generating text in a notebook: the models that are here, a run to watch and stop, its speed."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def run(
 
 
 def stream(request: Request) -> Report:
-    """Run a request in the cell: the prompt, then the text as it comes. Interrupting the kernel ends it early."""
+    """Run a request in the cell: the prompt, then the text as it comes."""
     print(request.prompt, end="", flush=True)
     report = run(request, on_text=lambda text: print(text, end="", flush=True))
     print(flush=True)
