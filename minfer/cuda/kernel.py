@@ -1,0 +1,161 @@
+"""What a kernel factory returns, and the errors of everything that builds, loads and launches kernels.
+
+Light on purpose: no NumPy, no numba. A `Kernel` is a description. `minfer.cuda.runtime` compiles and launches
+it, `minfer.cuda.simulator` runs the same function in plain Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+ARGUMENT_KINDS = ("in", "out", "inout", "scalar", "tensor_map")
+
+
+class ConfigRefused(ValueError):
+    """A kernel config that cannot run, refused when it is built.
+
+    The message names the limit, the number that was asked for and a remedy.
+    """
+
+
+class LaunchRefused(RuntimeError):
+    """A launch (or a load) that the device cannot honour.
+
+    Attributes:
+        kernel: the kernel's name.
+        config: its config (the object itself).
+        asked, allowed: the quantity that was asked for and what the device allows, in the resource's unit.
+        device: the device's name.
+        resource: what ran out, with its unit ("dynamic shared memory bytes", "threads a block", ...).
+        remedy: what to change.
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        config: Any,
+        asked: Any,
+        allowed: Any,
+        device: str,
+        resource: str,
+        remedy: str = "",
+    ) -> None:
+        self.kernel, self.config, self.asked, self.allowed = kernel, config, asked, allowed
+        self.device, self.resource, self.remedy = device, resource, remedy
+        message = f"{kernel} [{config}] refused on {device}: asks for {asked} {resource}, allowed {allowed}"
+        super().__init__(f"{message}. {remedy}" if remedy else f"{message}.")
+
+
+class NoDevice(RuntimeError):
+    """No usable GPU: none present, no driver, a driver too old, or a GPU below compute capability 8.0.
+
+    The message is one sentence with its remedy. Everything that needs no GPU keeps working.
+    """
+
+
+class ToolchainError(RuntimeError):
+    """A tool of the CUDA toolchain (ptxas, nvdisasm, NVVM) is missing or unfit; says what to install."""
+
+
+class CompileError(RuntimeError):
+    """A kernel did not compile, or compiled to code that its description forbids (spills, serialised wgmma).
+
+    Attributes:
+        kernel, config, arch: what was compiled, for which architecture.
+        log: the tool's whole output, where there is one.
+    """
+
+    def __init__(self, kernel: str, config: Any, arch: str, reason: str, log: str = "") -> None:
+        self.kernel, self.config, self.arch, self.reason, self.log = kernel, config, arch, reason, log
+        super().__init__(f"{kernel} [{config}] for {arch}: {reason}")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One parameter of a kernel, in the order of the kernel function.
+
+    Attributes:
+        name: the parameter's name, as messages say it.
+        kind: "in" (read), "out" (every element written, none read: checked mode poisons it and proves that it
+            was written), "inout" (read, or written in part, such as a KV cache), "scalar" or "tensor_map" (a
+            CUtensorMap by value).
+        dtype: the element type for arrays, the type for scalars, as a NumPy name or "bfloat16"; None for any.
+        stored: a tensor map through which a whole output is stored: checked like "out".
+    """
+
+    name: str
+    kind: str
+    dtype: str | None = None
+    stored: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in ARGUMENT_KINDS:
+            raise ValueError(
+                f"argument {self.name!r}: kind {self.kind!r} is none of {', '.join(ARGUMENT_KINDS)}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One compile-time specialisation of a kernel: what a factory makes of a config. Compared by identity.
+
+    Attributes:
+        name: the family's name ("gemm_f16").
+        config: the frozen config dataclass; `str(config)` is short.
+        function: the plain Python kernel function (not `cuda.jit`ed).
+        signature: zero-argument callable that returns the numba signature `types.void(...)`.
+        threads: threads a block (one-dimensional blocks).
+        shared_bytes: dynamic shared memory a block, bytes.
+        arguments: one `Argument` a parameter.
+        min_arch: least architecture (80, 90, ...).
+        arch_specific: True when it uses instructions that only `min_arch`'s "a" variant has (sm_90a: wgmma,
+            setmaxnreg).
+        min_blocks: launch bounds' least number of blocks an SM, or None.
+        max_registers: cap on registers a thread, or None.
+        cluster: blocks a cluster along x (1: no clusters); grids must be multiples of it.
+        fastmath: approximate division and square root, denormals flushed, multiply-adds fused.
+        allowed_spill_bytes: spill bytes (stores plus loads) that are accepted.
+    """
+
+    name: str
+    config: Any
+    function: Callable[..., None]
+    signature: Callable[[], Any]
+    threads: int
+    shared_bytes: int
+    arguments: tuple[Argument, ...]
+    min_arch: int = 80
+    arch_specific: bool = False
+    min_blocks: int | None = None
+    max_registers: int | None = None
+    cluster: int = 1
+    fastmath: bool = True
+    allowed_spill_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.threads <= 1024:
+            raise ConfigRefused(
+                f"{self}: {self.threads} threads a block; CUDA allows 1 to 1024: use fewer warps"
+            )
+        if self.shared_bytes < 0:
+            raise ConfigRefused(f"{self}: {self.shared_bytes} bytes of shared memory is negative")
+        if not 1 <= self.cluster <= 16:
+            raise ConfigRefused(f"{self}: clusters of {self.cluster} blocks; CUDA allows 1 to 16")
+        if self.cluster > 1 and self.min_arch < 90:
+            raise ConfigRefused(
+                f"{self}: clusters need sm_90, but min_arch is sm_{self.min_arch}: set min_arch=90"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name} [{self.config}]"
+
+    def not_applicable(self, arch: str) -> str | None:
+        """Why this kernel cannot be compiled for `arch` ("sm_90a"), or None where it can."""
+        number = int(arch.removeprefix("sm_").rstrip("af"))
+        if self.arch_specific and arch != f"sm_{self.min_arch}a":
+            return f"uses instructions that only sm_{self.min_arch}a has (wgmma, setmaxnreg)"
+        if number < self.min_arch:
+            return f"needs sm_{self.min_arch} or newer"
+        return None

@@ -1,0 +1,126 @@
+"""What the name `cuda` means in a simulated kernel: the part of numba.cuda that kernels use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minfer.cuda.simulator.executor import WARP, call_site, current_lane
+from minfer.cuda.simulator.memory import LocalArray, SharedArray, shape_of
+from minfer.cuda.simulator.scalars import dtype_name
+
+
+class _ThreadIndex:
+    """threadIdx: blocks are one-dimensional."""
+
+    y = 0
+    z = 0
+
+    @property
+    def x(self) -> int:
+        return current_lane("cuda.threadIdx").thread
+
+
+class _BlockIndex:
+    @property
+    def x(self) -> int:
+        return current_lane("cuda.blockIdx").block.index[0]
+
+    @property
+    def y(self) -> int:
+        return current_lane("cuda.blockIdx").block.index[1]
+
+    @property
+    def z(self) -> int:
+        return current_lane("cuda.blockIdx").block.index[2]
+
+
+class _BlockSize:
+    y = 1
+    z = 1
+
+    @property
+    def x(self) -> int:
+        return current_lane("cuda.blockDim").launch.threads
+
+
+class _GridSize:
+    @property
+    def x(self) -> int:
+        return current_lane("cuda.gridDim").launch.grid[0]
+
+    @property
+    def y(self) -> int:
+        return current_lane("cuda.gridDim").launch.grid[1]
+
+    @property
+    def z(self) -> int:
+        return current_lane("cuda.gridDim").launch.grid[2]
+
+
+class _Local:
+    @staticmethod
+    def array(shape: Any, dtype: Any) -> LocalArray:
+        return LocalArray(shape_of(shape), dtype_name(dtype))
+
+
+class _Shared:
+    @staticmethod
+    def array(shape: Any, dtype: Any, alignment: int | None = None) -> SharedArray:
+        lane = current_lane("cuda.shared.array")
+        return lane.block.shared.array(call_site(), shape_of(shape), dtype_name(dtype))
+
+
+class _Atomic:
+    """Read-modify-write of one element; lanes never run at the same time, so a plain update is atomic."""
+
+    @staticmethod
+    def add(array: Any, index: Any, value: Any) -> Any:
+        old = array[index]
+        array[index] = old + value
+        return old
+
+    @staticmethod
+    def max(array: Any, index: Any, value: Any) -> Any:
+        old = array[index]
+        array[index] = max(old, value)
+        return old
+
+    @staticmethod
+    def min(array: Any, index: Any, value: Any) -> Any:
+        old = array[index]
+        array[index] = min(old, value)
+        return old
+
+
+class FakeCuda:
+    """Stands for the module `numba.cuda`; an attribute that it lacks is named in the error."""
+
+    threadIdx = _ThreadIndex()
+    blockIdx = _BlockIndex()
+    blockDim = _BlockSize()
+    gridDim = _GridSize()
+    local = _Local()
+    shared = _Shared()
+    atomic = _Atomic()
+    warpsize = WARP
+
+    @property
+    def laneid(self) -> int:
+        return current_lane("cuda.laneid").index
+
+    @staticmethod
+    def syncthreads() -> None:
+        lane = current_lane("cuda.syncthreads")
+        lane.block.barrier(lane, 0, None, True, "cuda.syncthreads")
+
+    @staticmethod
+    def syncwarp() -> None:
+        from minfer.cuda.simulator.semantics import SEMANTICS
+
+        SEMANTICS["syncwarp"]()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"the simulator has no cuda.{name}; it has threadIdx, blockIdx, blockDim, gridDim, laneid, warpsize, "
+            f"syncthreads, syncwarp, local.array, shared.array and atomic.add/max/min"
+        )

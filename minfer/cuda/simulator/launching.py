@@ -1,0 +1,154 @@
+"""From a `Kernel` and NumPy arrays to a simulated launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from greenlet import getcurrent
+
+from minfer.cuda.kernel import Kernel
+from minfer.cuda.simulator.executor import Lane, Launch
+from minfer.cuda.simulator.fake_cuda import FakeCuda
+from minfer.cuda.simulator.memory import GlobalMemory, Pointer
+from minfer.cuda.simulator.rebinding import Rebinder
+from minfer.cuda.simulator.scalars import CASTS, dtype_name
+from minfer.cuda.simulator.tensor_map import TensorMap
+from minfer.cuda.trace import Trace
+
+
+class TensorMapArgument:
+    """A tensor map as a kernel sees it: something with an address."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+
+def launch(
+    kernel: Kernel,
+    grid: int | tuple[int, ...],
+    *args: Any,
+    trace: Trace | None = None,
+    blocks: Iterable[int | tuple[int, ...]] | None = None,
+    seed: int | None = None,
+    strict: bool = True,
+) -> None:
+    """Run `kernel` over `grid` blocks. NumPy arrays among `args` are global memory and are modified in place.
+
+    Args:
+        grid: blocks along x, or (x, y, z). args: C-contiguous arrays for pointers, numbers for scalars,
+        `TensorMap`s for tensor maps. trace: records what every lane does. blocks: run only these blocks
+        (indices along x, or (x, y, z)). seed: run threads in an arbitrary order, and let asynchronous
+        copies land early now and then, as drawn from
+            this seed: what a missing barrier allows shows up in the results.
+        strict: reads of shared memory that nothing has written raise.
+
+    Raises:
+        SimulatorError: a fault in the kernel, with block, thread and source line.
+        TypeError, ValueError: arguments that do not fit the kernel's signature.
+    """
+    shape = _three(grid)
+    if min(shape) < 1:
+        raise ValueError(f"{kernel.name}: a grid of {shape} has no blocks")
+    if shape[0] % kernel.cluster:
+        raise ValueError(
+            f"{kernel.name}: {shape[0]} blocks along x; clusters need a multiple of {kernel.cluster}"
+        )
+    rebinder = Rebinder(FakeCuda())
+    memory = GlobalMemory()
+    run = Launch(
+        name=kernel.name,
+        function=rebinder.function(kernel.function),
+        rebinder=rebinder,
+        grid=shape,
+        threads=kernel.threads,
+        shared_bytes=kernel.shared_bytes,
+        cluster=kernel.cluster,
+        memory=memory,
+        arguments=_bind(kernel, args, memory),
+        trace=trace,
+        strict=strict,
+        seed=seed,
+    )
+    if trace is not None:
+        trace.begin(run)
+    for cluster in _clusters(shape, kernel.cluster, blocks):
+        run.run(cluster)
+
+
+def _three(grid: int | tuple[int, ...]) -> tuple[int, int, int]:
+    sizes = (grid,) if isinstance(grid, int | np.integer) else tuple(grid)
+    if not 1 <= len(sizes) <= 3:
+        raise ValueError(f"a grid or block index has one to three sizes, not {grid}")
+    x, y, z = (*map(int, sizes), *((1,) * (3 - len(sizes))))
+    return x, y, z
+
+
+def _clusters(
+    grid: tuple[int, int, int], size: int, blocks: Iterable[int | tuple[int, ...]] | None
+) -> Iterable[list[tuple[int, int, int]]]:
+    """The blocks to run, cluster by cluster; a chosen block brings its whole cluster."""
+    if blocks is None:
+        firsts: Iterable[tuple[int, int, int]] = (
+            (x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(0, grid[0], size)
+        )
+    else:
+        chosen: dict[tuple[int, int, int], None] = {}
+        for block in blocks:
+            index = (block,) if isinstance(block, int | np.integer) else tuple(block)
+            x, y, z = (*map(int, index), *((0,) * (3 - len(index))))
+            if not (0 <= x < grid[0] and 0 <= y < grid[1] and 0 <= z < grid[2]):
+                raise ValueError(f"block {block} is not in the grid {grid}")
+            chosen[x // size * size, y, z] = None
+        firsts = chosen
+    for x, y, z in firsts:
+        yield [(x + rank, y, z) for rank in range(size)]
+
+
+def _bind(kernel: Kernel, args: tuple[Any, ...], memory: GlobalMemory) -> tuple[Any, ...]:
+    """The arguments as the kernel function sees them: pointers, wrapped integers, float32 scalars."""
+    types = kernel.signature().args
+    names = [argument.name for argument in kernel.arguments]
+    if len(types) != len(args) or len(names) != len(args):
+        raise TypeError(
+            f"{kernel.name} takes {len(types)} arguments ({', '.join(names)}), {len(args)} were given"
+        )
+    return tuple(
+        _argument(f"{kernel.name}: {name}", numba_type, value, memory)
+        for name, numba_type, value in zip(names, types, args, strict=True)
+    )
+
+
+def _argument(name: str, numba_type: Any, value: Any, memory: GlobalMemory) -> Any:
+    element = getattr(numba_type, "dtype", None)  # of a pointer
+    if isinstance(value, TensorMap):
+        memory.add(value.array, f"{name} (tensor map)")
+        address = memory.add_object(value)
+        return TensorMapArgument(address) if element is not None else address
+    if isinstance(value, np.ndarray):
+        region = memory.add(value, name.partition(": ")[2])
+        if element is not None:
+            return Pointer(region, dtype_name(element))
+        if dtype_name(numba_type) == "uint64":
+            return region.base
+        raise TypeError(f"{name} is {numba_type}, and got an array")
+    if element is not None:
+        raise TypeError(f"{name} is {numba_type}, and got {type(value).__name__}; pass a NumPy array")
+    kind = dtype_name(numba_type)
+    converted = CASTS[kind](value)
+    if not kind.startswith("float") and converted != value:
+        raise ValueError(f"{name} is {numba_type}, and {value} does not fit")
+    return converted
+
+
+def rebind(function: Callable) -> Callable:
+    """A callable that runs `function` as kernel source inside a simulated launch, and as it is elsewhere."""
+
+    def call(*args: Any) -> Any:
+        lane = getcurrent()
+        if type(lane) is Lane:
+            return lane.launch.rebinder.function(function)(*args)
+        return function(*args)
+
+    return call

@@ -1,0 +1,218 @@
+"""Register arithmetic: packed halves, byte permutation, dot products, approximations, conversions."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from minfer.cuda.simulator.semantics.table import register, semantics
+
+_MASK = 0xFFFFFFFF
+_f32 = np.float32
+_pack_f32, _unpack_f32 = struct.Struct("<f").pack, struct.Struct("<f").unpack
+_pack_u32, _unpack_u32 = struct.Struct("<I").pack, struct.Struct("<I").unpack
+_pack_f16x2, _unpack_f16x2 = struct.Struct("<ee").pack, struct.Struct("<ee").unpack
+_unpack_s8x4 = struct.Struct("<4b").unpack
+
+
+def signed32(value: int) -> int:
+    """The low 32 bits as a signed integer."""
+    return ((int(value) + 0x80000000) & _MASK) - 0x80000000
+
+
+def f32_bits(value: float) -> int:
+    """Bits of a float32."""
+    return _unpack_u32(_pack_f32(_f32(value)))[0]
+
+
+def bits_f32(bits: int) -> np.float32:
+    """The float32 with these bits (a NaN's payload may change)."""
+    return _f32(_unpack_f32(_pack_u32(int(bits) & _MASK))[0])
+
+
+@semantics
+def bitcast_f32_u32(bits):
+    return bits_f32(bits)
+
+
+@semantics
+def bitcast_u32_f32(value):
+    return f32_bits(value)
+
+
+# ---- pairs of 16-bit floats
+
+
+@semantics
+def pack_f16x2(lo, hi):
+    try:
+        return _unpack_u32(_pack_f16x2(_f32(lo), _f32(hi)))[0]
+    except OverflowError:  # past the largest f16: infinity, which struct refuses
+        return int(np.array([lo, hi], np.float32).astype(np.float16).view(np.uint32)[0])
+
+
+@semantics
+def unpack_f16x2_lo(pair):
+    return _f32(_unpack_f16x2(_pack_u32(int(pair) & _MASK))[0])
+
+
+@semantics
+def unpack_f16x2_hi(pair):
+    return _f32(_unpack_f16x2(_pack_u32(int(pair) & _MASK))[1])
+
+
+def _bf16(value) -> int:
+    bits = f32_bits(value)
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return 0x7FFF
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) & 0xFFFF
+
+
+@semantics
+def pack_bf16x2(lo, hi):
+    return _bf16(lo) | _bf16(hi) << 16
+
+
+def _halves(pair) -> np.ndarray:
+    return np.array([int(pair) & _MASK], np.uint32).view(np.float16)
+
+
+def _pair(halves: np.ndarray) -> int:
+    return int(halves.astype(np.float16).view(np.uint32)[0])
+
+
+@semantics
+def hadd2(a, b):
+    return _pair(_halves(a) + _halves(b))
+
+
+@semantics
+def hsub2(a, b):
+    return _pair(_halves(a) - _halves(b))
+
+
+@semantics
+def hmul2(a, b):
+    return _pair(_halves(a) * _halves(b))
+
+
+@semantics
+def hfma2(a, b, c):
+    # float64 holds product and sum exactly wherever float16 does not saturate or swallow the smaller one
+    exact = _halves(a).astype(np.float64) * _halves(b).astype(np.float64) + _halves(c).astype(np.float64)
+    return _pair(exact)
+
+
+# ---- integers
+
+
+@semantics
+def dp4a(a, b, c):
+    x, y = _unpack_s8x4(_pack_u32(int(a) & _MASK)), _unpack_s8x4(_pack_u32(int(b) & _MASK))
+    return signed32(int(c) + sum(p * q for p, q in zip(x, y, strict=True)))
+
+
+@semantics
+def prmt(a, b, selector):
+    source = (int(a) & _MASK) | (int(b) & _MASK) << 32
+    result = 0
+    for i in range(4):
+        nibble = int(selector) >> (4 * i) & 15
+        byte = source >> (8 * (nibble & 7)) & 0xFF
+        if nibble & 8:
+            byte = 0xFF if byte & 0x80 else 0
+        result |= byte << (8 * i)
+    return result
+
+
+@semantics
+def shf_r_wrap(lo, hi, amount):
+    return (((int(hi) & _MASK) << 32 | (int(lo) & _MASK)) >> (int(amount) & 31)) & _MASK
+
+
+@semantics
+def lop3(a, b, c, lut):
+    result = 0
+    for i in range(8):
+        if lut >> i & 1:
+            result |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+    return int(result) & _MASK
+
+
+@semantics
+def select_u32(condition, if_true, if_false):
+    return int(if_true if int(condition) & _MASK else if_false) & _MASK
+
+
+@semantics
+def udiv_u32(a, b):
+    divisor = int(b) & _MASK
+    return (int(a) & _MASK) // divisor if divisor else _MASK
+
+
+# ---- floats
+
+
+@semantics
+def fma_rn_f32(a, b, c):
+    return _f32(np.float64(_f32(a)) * np.float64(_f32(b)) + np.float64(_f32(c)))
+
+
+@semantics
+def max_f32(a, b):
+    return np.fmax(_f32(a), _f32(b))
+
+
+@semantics
+def min_f32(a, b):
+    return np.fmin(_f32(a), _f32(b))
+
+
+_SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
+
+
+def _flush(value: np.float32) -> np.float32:
+    return value if not abs(value) < _SMALLEST_NORMAL else np.copysign(_f32(0), value)
+
+
+def _register_approximation(name: str, function) -> None:
+    """The correctly rounded result with subnormals flushed (.ftz); the hardware is a few ulp off it."""
+
+    def approximation(value):
+        with np.errstate(all="ignore"):
+            return _flush(_f32(function(np.float64(_flush(_f32(value))))))
+
+    register(name, approximation)
+
+
+_register_approximation("ex2_approx", np.exp2)
+_register_approximation("lg2_approx", np.log2)
+_register_approximation("rcp_approx", np.reciprocal)
+_register_approximation("rsqrt_approx", lambda x: 1 / np.sqrt(x))
+
+
+@semantics
+def cvt_rn_f32_s32(value):
+    return _f32(signed32(value))
+
+
+@semantics
+def cvt_rn_f32_u32(value):
+    return _f32(int(value) & _MASK)
+
+
+@semantics
+def cvt_rni_s32_f32(value):
+    value = _f32(value)
+    if np.isnan(value):
+        return 0
+    return int(np.clip(np.rint(np.float64(value)), -(2.0**31), 2.0**31 - 1))
+
+
+@semantics
+def cvt_rna_tf32_f32(value):
+    bits = f32_bits(value)
+    if bits & 0x7F800000 == 0x7F800000:
+        return bits if bits & 0x7FFFFF == 0 else 0x7FFFFFFF
+    return (bits + 0x1000) & 0xFFFFE000

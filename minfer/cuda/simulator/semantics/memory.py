@@ -1,0 +1,116 @@
+"""Addresses, loads and stores of global and shared memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minfer.cuda.simulator.executor import current_lane
+from minfer.cuda.simulator.memory import check_aligned, check_writable
+from minfer.cuda.simulator.scalars import CASTS
+from minfer.cuda.simulator.semantics.table import register, semantics
+from minfer.cuda.trace import Op
+
+_ADDRESS = (1 << 64) - 1
+
+#: suffix of a load or store -> (view of the region, bytes an element, cast of what is stored)
+_KINDS = {
+    "u8": ("u8", 1, CASTS["uint8"]),
+    "s8": ("s8", 1, CASTS["int8"]),
+    "u16": ("u16", 2, CASTS["uint16"]),
+    "u32": ("u32", 4, CASTS["uint32"]),
+    "s32": ("s32", 4, CASTS["int32"]),
+    "u64": ("u64", 8, CASTS["uint64"]),
+    "f32": ("f32", 4, CASTS["float32"]),
+}
+
+
+@semantics
+def shared_address(array):
+    return array.address
+
+
+@semantics
+def global_address(pointer):
+    return pointer.address
+
+
+def _make_load(name: str, space: str, kind: str, count: int):
+    view, width, _ = _KINDS[kind]
+    size = width * count
+    shared = space == "shared"
+    op = Op.LOAD_SHARED if shared else Op.LOAD_GLOBAL
+
+    def load(address):
+        lane = current_lane(name)
+        address = int(address) & _ADDRESS
+        region = lane.block.shared.find(address, size) if shared else lane.launch.memory.find(address, size)
+        if address % size:
+            check_aligned(address, size, name)
+        if lane.trace is not None:
+            lane.trace.record(lane, op, address, size)
+        if region.valid is not None:
+            region.check_written(address, size)
+        first = (address - region.base) // width
+        if count == 1:
+            return getattr(region, view)[first]
+        return tuple(getattr(region, view)[first : first + count].tolist())
+
+    if kind == "f32" and count > 1:
+
+        def load_floats(address):
+            return tuple(map(np.float32, load(address)))
+
+        return load_floats
+    return load
+
+
+def _make_store(name: str, space: str, kind: str, count: int):
+    view, width, cast = _KINDS[kind]
+    size = width * count
+    shared = space == "shared"
+    op = Op.STORE_SHARED if shared else Op.STORE_GLOBAL
+
+    def store(address, *values):
+        lane = current_lane(name)
+        address = int(address) & _ADDRESS
+        region = lane.block.shared.find(address, size) if shared else lane.launch.memory.find(address, size)
+        if address % size:
+            check_aligned(address, size, name)
+        if len(values) != count:
+            raise TypeError(f"{name} stores {count} values, got {len(values)}")
+        if lane.trace is not None:
+            lane.trace.record(lane, op, address, size)
+        if not region.writable:
+            check_writable(region)
+        first = (address - region.base) // width
+        target = getattr(region, view)
+        for i, value in enumerate(values, first):
+            target[i] = cast(value)
+        if region.valid is not None:
+            offset = address - region.base
+            region.valid[offset : offset + size] = b"\1" * size
+
+    return store
+
+
+for _space in ("global", "shared"):
+    for _kind, _count in (
+        ("u8", 1), ("s8", 1), ("u16", 1), ("u32", 1), ("s32", 1), ("u64", 1), ("f32", 1),
+        ("u32", 2), ("u32", 4), ("f32", 2), ("f32", 4),
+    ):  # fmt: skip
+        _suffix = _kind if _count == 1 else f"v{_count}_{_kind}"
+        for _path in ("", "nc_", "stream_") if _space == "global" else ("",):
+            _name = f"ld_{_space}_{_path}{_suffix}"
+            register(_name, _make_load(_name, _space, _kind, _count))
+        _name = f"st_{_space}_{_suffix}"
+        register(_name, _make_store(_name, _space, _kind, _count))
+
+
+@semantics
+def tensor_map_address(tensor_map):
+    return tensor_map.address
+
+
+@semantics
+def prefetch_global_l2(address):
+    current_lane("prefetch_global_l2").launch.memory.find(int(address) & _ADDRESS, 1)

@@ -1,0 +1,90 @@
+"""Tensor maps for the simulator: a matrix in global memory, cut into boxes for TMA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class TensorMap:
+    """A row-major matrix and the box that one TMA instruction moves.
+
+    Attributes:
+        array: the matrix, (rows, columns), C-contiguous.
+        box_rows, box_columns: size of the box, in elements.
+        swizzle: 0, 32, 64 or 128: bytes of the pattern that 16-byte units are permuted in (PTX ISA 5.5.5).
+    """
+
+    array: np.ndarray
+    box_rows: int
+    box_columns: int
+    swizzle: int
+
+    def __post_init__(self) -> None:
+        array = self.array
+        if array.ndim != 2 or not array.flags.c_contiguous:
+            raise ValueError(f"a tensor map needs a C-contiguous matrix, not shape {array.shape}")
+        if self.swizzle not in (0, 32, 64, 128):
+            raise ValueError(f"swizzle {self.swizzle}; 0, 32, 64 or 128 bytes exist")
+        if not (1 <= self.box_rows <= 256 and 1 <= self.box_columns <= 256):
+            raise ValueError(f"a box of {self.box_rows} x {self.box_columns}; each side is 1 to 256 elements")
+        if array.shape[1] * array.itemsize % 16:
+            raise ValueError(f"rows of {array.shape[1] * array.itemsize} bytes; TMA needs a multiple of 16")
+        if self.box_row_bytes % 16:
+            raise ValueError(f"box rows of {self.box_row_bytes} bytes; TMA needs a multiple of 16")
+        if self.swizzle and self.box_row_bytes > self.swizzle:
+            raise ValueError(
+                f"box rows of {self.box_row_bytes} bytes; a swizzle of {self.swizzle} allows that many"
+            )
+
+    @property
+    def box_row_bytes(self) -> int:
+        return self.box_columns * self.array.itemsize
+
+    @property
+    def box_bytes(self) -> int:
+        return self.box_rows * self.box_row_bytes
+
+    def _overlap(self, x: int, y: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+        """The part of the box at column x, row y that lies in the matrix: (in the matrix, in the box)."""
+        rows, columns = self.array.shape
+        top, bottom = max(0, y), max(0, y, min(rows, y + self.box_rows))
+        left, right = max(0, x), max(0, x, min(columns, x + self.box_columns))
+        return (
+            (slice(top, bottom), slice(left, right)),
+            (slice(top - y, bottom - y), slice(left - x, right - x)),
+        )
+
+    def read_box(self, x: int, y: int) -> np.ndarray:
+        """The box at column x, row y as bytes, row by row; zeros outside the matrix."""
+        box = np.zeros((self.box_rows, self.box_columns), self.array.dtype)
+        inside, part = self._overlap(x, y)
+        box[part] = self.array[inside]
+        return box.reshape(-1).view(np.uint8)
+
+    def write_box(self, x: int, y: int, data: np.ndarray) -> None:
+        """Store a box of bytes at column x, row y; what lies outside the matrix is dropped."""
+        box = np.ascontiguousarray(data).reshape(-1).view(self.array.dtype)
+        inside, part = self._overlap(x, y)
+        self.array[inside] = box.reshape(self.box_rows, self.box_columns)[part]
+
+
+def tensor_map(
+    array: np.ndarray, box_rows: int, box_columns: int | None = None, swizzle: int = 128
+) -> TensorMap:
+    """A `TensorMap` of boxes of `box_rows` rows by `box_columns` columns (default: as many as the swizzle
+    spans)."""
+    if box_columns is None:
+        box_columns = (swizzle or 16) // array.itemsize
+    return TensorMap(array, box_rows, box_columns, swizzle)
+
+
+def swizzle_units(units: np.ndarray, swizzle: int) -> np.ndarray:
+    """Where 16-byte units of shared memory (address / 16) lie under a swizzle of 0, 32, 64 or 128 bytes.
+
+    Bits 4 ff of an address are XORed with bits 7 ff: one, two or three of them (PTX ISA 5.5.5, "Swizzling
+    modes").
+    """
+    return units ^ ((units >> 3) & (swizzle // 16 - 1 if swizzle else 0))
