@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,7 +51,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a request. Times in seconds; `weights_bytes` is what one decoded token reads at least."""
+    """What came of a request.
+
+    Times in seconds; `weights_bytes` is what one decoded token reads at least; `arrivals` are the times, from
+    the start of the prefill, at which pieces of text came out.
+    """
 
     text: str
     ids: tuple[int, ...]
@@ -60,6 +65,7 @@ class Report:
     stop_reason: str
     backend: str
     weights_bytes: int
+    arrivals: tuple[float, ...] = ()
 
     @property
     def decoded_tokens(self) -> int:
@@ -133,14 +139,24 @@ def run(
         else:
             prompt_ids = tokenizer.encode(request.prompt)
         backend, why = choose_backend(request.backend)
-        n_ctx = min(len(prompt_ids) + request.n_predict, model.config.context_length)
+        session = Session(
+            model, backend, n_ctx=min(len(prompt_ids) + request.n_predict, model.config.context_length)
+        )
+        arrivals: list[float] = []
+        began = time.perf_counter()
+
+        def arrived(text: str) -> None:
+            arrivals.append(time.perf_counter() - began)
+            if on_text is not None:
+                on_text(text)
+
         result = generate(
-            Session(model, backend, n_ctx=n_ctx),
+            session,
             tokenizer,
             prompt_ids,
             request.n_predict,
             Sampler(temperature=request.temperature, seed=request.seed),
-            on_text=on_text,
+            on_text=arrived,
             cancelled=cancelled,
         )
     return Report(
@@ -151,8 +167,18 @@ def run(
         decode_s=result.decode_s,
         stop_reason=result.stop_reason,
         backend=why,
-        weights_bytes=sum(tensor.nbytes for tensor in model.file.tensors.values()),
+        weights_bytes=weight_bytes(model),
+        arrivals=tuple(arrivals),
     )
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes of weights that one decoded token reads: all but the embedding table, of which it reads one row.
+
+    A tied output projection is the embedding table, so then that counts.
+    """
+    skipped = {model.embedding} - {model.output}
+    return sum(tensor.nbytes for name, tensor in model.file.tensors.items() if name not in skipped)
 
 
 def stream(request: Request) -> Report:
