@@ -1,6 +1,6 @@
 """The `minfer` command: thin over the library, one module for each group of commands.
 
-To add a group, write a module here with `register(app)` and name it in `_GROUPS`.
+To add a command, write a function of its name in a module here and list it in `_COMMANDS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ import typer
 from minfer import __version__
 from minfer.cli.errors import expected_errors
 
-_GROUPS = ("models", "text", "generate")
+# command -> the module that holds the function of that name, in the order that `--help` shows
+_COMMANDS = {
+    "pull": "models",
+    "inspect": "models",
+    "tokenize": "text",
+    "run": "generate",
+    "synth": "models",
+}
 
 _OK, _UNEXPECTED, _BAD_INPUT, _INTERRUPTED = 0, 1, 2, 130
 
@@ -91,8 +98,8 @@ def _command():
         elif context.invoked_subcommand is None:
             print(context.get_help())
 
-    for group in _GROUPS:
-        import_module(f"minfer.cli.{group}").register(app)
+    for name, module in _COMMANDS.items():
+        app.command(name)(getattr(import_module(f"minfer.cli.{module}"), name))
     return typer.main.get_command(app)
 
 

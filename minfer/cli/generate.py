@@ -20,11 +20,6 @@ from minfer.cli.common import (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to the command line."""
-    app.command()(run)
-
-
 def run(
     model: ModelOption,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="The text to go on from.")] = None,

@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 _LONG_VALUE = 100  # characters of a metadata value that are shown
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to the command line."""
-    app.command()(pull)
-    app.command()(inspect)
-    app.command()(synth)
-
-
 def pull(
     name: Annotated[str, typer.Argument(help="smollm2-135m, qwen2.5-0.5b, qwen2.5-1.5b or qwen2.5-7b.")],
 ) -> None:

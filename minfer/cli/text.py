@@ -9,11 +9,6 @@ import typer
 from minfer.cli.common import JsonOption, ModelOption, print_json, text_or_file
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to the command line."""
-    app.command()(tokenize)
-
-
 def tokenize(
     model: ModelOption,
     text: Annotated[str | None, typer.Argument(help="The text to tokenize.", show_default=False)] = None,
