@@ -107,7 +107,8 @@ class Lane(greenlet):
         """Let others run until somebody makes this lane ready again."""
         self.waiting = reason
         launch = self.launch
-        if launch.random is None and launch.ready:
+        # A lane is started from the hub only: started from another lane, it would count that lane's recursion.
+        if launch.random is None and launch.ready and launch.ready[0]:
             launch.ready.popleft().switch()
         else:
             launch.hub.switch()
