@@ -107,7 +107,7 @@ class Lane(greenlet):
         """Let others run until somebody makes this lane ready again."""
         self.waiting = reason
         launch = self.launch
-        # A lane is started from the hub only: started from another lane, it would count that lane's recursion.
+        # a lane that has not begun starts from the hub: it inherits its starter's recursion depth
         if launch.random is None and launch.ready and launch.ready[0]:
             launch.ready.popleft().switch()
         else:
