@@ -10,7 +10,7 @@ from minfer.cuda.registry import shipped_kernels
 from tests.gpu.small_cases import small_cases
 
 
-@pytest.mark.parametrize("case", small_cases(), ids=str)
+@pytest.mark.parametrize("case", list(small_cases()), ids=str)
 def test_small_case(case):
     if reason := case.kernel.not_applicable(runtime.device().arch):
         pytest.skip(f"it {reason}")
