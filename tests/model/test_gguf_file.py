@@ -120,9 +120,9 @@ class TestShards:
         opened = first if lost > 1 else first.with_name("m-00002-of-00003.gguf")
         with pytest.raises(ModelFileError) as caught:
             GGUFFile.open(opened)
-        assert str(caught.value) == (
-            f"{tmp_path}/m-0000{lost}-of-00003.gguf: this shard is missing; {opened.name} is one of 3 and needs them all"
-        )
+        missing = tmp_path / f"m-0000{lost}-of-00003.gguf"
+        expected = f"{missing}: this shard is missing; {opened.name} is one of 3 and needs them all"
+        assert str(caught.value) == expected
 
     def test_a_shard_under_another_name(self, tmp_path):
         first = write_model(tmp_path / "m.gguf", shards=2)

@@ -1,4 +1,4 @@
-"""Small model files for tests: raw headers built by hand, and whole models through the `gguf` package's writer."""
+"""Small model files for tests: headers built by hand, whole models through the `gguf` package's writer."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ _FORMATS = {
     V.INT16: "h",
     V.UINT32: "I",
     V.INT32: "i",
+    V.UINT64: "Q",
+    V.INT64: "q",
     V.FLOAT32: "f",
+    V.FLOAT64: "d",
+    V.BOOL: "B",
 }
-_FORMATS |= {V.BOOL: "B", V.UINT64: "Q", V.INT64: "q", V.FLOAT64: "d"}
 
 
 def string(text: str | bytes) -> bytes:
@@ -81,8 +84,8 @@ def write_model(
 ) -> Path:
     """A model of 2 layers, hidden 32, 4 heads of 8, 2 kv heads, FFN 64, 261 tokens.
 
-    `settings` overrides or (None) removes `ARCH.key` values; `tensors` adds, replaces or (None) removes tensors.
-    Returns the path of the file to open.
+    `settings` overrides or (None) removes `ARCH.key` values, `tensors` adds, replaces or (None) removes
+    tensors. Returns the path of the file to open.
     """
     random = np.random.default_rng(0)
     n_tensors = 2 * (9 + 3 * (arch == "qwen2" and bias) + 2 * (arch == "qwen3")) + 2 + (not tied)
@@ -103,6 +106,7 @@ def write_model(
             str: writer.add_string,
             int: writer.add_uint32,
             float: writer.add_float32,
+            bool: writer.add_bool,
             list: writer.add_array,
         }
         if content is not None:
