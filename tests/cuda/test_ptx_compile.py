@@ -48,7 +48,7 @@ def calls_kernel(chosen: list[Instruction]) -> Kernel:
     lines, scope = [], {}
     for index, item in enumerate(chosen):
         arguments = []
-        for place, (name, kind) in enumerate(item.operands):
+        for place, (_, kind) in enumerate(item.operands):
             if isinstance(kind, Registers):
                 array = f"a{index}_{place}"
                 lines += [
@@ -72,7 +72,11 @@ def calls_kernel(chosen: list[Instruction]) -> Kernel:
         if not item.returns:
             lines.append(call)
         else:
-            parts = [f"r{index}"] if len(item.returns) == 1 else [f"r{index}[{i}]" for i in range(len(item.returns))]
+            parts = (
+                [f"r{index}"]
+                if len(item.returns) == 1
+                else [f"r{index}[{i}]" for i in range(len(item.returns))]
+            )
             output = "floats" if item.returns[0] is f32 else "words"
             lines.append(f"r{index} = {call}")
             lines += [f"{output}[{4 * index + i}] = {part}" for i, part in enumerate(parts)]

@@ -97,7 +97,9 @@ def test_collective_under_a_lane_condition_is_divergence():
         if cuda.threadIdx.x < 16:
             out[0] = ptx.shfl_idx_u32(u32(1), u32(0))
 
-    with pytest.raises(simulator.Divergence, match=r"lane 16 of warp 0 exits while lanes 0-15 waiting at shfl_idx"):
+    with pytest.raises(
+        simulator.Divergence, match=r"lane 16 of warp 0 exits while lanes 0-15 waiting at shfl_idx"
+    ):
         simulator.launch(make_kernel(kernel, "out: uint32"), 1, np.zeros(1, np.uint32))
 
 
@@ -108,7 +110,9 @@ def test_collectives_at_different_places_are_divergence():
         else:
             out[1] = ptx.shfl_idx_u32(u32(1), u32(0))
 
-    with pytest.raises(simulator.Divergence, match=r"different instructions.*test_simulator.py:\d+ in kernel"):
+    with pytest.raises(
+        simulator.Divergence, match=r"different instructions.*test_simulator.py:\d+ in kernel"
+    ):
         simulator.launch(make_kernel(kernel, "out: uint32"), 1, np.zeros(2, np.uint32))
 
 
@@ -206,7 +210,9 @@ def test_pointer_out_of_bounds_names_everything():
     assert error.address % (1 << 40) == 99 * 4
 
 
-@pytest.mark.parametrize(("offset", "text"), [(-4, "4 bytes before the start"), (100, "4 bytes past the end")])
+@pytest.mark.parametrize(
+    ("offset", "text"), [(-4, "4 bytes before the start"), (100, "4 bytes past the end")]
+)
 def test_global_address_out_of_bounds_names_the_nearest_array(offset, text):
     data = np.zeros(25, np.uint32)
 
@@ -338,7 +344,9 @@ def test_casts_wrap_and_products_do_not():
     from simulated import _NUMBA
 
     _NUMBA["int64"] = types.int64
-    simulator.launch(make_kernel(kernel, "out: int64", "a = int32", "b = int32", threads=1), 1, out, 1 << 20, 1 << 20)
+    simulator.launch(
+        make_kernel(kernel, "out: int64", "a = int32", "b = int32", threads=1), 1, out, 1 << 20, 1 << 20
+    )
     assert out.tolist() == [2**32 - 1, 0, 1 << 40, 2**32 - 2, -4, -56]
 
 
@@ -417,5 +425,7 @@ def test_runs_with_numbas_own_simulator_switched_on():
         "t.test_copy_over_blocks(); t.test_block_reduction(); t.test_casts_wrap_and_products_do_not(); print('ran')"
     )
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.stdout.strip() == "ran", done.stderr

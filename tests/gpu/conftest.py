@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ from tests.gpu.record import write_record
 HERE = Path(__file__).parent
 CHILD = "MINFER_GPU_CHILD"  # set in a child: the file that it reports to
 FAULTED = 77  # a child's exit status: its CUDA context is useless
-TEST_LIMIT_S = 240  # for one test in a child that has stopped reporting
+TEST_LIMIT_S = 240  # for one test: a child that has not reported for so long is ended
+RUN_LIMIT_S = float(os.environ.get("MINFER_GPU_LIMIT_S", 540))  # for all: what is left then counts as failed
 
 
 def _in_process() -> bool:
@@ -114,11 +116,12 @@ def pytest_runtest_protocol(item, nextitem):
 def _run_children(config, nodeids):
     """({test: its reports}, {figure: value}) of the tests, in as many child processes as it takes."""
     reports, measured, left = {}, {}, list(nodeids)
-    while left:
+    end = time.monotonic() + RUN_LIMIT_S
+    while left and time.monotonic() < end:
         with tempfile.TemporaryDirectory() as folder:
             path, output = Path(folder) / "reports.jsonl", Path(folder) / "output"
             path.touch()
-            status = _run_child(config, left, path, output)
+            status = _run_child(config, left, path, output, end)
             started = None
             for line in path.read_text().splitlines():
                 message = json.loads(line)
@@ -135,30 +138,33 @@ def _run_children(config, nodeids):
                 if started in left and started not in ended
                 else next(n for n in left if n not in ended)
             )
-            reports[victim] = [_died(victim, status, text)]
+            died = f"the test process ended with status {status} in this test (or hung)\n{text}"
+            reports[victim] = [_not_run(victim, died)]
             ended.add(victim)
         left = [nodeid for nodeid in left if nodeid not in ended]
+    for nodeid in left:
+        reports[nodeid] = [_not_run(nodeid, f"not run: the {RUN_LIMIT_S:.0f} s for all GPU tests were over")]
     return reports, measured
 
 
-def _run_child(config, nodeids, path, output) -> int:
+def _run_child(config, nodeids, path, output, end) -> int:
     environment = os.environ | {CHILD: str(path)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *nodeids]
     with open(output, "w") as file:
         child = subprocess.Popen(command, cwd=config.rootpath, env=environment, stdout=file, stderr=file)
-        seen = -1
-        while True:
-            try:
-                return child.wait(timeout=TEST_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                if path.stat().st_size == seen:
-                    child.kill()
-                    return child.wait()
-                seen = path.stat().st_size
+        size, changed = 0, time.monotonic()
+        while (status := child.poll()) is None:
+            now = time.monotonic()
+            if path.stat().st_size != size:
+                size, changed = path.stat().st_size, now
+            if now > end or now - changed > TEST_LIMIT_S:
+                child.kill()
+                return child.wait()
+            time.sleep(0.2)
+        return status
 
 
-def _died(nodeid: str, status: int, output: str) -> pytest.TestReport:
-    text = f"the test process ended with status {status} in this test (or hung)\n{output}"
+def _not_run(nodeid: str, text: str) -> pytest.TestReport:
     return pytest.TestReport(nodeid, (nodeid.split("::")[0], 0, nodeid), {}, "failed", text, "call")
 
 

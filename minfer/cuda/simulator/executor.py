@@ -19,8 +19,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from minfer.cuda.simulator.errors import AsyncHazard, Deadlock, Divergence, SimulatorError
 from minfer.cuda.simulator.memory import GlobalMemory, SharedMemory
-from minfer.cuda.simulator.rebinding import MARK, Rebinder
-from minfer.cuda.trace import Op
+from minfer.cuda.simulator.rebinding import Rebinder
+from minfer.cuda.trace.ops import SOURCE_MARK, Op
 
 WARP = 32
 WARPGROUP = 128
@@ -29,7 +29,7 @@ WARPGROUP = 128
 def source_place(frame: Any) -> str:
     """ "file:line in function" of the innermost frame of kernel source at or above `frame`."""
     while frame is not None:
-        if MARK in frame.f_globals:
+        if SOURCE_MARK in frame.f_globals:
             code = frame.f_code
             return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
@@ -41,7 +41,7 @@ def call_site() -> tuple[Any, ...]:
     frame = sys._getframe(2)
     site = []
     while frame is not None:
-        if MARK in frame.f_globals:
+        if SOURCE_MARK in frame.f_globals:
             site.append(frame.f_code)
             site.append(frame.f_lasti)
         frame = frame.f_back
@@ -70,6 +70,9 @@ class Lane(greenlet):
         self.bulk: list[Any] = []  # bulk stores not yet committed
         self.bulk_groups: deque[list[Any]] = deque()
         self.wgmmas: deque[Any] = deque()  # in flight, one a group
+        self.barriers = 0  # block and cluster barriers left behind
+        self.counted_sync = -1  # of the trace: executions of each site since the last synchronisation
+        self.site_counts: dict[int, int] = {}
         self.gr_context = contextvars.copy_context()
 
     def _main(self) -> None:
@@ -92,7 +95,7 @@ class Lane(greenlet):
         """Kernel source line that an exception comes from."""
         place, traceback = "no kernel source", error.__traceback__
         while traceback is not None:
-            if MARK in traceback.tb_frame.f_globals:
+            if SOURCE_MARK in traceback.tb_frame.f_globals:
                 code = traceback.tb_frame.f_code
                 place = f"{code.co_filename}:{traceback.tb_lineno} in {code.co_name}"
             traceback = traceback.tb_next
@@ -280,13 +283,13 @@ class Block:
             return False
         waiting, barrier.waiting = barrier.waiting, []
         barrier.arrivals, barrier.sites = 0, {}
-        if self.launch.trace is not None:
-            for lane in waiting:
-                self.launch.trace.record(lane, Op.BARRIER_LEAVE, number, 0, barrier.generation)
-        barrier.generation += 1
         for lane in waiting:
+            if lane.trace is not None:
+                lane.trace.record(lane, Op.BARRIER_LEAVE, number, 0, barrier.generation)
+            lane.barriers += 1
             if lane is not last:
                 self.launch.ready.append(lane)
+        barrier.generation += 1
         return True
 
     def exit(self, lane: Lane) -> None:
@@ -331,6 +334,7 @@ class Cluster:
         for lane in waiting:
             if lane.trace is not None:
                 lane.trace.record(lane, Op.CLUSTER_LEAVE, 0, 0, self.generation)
+            lane.barriers += 1
             if lane is not last:
                 self.launch.ready.append(lane)
         self.generation += 1

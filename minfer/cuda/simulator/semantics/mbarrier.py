@@ -17,7 +17,7 @@ from minfer.cuda.simulator.memory import check_aligned, check_writable
 from minfer.cuda.simulator.semantics.arithmetic import signed32
 from minfer.cuda.simulator.semantics.table import semantics
 from minfer.cuda.simulator.tensor_map import TensorMap, swizzle_units
-from minfer.cuda.trace import Op
+from minfer.cuda.trace.ops import Op, pack_mbarrier
 
 _MASK = 0xFFFFFFFF
 
@@ -66,14 +66,26 @@ class MBarrier:
             self.block.shared.write(address, data)
             self.bytes -= len(data)
             if lane.trace is not None:
-                lane.trace.record(lane, Op.TMA_LAND, address, len(data), self.address | self.block.rank << 32)
+                lane.trace.record(
+                    lane,
+                    Op.TMA_LAND,
+                    address,
+                    len(data),
+                    pack_mbarrier(self.address, self.block.rank, self.phase),
+                )
         self.progress()
 
     def send(self, lane: Lane, address: int, data: bytes) -> None:
         """A load that will land in this block's shared memory and count its bytes here."""
         self.block.shared.find(address, len(data))
         if lane.trace is not None:
-            lane.trace.record(lane, Op.TMA_ISSUE, address, len(data), self.address | self.block.rank << 32)
+            lane.trace.record(
+                lane,
+                Op.TMA_ISSUE,
+                address,
+                len(data),
+                pack_mbarrier(self.address, self.block.rank, self.phase),
+            )
         self.flights.append((lane, address, data))
         chooser = lane.launch.random
         if self.waiting or (chooser is not None and chooser.random() < 0.5):

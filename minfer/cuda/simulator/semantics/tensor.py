@@ -12,7 +12,7 @@ import numpy as np
 from minfer.cuda.simulator.executor import current_lane
 from minfer.cuda.simulator.memory import check_aligned
 from minfer.cuda.simulator.semantics.table import register
-from minfer.cuda.trace import Op
+from minfer.cuda.trace.ops import Op
 
 # ---- ldmatrix, stmatrix
 
