@@ -97,7 +97,7 @@ class GeneratePanel(widgets.VBox):
         )
         self.go.disabled, self.halt.disabled = True, False
         self.report = None
-        self._pieces = [request.prompt]
+        self._pieces = [request.prompt + ("\n\n" if request.chat else "")]
         self._shown_at = 0.0
         self.status.value = "Loading ..."
         self._show_text()
