@@ -104,7 +104,7 @@ def test_a_template_that_never_ends_is_given_up(monkeypatch):
     monkeypatch.setattr(chat, "RENDER_LIMIT_S", 0.05)
     loop = "{% for i in range(99999) %}"
     source = loop * 4 + "{% endfor %}" * 4
-    with pytest.raises(TemplateError, match="it has not ended after 0.05 s"):
+    with pytest.raises(TemplateError, match="it has not ended after"):
         ChatTemplate(source).render(USER)
     assert ChatTemplate("ok").render(USER) == "ok"
 
