@@ -1,15 +1,16 @@
 """Shared-memory banks and global-memory sectors, from the addresses that a warp really asks for.
 
-Shared memory has 32 banks of 4 bytes. One request of a warp is served in phases (wavefronts): lanes of one phase that
-want different words of the same bank are served one after the other, lanes that want the same word are served together.
-The lanes that share a phase depend on the access width: all 32 for up to 4 bytes, half a warp for 8, a quarter for 16;
-`ldmatrix` serves one 8x8 matrix (8 rows of 16 bytes) a phase. (CUDA C++ Programming Guide, Shared Memory; PTX ISA,
-ldmatrix.)
+Shared memory has 32 banks of 4 bytes. One request of a warp is served in phases (wavefronts): lanes of one
+phase that want different words of the same bank are served one after the other, lanes that want the same
+word are served together. The lanes that share a phase depend on the access width: all 32 for up to 4 bytes,
+half a warp for 8, a quarter for 16; `ldmatrix` serves one 8x8 matrix (8 rows of 16 bytes) a phase. (CUDA C++
+Programming Guide, Shared Memory; PTX ISA, ldmatrix.)
 
 Global memory moves in sectors of 32 bytes; a warp's request costs as many as it touches.
 
-Addresses come as arrays or as any lane -> byte address function, tiles as a (row, byte column) -> byte address function:
-the kernels' own (`minfer.cuda.tile.SharedTile.address`), so that what is counted is what runs.
+Addresses come as arrays or as any lane -> byte address function, tiles as a (row, byte column) -> byte
+address function: the kernels' own (`minfer.cuda.tile.SharedTile.address`), so that what is counted is what
+runs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class BankRequest:
     """One shared-memory request of a warp.
 
     Attributes:
-        degrees: the conflict degree of each phase: accesses that one bank must serve one after the other (1: none).
+        degrees: the conflict degree of each phase: accesses that one bank must serve one after the other
+            (1: none).
         words: for each phase, the distinct (bank, word index) pairs it touches, sorted.
     """
 
@@ -124,8 +126,8 @@ def ldmatrix_request(rows: Callable[[int], int] | Iterable[int], matrices: int =
 def ldmatrix_rows(tile: TileAddress, row: int = 0, byte_column: int = 0, matrices: int = 4) -> list[int]:
     """Row addresses for an `ldmatrix` of 8x8 f16 matrices at (row, byte column) of a tile.
 
-    Lane l provides row l % 16 and the 16-byte column l // 16: the order in which `.x4` gives the A fragment of
-    m16n8k16 (a0..a3), and `.x2` two matrices one below the other.
+    Lane l provides row l % 16 and the 16-byte column l // 16: the order in which `.x4` gives the A fragment
+    of m16n8k16 (a0..a3), and `.x2` two matrices one below the other.
     """
     return [tile(row + lane % 16, byte_column + lane // 16 * 16) for lane in range(8 * matrices)]
 

@@ -1,7 +1,8 @@
 """The GPUs that this project reasons about, as numbers with their sources.
 
-Per-multiprocessor limits come from the compute capability alone; the rest is the product's. Tensor rates are dense
-(no structured sparsity), with f32 accumulation for f16 and fp8 and s32 for int8: what this project's kernels use.
+Per-multiprocessor limits come from the compute capability alone; the rest is the product's. Tensor rates
+are dense (no structured sparsity), with f32 accumulation for f16 and fp8 and s32 for int8: what this
+project's kernels use.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Device:
         barriers_per_sm: named barriers of one SM.
         l2: L2 cache bytes. memory: nominal DRAM bytes (1 GB = 1e9 B). bandwidth: DRAM bytes a second.
         boost: the clock in Hz that `tensor_f16` belongs to.
-        tensor_f16, tensor_int8, tensor_fp8: dense operations a second (a fused multiply-add is two); None: not built in.
+        tensor_f16, tensor_int8, tensor_fp8: dense operations a second (a fused multiply-add is two); None:
+            not built in.
     """
 
     key: str
@@ -105,7 +107,8 @@ class Device:
         return hash(self.key)
 
 
-# Limits that follow from the compute capability: shared KB per SM, resident warps, blocks, named barriers a block slot.
+# Limits that follow from the compute capability: shared KB per SM, resident warps, blocks, named barriers a
+# block slot.
 _LIMITS = {
     (8, 0): (164, 64, 32, 2),
     (8, 6): (100, 48, 16, 1),
@@ -166,7 +169,7 @@ _HOPPER_NOTES = {
     "boost": "NVIDIA H100 whitepaper: the tensor rates are stated at 1830 MHz (the clock goes to 1980 MHz)",
 }
 _GB10_RATE = (
-    "derived, NVIDIA publishes only 1 PFLOP of sparse FP4: halved for dense, then by the width of the operand "
+    "derived, NVIDIA publishes only 1 PFLOP of sparse FP4: halved for dense, then by operand width "
     "(int8 and fp8 half of FP4, f16 a quarter); an upper bound, as f32 accumulation may run slower"
 )
 
@@ -283,8 +286,8 @@ H200 = _device(
     "NVIDIA H200 Tensor Core GPU datasheet (sparse rates halved)",
     memory=141e9,
     bandwidth=4800e9,
-    notes=_HOPPER_NOTES,
-    **_HOPPER,
+    notes={**_HOPPER_NOTES, "l2": "cudaDeviceProp.l2CacheSize on an NVIDIA H200: 62,914,560 bytes"},
+    **(_HOPPER | {"l2": 60 * _MIB}),
 )
 B200 = _device(
     "b200",
@@ -324,7 +327,7 @@ def device(key: str) -> Device:
 
 
 def by_name(name: str) -> Device | None:
-    """The table's device for a name as the driver reports it ("NVIDIA H200", "NVIDIA A100-SXM4-80GB"), or None.
+    """The table's device for a name as the driver reports it ("NVIDIA A100-SXM4-80GB"), or None.
 
     The longest run of the table's own words wins, so that an A100 is told by its memory size.
     """

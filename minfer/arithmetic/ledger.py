@@ -1,8 +1,8 @@
 """What a GEMM, attention or MMQ tile moves and computes: bytes, FLOP, barriers, passes over memory.
 
-C[nt, od] = A[nt, id] . B[od, id]^T. A block owns TN rows of A (tokens) and TM rows of B (output dimensions) and walks id in
-steps of KS; every step stages both slices in shared memory and meets at one barrier. (Seed 000, section 2.1.)
-A multiply-accumulate is one MAC and two FLOP.
+C[nt, od] = A[nt, id] . B[od, id]^T. A block owns TN rows of A (tokens) and TM rows of B (output dimensions)
+and walks id in steps of KS; every step stages both slices in shared memory and meets at one barrier. (Seed
+000, section 2.1.) A multiply-accumulate is one MAC and two FLOP.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUANT_BLOCKS: dict[str, tuple[int, int]] = {
 """GGUF types: (weights a block, bytes a block), as in ggml."""
 
 PAD40_BYTES = 40
-"""One activation chunk of 32 int8 values: d (2 B), 2 B unused, 32 B of values, 4 B of their sum (seed 003)."""
+"""Bytes of 32 int8 activations: d (2), 2 unused, the values (32), their sum (4). (Seed 003.)"""
 
 
 def bits_a_weight(quant: str) -> float:
@@ -44,7 +44,7 @@ def bits_a_weight(quant: str) -> float:
 
 
 def us_per_gmac(seconds: float, gmac: float) -> float:
-    """Microseconds a billion multiply-accumulates: the seeds' unit for comparing GEMMs of different shapes."""
+    """Microseconds a billion MACs: the seeds' unit for comparing GEMMs of different shapes."""
     return seconds * 1e6 / gmac
 
 
@@ -60,7 +60,8 @@ class GemmTile:
     Attributes:
         tn, tm, ks: tokens, output dimensions and depth of a k-step.
         stages: k-steps in flight in shared memory.
-        a_bits, b_bits: stored bits an element of what is staged (16 for f16, 32 for the AF32 mirror, 4.5 for raw Q4_K).
+        a_bits, b_bits: stored bits an element of what is staged (16 for f16, 32 for the AF32 mirror, 4.5
+            for raw Q4_K).
         pad_bytes: bytes added to every staged row.
     """
 
@@ -126,11 +127,12 @@ class GemmLedger:
     """A whole GEMM on one tile shape.
 
     Attributes:
-        n_tiles, m_tiles: tiles along the tokens and along the output dimensions. k_steps: steps of each block.
+        n_tiles, m_tiles: tiles along the tokens and along the output dimensions. k_steps: steps of each
+            block.
         flop: FLOP of the product itself. padded_flop: FLOP issued, edge tiles included.
         barriers: over all blocks.
-        a_l2_bytes, b_l2_bytes: bytes of A and B that blocks pull out of L2: A once for every column of tiles, B once for
-            every row of tiles.
+        a_l2_bytes, b_l2_bytes: bytes of A and B that blocks pull out of L2: A once for every column of
+            tiles, B once for every row of tiles.
         a_dram_passes, b_dram_passes: times that A and B stream from DRAM (see `gemm_ledger`).
         dram_bytes: bytes of A, B and C that cross DRAM.
     """
@@ -178,10 +180,11 @@ def gemm_ledger(
     """The ledger of C[nt, od] = A[nt, id] . B[od, id]^T with `tile`.
 
     Blocks are launched with the token tile fastest, so that those resident together share few B panels. With
-    `resident_blocks` (SMs x blocks an SM) and `l2_bytes` the DRAM passes follow this model: a wave of W blocks spans all
-    token tiles of ceil(W / n_tiles) panels of B; a panel is streamed once if a wave holds all of its blocks, else once for
-    each wave that touches it; A is streamed once if it fits in half of L2, else once a wave. Without them, every operand
-    streams once (the lower bound). `c_bytes` is the size of an output element.
+    `resident_blocks` (SMs x blocks an SM) and `l2_bytes` the DRAM passes follow this model: a wave of W
+    blocks spans all token tiles of ceil(W / n_tiles) panels of B; a panel is streamed once if a wave holds
+    all of its blocks, else once for each wave that touches it; A is streamed once if it fits in half of L2,
+    else once a wave. Without them, every operand streams once (the lower bound). `c_bytes` is the size of
+    an output element.
 
     Raises:
         ValueError: a dimension below 1.
@@ -223,8 +226,9 @@ def attention_shared_bytes(
     scores: bool = True,
     statistics: int = 3,
 ) -> int:
-    """Shared memory of a flash-attention block: Q, K and V tiles in f16 with padded rows and, where the softmax works in
-    shared memory (`scores`), the f32 score tile and `statistics` f32 values a query row. (Seed 000, 2.2; seed 002, 2.2.)
+    """Shared memory of a flash-attention block: Q, K and V tiles in f16 with padded rows and, where the
+    softmax works in shared memory (`scores`), the f32 score tile and `statistics` f32 values a query row.
+    (Seed 000, 2.2; seed 002, 2.2.)
     """
     row = (head_dim + pad_halves) * 2
     staged = (tq + 2 * tkv) * row
@@ -257,8 +261,9 @@ def attention_ledger(
 ) -> AttentionLedger:
     """Tiles and fixed costs of causal attention of `nt` tokens on themselves (one head, one sequence).
 
-    Halving `tkv` leaves the KV columns as they are and doubles the number of tiles, so that everything paid once a tile
-    (staging waits, barriers, the softmax rescale) is paid twice as often (seed 002, section 2.2).
+    Halving `tkv` leaves the KV columns as they are and doubles the number of tiles, so that everything paid
+    once a tile (staging waits, barriers, the softmax rescale) is paid twice as often (seed 002, section
+    2.2).
     """
     if min(nt, tkv, tq) < 1:
         raise ValueError(f"attention needs nt, tkv and tq of at least 1, got {nt}, {tkv}, {tq}")
@@ -293,10 +298,12 @@ class MmqShared:
 def mmq_shared_bytes(
     kd: int, *, tokens: int = 64, rows: int = 64, stages: int = 2, scale_stages: int = 1
 ) -> MmqShared:
-    """Shared memory of a raw MMQ tile of `tokens` x `rows` that stages `kd` chunks of 32 k-values (seed 003, section 2).
+    """Shared memory of a raw MMQ tile of `tokens` x `rows` that stages `kd` chunks of 32 k-values (seed
+    003, section 2).
 
-    Weights come as whole 144-byte super-blocks whatever `kd` is; each (row, chunk) has two f32 scales. The seed's wide
-    kernel charges 128 rows to both operands and buffers its scales twice: `tokens=128, rows=128, scale_stages=2`.
+    Weights come as whole 144-byte super-blocks whatever `kd` is; each (row, chunk) has two f32 scales. The
+    seed's wide kernel charges 128 rows to both operands and buffers its scales twice: `tokens=128,
+    rows=128, scale_stages=2`.
     """
     return MmqShared(
         activations=stages * kd * tokens * PAD40_BYTES,

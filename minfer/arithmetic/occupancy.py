@@ -3,8 +3,8 @@
 The rules are those of NVIDIA's occupancy calculator (`cuda_occupancy.h`, which the driver's
 `cuOccupancyMaxActiveBlocksPerMultiprocessor` follows), for compute capability 8.0 and later:
 
-- a warp's registers are rounded up to 256 and taken from one of four sub-partitions, so warps that do not fill a
-  sub-partition's registers evenly waste them;
+- a warp's registers are rounded up to 256 and taken from one of four sub-partitions, so warps that do not
+  fill a sub-partition's registers evenly waste them;
 - a block's shared memory is its static + dynamic bytes + 1 KB that the driver keeps, rounded up to 128;
 - resident warps, resident blocks and (from 9.0) named barriers have limits of their own.
 """
@@ -81,8 +81,9 @@ class Occupancy:
             "blocks": f"at most {self.device.blocks_per_sm}",
             "barriers": f"at most {self.device.barriers_per_sm}",
         }[self.limiter]
+        plural = "s" if self.blocks != 1 else ""
         return (
-            f"{self.blocks} block{'s' * (self.blocks != 1)} an SM, {self.warps} of {self.device.warps_per_sm} warps "
+            f"{self.blocks} block{plural} an SM, {self.warps} of {self.device.warps_per_sm} warps "
             f"({self.fraction:.2%}), limited by {LIMITERS[self.limiter]} ({spent})"
         )
 
@@ -108,8 +109,8 @@ def blocks_per_sm(
         opt_in: the launcher raised the kernel's dynamic limit above 48 KB (minfer's always does).
 
     Returns:
-        An `Occupancy`; a kernel that cannot be launched has 0 blocks and a `refusal`, never an exception, so that
-        sliders and tables can show it.
+        An `Occupancy`; a kernel that cannot be launched has 0 blocks and a `refusal`, never an exception,
+        so that sliders and tables can show it.
 
     Raises:
         ValueError: a count below its least legal value.
@@ -179,8 +180,8 @@ def _refusal(
     assumed = per_warp * _round_up(warps, device.sub_partitions)
     if assumed > device.registers_per_block:
         return "registers", (
-            f"{assumed:,} registers a block ({registers} a thread), the limit is {device.registers_per_block:,}: "
-            "use fewer warps or a smaller tile a warp"
+            f"{assumed:,} registers a block ({registers} a thread), "
+            f"the limit is {device.registers_per_block:,}: use fewer warps or a smaller tile a warp"
         )
     if static > STATIC_SHARED_LIMIT:
         return (

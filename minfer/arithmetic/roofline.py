@@ -70,7 +70,7 @@ def roofline(
 
 
 def decode_limit(bandwidth: float, token_bytes: float) -> float:
-    """Tokens a second that memory alone allows when each reads `token_bytes` bytes at `bandwidth` bytes a second."""
+    """Tokens a second that memory allows: `bandwidth` in bytes a second, `token_bytes` read by each."""
     return bandwidth / token_bytes
 
 

@@ -58,9 +58,11 @@ QWEN25_7B = ModelShape(layers=28, hidden=3584, heads=28, kv_heads=4, head_dim=12
 
 
 def qwen25_7b_q4_k_m() -> dict[str, list[str]]:
-    """The quant type of every matrix of Qwen2.5-7B Q4_K_M: a list by layer for each matrix, one entry for the lm_head.
+    """The quant type of every matrix of Qwen2.5-7B Q4_K_M: a list by layer for each matrix, one entry for
+    the lm_head.
 
-    llama.cpp gives attn_v and ffn_down of the first and last eighth of the layers, and of every third between, to Q6_K.
+    llama.cpp gives attn_v and ffn_down of the first and last eighth of the layers, and of every third
+    between, to Q6_K.
     """
     layers = QWEN25_7B.layers
     eighth = layers // 8
@@ -72,11 +74,12 @@ def qwen25_7b_q4_k_m() -> dict[str, list[str]]:
 
 
 def prefill_gmac(shape: ModelShape, nt: int, *, tail: bool = True) -> dict[str, float]:
-    """GMAC of a prefill of `nt` tokens from an empty context, by class ("gate+up", "down", "q+o", "k+v", "attention",
-    "lm_head").
+    """GMAC of a prefill of `nt` tokens from an empty context, by class ("gate+up", "down", "q+o", "k+v",
+    "attention", "lm_head").
 
-    With `tail`, what only the last token's logits need runs once: the last layer past its K and V, and the lm_head, at
-    nt = 1 (seed 002: "27 full layers + one nt=1 tail"). Without it every position goes through everything.
+    With `tail`, what only the last token's logits need runs once: the last layer past its K and V, and the
+    lm_head, at nt = 1 (seed 002: "27 full layers + one nt=1 tail"). Without it every position goes through
+    everything.
 
     Raises:
         ValueError: nt below 1.

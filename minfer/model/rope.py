@@ -21,10 +21,10 @@ def frequencies(config: ModelConfig, freq_factors: np.ndarray | None = None) -> 
     if freq_factors is not None:
         extrapolated = extrapolated / freq_factors.astype(np.float64)
     if rope.scaling == "none":
-        return extrapolated.astype(np.float32), 1.0
+        return extrapolated.astype(np.float32), rope.attn_factor
     interpolated = extrapolated / rope.factor
     if rope.scaling == "linear":
-        return interpolated.astype(np.float32), 1.0
+        return interpolated.astype(np.float32), rope.attn_factor
     # YaRN, arXiv:2309.00071 section 3.2: fast pairs keep their frequency, slow ones are interpolated.
     keep = _yarn_ramp(rope, pairs) * rope.ext_factor
     blended = interpolated * (1.0 - keep) + extrapolated * keep

@@ -76,7 +76,7 @@ def test_flash_attention_shared_memory():
 
 
 def test_double_buffered_flash_attention_is_over_the_cap():
-    """Seed 000, 3.3: the padded layout shipped single-buffered, because a second K and V buffer does not fit."""
+    """Seed 000, 3.3: the padded layout shipped single-buffered, as a second K, V buffer does not fit."""
     twice = attention_shared_bytes(64) + 2 * 64 * 272
     assert twice == 104_192 > GB10.shared_per_block
     assert blocks_per_sm(GB10, 256, 128, twice).blocks == 0

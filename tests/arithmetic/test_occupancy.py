@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import json
 import pathlib
 import shutil
 import subprocess
@@ -18,7 +19,8 @@ CALCULATOR = r"""
 #include <stdio.h>
 #include "cuda_occupancy.h"
 int main(void) {
-    int major, minor, shared_sm, shared_block, reserved, threads_sm, sms, threads, regs, fixed, dynamic, barriers;
+    int major, minor, shared_sm, shared_block, reserved, threads_sm, sms;
+    int threads, regs, fixed, dynamic, barriers;
     while (scanf("%d %d %d %d %d %d %d %d %d %d %d %d", &major, &minor, &shared_sm, &shared_block, &reserved,
                  &threads_sm, &sms, &threads, &regs, &fixed, &dynamic, &barriers) == 12) {
         cudaOccDeviceProp p = {0};
@@ -90,6 +92,20 @@ def test_equals_nvidias_calculator(d, calculator):
         assert status == 0
         assert ours.blocks == blocks, case
         assert (ours.registers_allocated, ours.shared_allocated) == (registers, shared), case
+
+
+def test_equals_the_driver_of_an_h200():
+    """Recorded on the device: 14 kernels, 14 block sizes, 16 amounts of dynamic shared memory."""
+    record = json.loads((pathlib.Path(__file__).parent / "data" / "occupancy-h200.json").read_text())
+    for name, value in record["attributes"].items():
+        assert getattr(H200, name) == value
+    for kernel in record["kernels"]:
+        regs, barriers = kernel["registers"], kernel["barriers"]
+        ours = [
+            [blocks_per_sm(H200, t, regs, s, barriers=barriers).blocks for s in record["shared_bytes"]]
+            for t in record["threads"]
+        ]
+        assert ours == kernel["blocks"]
 
 
 def test_over_the_cap_is_zero_in_the_calculator_too(calculator):

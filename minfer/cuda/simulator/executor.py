@@ -107,7 +107,8 @@ class Lane(greenlet):
         """Let others run until somebody makes this lane ready again."""
         self.waiting = reason
         launch = self.launch
-        if launch.random is None and launch.ready:
+        # a lane that has not begun starts from the hub: it inherits its starter's recursion depth
+        if launch.random is None and launch.ready and launch.ready[0]:
             launch.ready.popleft().switch()
         else:
             launch.hub.switch()

@@ -240,10 +240,10 @@ class LocalArray:
             value = self.values[index]
         else:
             value = self.values[self._flat(index)]
-        if value is None:
-            raise UninitializedLocal(f"reads element {index} of a local array before anything wrote it")
         if self.in_flight:
             raise AsyncHazard(f"reads element {index} of accumulators while wgmma is in flight")
+        if value is None:
+            raise UninitializedLocal(f"reads element {index} of a local array before anything wrote it")
         return value
 
     def __setitem__(self, index: Any, value: Any) -> None:
