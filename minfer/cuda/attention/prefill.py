@@ -14,7 +14,7 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.attention import tiles
 from minfer.cuda.attention.config import TILE_ROWS, AttentionConfig, seed_steps
-from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.signature import signature_of
 
@@ -53,6 +53,7 @@ def attention_prefill(config: AttentionConfig) -> Kernel:
         threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
+        min_blocks=2,  # the steps differ in shared memory, not in what the register file allows
     )
 
 
@@ -114,11 +115,10 @@ def _registers(config: AttentionConfig) -> Callable:
     store_rows = tiles.store_rows(config, head_dim)
 
     @device_function
-    @unrolled
     def mask(scores, first, low, high):
         """Columns past `low` (row lane / 4) and `high` (row + 8) never count."""
         column = first + int32((ptx.lane_id() & uint32(3)) * uint32(2))
-        for j in unroll(tkv // 8):
+        for j in range(tkv // 8):
             if column + 8 * j > low:
                 scores[4 * j] = float32(NEVER)
             if column + (8 * j + 1) > low:
@@ -129,20 +129,18 @@ def _registers(config: AttentionConfig) -> Callable:
                 scores[4 * j + 3] = float32(NEVER)
 
     @device_function
-    @unrolled
     def row_max(scores, low, high):
-        for j in unroll(tkv // 8):
+        for j in range(tkv // 8):
             low = ptx.max_f32(low, ptx.max_f32(scores[4 * j], scores[4 * j + 1]))
             high = ptx.max_f32(high, ptx.max_f32(scores[4 * j + 2], scores[4 * j + 3]))
         return _quad_max(low), _quad_max(high)
 
     @device_function
-    @unrolled
     def exponentials(scores, c, low, high):
         """scores = 2^(scores * c + low or high); returns this lane's part of the two row sums."""
         sum_low = float32(0)
         sum_high = float32(0)
-        for j in unroll(tkv // 8):
+        for j in range(tkv // 8):
             scores[4 * j] = ptx.ex2_approx(ptx.fma_rn_f32(scores[4 * j], c, low))
             scores[4 * j + 1] = ptx.ex2_approx(ptx.fma_rn_f32(scores[4 * j + 1], c, low))
             scores[4 * j + 2] = ptx.ex2_approx(ptx.fma_rn_f32(scores[4 * j + 2], c, high))
@@ -152,10 +150,9 @@ def _registers(config: AttentionConfig) -> Callable:
         return sum_low, sum_high
 
     @device_function
-    @unrolled
     def multiply(out, scores, rows):
         """out += P V: the accumulators of 16 columns of scores are, as f16 pairs, the A fragment of 16 rows of V."""
-        for k in unroll(tkv // 16):
+        for k in range(tkv // 16):
             accumulate(
                 out,
                 ptx.pack_f16x2(scores[8 * k], scores[8 * k + 1]),
@@ -249,11 +246,10 @@ def _shared(config: AttentionConfig) -> Callable:
     sum_at, factor_at = TILE_ROWS * 4, TILE_ROWS * 8  # statistics: maxima, sums, factors
 
     @device_function
-    @unrolled
     def store_scores(scores, address, c):
         """The warp's 16 x tkv / 2 scores, times c, to the score tile (address of row lane / 4, first column)."""
         at = address + uint32((ptx.lane_id() & uint32(3)) * uint32(8))
-        for j in unroll(half_columns // 8):
+        for j in range(half_columns // 8):
             ptx.st_shared_v2_f32(at + uint32(j * 32), scores[4 * j] * c, scores[4 * j + 1] * c)
             low = at + uint32(8 * score_stride + j * 32)
             ptx.st_shared_v2_f32(low, scores[4 * j + 2] * c, scores[4 * j + 3] * c)
@@ -332,17 +328,15 @@ def _shared(config: AttentionConfig) -> Callable:
                 ptx.st_shared_f32(kept + uint32(factor_at), factor)
 
     @device_function
-    @unrolled
     def multiply_tensor(sums, p_rows, values):
         """sums += P V on tensor cores: A fragments by ldmatrix from the score tile."""
         lane = ptx.lane_id()
         at = p_rows + uint32((lane & uint32(15)) * uint32(score_stride) + (lane >> uint32(4)) * uint32(16))
-        for k in unroll(tkv // 16):
+        for k in range(tkv // 16):
             a0, a1, a2, a3 = ptx.ldmatrix_x4(at + uint32(k * 32))
             accumulate(sums, a0, a1, a2, a3, values + uint32(k * 16 * stride))
 
     @device_function
-    @unrolled
     def multiply_scalar(sums, p_rows, values):
         """sums += P V by FMAs, on the same elements that a fragment would hold."""
         lane = ptx.lane_id()
@@ -351,7 +345,7 @@ def _shared(config: AttentionConfig) -> Callable:
         for kv in range(tkv):
             low = ptx.ld_shared_f32(row + uint32(kv * 4))
             high = ptx.ld_shared_f32(row + uint32(8 * score_stride + kv * 4))
-            for j in unroll(half_dim // 8):
+            for j in range(half_dim // 8):
                 pair = ptx.ld_shared_u32(column + uint32(kv * stride + j * 16))
                 v0 = ptx.unpack_f16x2_lo(pair)
                 v1 = ptx.unpack_f16x2_hi(pair)

@@ -13,7 +13,7 @@ from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.attention.config import TILE_ROWS, AttentionConfig
-from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.instruction import device_function
 
 
 def stage_kv(config: AttentionConfig) -> Callable:
@@ -26,9 +26,8 @@ def stage_kv(config: AttentionConfig) -> Callable:
     pitch = config.kv_heads * config.head_dim * 2
 
     @device_function
-    @unrolled
     def stage(tile, source, first, end):
-        for i in unroll(rounds):
+        for i in range(rounds):
             item = int32(cuda.threadIdx.x) + i * threads
             if whole or item < total:
                 row = item // chunks
@@ -53,9 +52,8 @@ def stage_query(config: AttentionConfig) -> Callable:
     pitch = config.heads * config.head_dim
 
     @device_function
-    @unrolled
     def stage_f16(tile, source, rows):
-        for i in unroll(rounds):
+        for i in range(rounds):
             item = int32(cuda.threadIdx.x) + i * threads
             row = item // chunks
             chunk = item - row * chunks
@@ -69,9 +67,8 @@ def stage_query(config: AttentionConfig) -> Callable:
             )
 
     @device_function
-    @unrolled
     def stage_f32(tile, source, rows):
-        for i in unroll(rounds):
+        for i in range(rounds):
             item = int32(cuda.threadIdx.x) + i * threads
             row = item // chunks
             chunk = item - row * chunks
@@ -114,11 +111,10 @@ def query_fragments(config: AttentionConfig) -> Callable:
     stride, steps = config.row_stride, config.head_dim // 16
 
     @device_function
-    @unrolled
     def load(fragments, rows):
         lane = ptx.lane_id()
         base = rows + uint32((lane & uint32(15)) * uint32(stride) + (lane >> uint32(4)) * uint32(16))
-        for k in unroll(steps):
+        for k in range(steps):
             a0, a1, a2, a3 = ptx.ldmatrix_x4(base + uint32(k * 32))
             fragments[4 * k] = a0
             fragments[4 * k + 1] = a1
@@ -134,15 +130,14 @@ def score_fragments(config: AttentionConfig, columns: int) -> Callable:
     stride, steps = config.row_stride, config.head_dim // 16
 
     @device_function
-    @unrolled
     def pairs(scores, query, rows):
         lane = ptx.lane_id()
         row = (lane & uint32(7)) + ((lane >> uint32(4)) << uint32(3))
         base = rows + uint32(row * uint32(stride) + ((lane >> uint32(3)) & uint32(1)) * uint32(16))
-        for i in unroll(columns // 2):
+        for i in range(columns // 2):
             scores[i] = float32(0)
-        for k in unroll(steps):
-            for j in unroll(columns // 16):
+        for k in range(steps):
+            for j in range(columns // 16):
                 b0, b1, b2, b3 = ptx.ldmatrix_x4(base + uint32(j * 16 * stride + k * 32))
                 scores[8 * j], scores[8 * j + 1], scores[8 * j + 2], scores[8 * j + 3] = ptx.mma_m16n8k16_f16(
                     query[4 * k],
@@ -170,15 +165,14 @@ def score_fragments(config: AttentionConfig, columns: int) -> Callable:
                 )
 
     @device_function
-    @unrolled
     def single(scores, query, rows):
         lane = ptx.lane_id()
         base = rows + uint32(
             (lane & uint32(7)) * uint32(stride) + ((lane >> uint32(3)) & uint32(1)) * uint32(16)
         )
-        for i in unroll(4):
+        for i in range(4):
             scores[i] = float32(0)
-        for k in unroll(steps):
+        for k in range(steps):
             b0, b1 = ptx.ldmatrix_x2(base + uint32(k * 32))
             scores[0], scores[1], scores[2], scores[3] = ptx.mma_m16n8k16_f16(
                 query[4 * k],
@@ -202,11 +196,10 @@ def accumulate_pv(config: AttentionConfig, columns: int) -> Callable:
     stride = config.row_stride
 
     @device_function
-    @unrolled
     def accumulate(out, a0, a1, a2, a3, rows):
         lane = ptx.lane_id()
         base = rows + uint32((lane & uint32(15)) * uint32(stride) + (lane >> uint32(4)) * uint32(16))
-        for j in unroll(columns // 16):
+        for j in range(columns // 16):
             b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(base + uint32(j * 32))
             out[8 * j], out[8 * j + 1], out[8 * j + 2], out[8 * j + 3] = ptx.mma_m16n8k16_f16(
                 a0, a1, a2, a3, b0, b1, out[8 * j], out[8 * j + 1], out[8 * j + 2], out[8 * j + 3]
@@ -222,9 +215,8 @@ def scale_rows(columns: int) -> Callable:
     """Device function (f32 array of columns / 2, factor of row lane / 4, factor of row + 8)."""
 
     @device_function
-    @unrolled
     def scale(out, low, high):
-        for j in unroll(columns // 8):
+        for j in range(columns // 8):
             out[4 * j] *= low
             out[4 * j + 1] *= low
             out[4 * j + 2] *= high
@@ -240,10 +232,9 @@ def store_rows(config: AttentionConfig, columns: int) -> Callable:
     below = 8 * config.heads * config.head_dim * element
 
     @device_function
-    @unrolled
     def store_f16(out, address, low, high):
         at = address + uint64((ptx.lane_id() & uint32(3)) * uint32(4))
-        for j in unroll(columns // 8):
+        for j in range(columns // 8):
             if low:
                 ptx.st_global_u32(at + uint64(j * 16), ptx.pack_f16x2(out[4 * j], out[4 * j + 1]))
             if high:
@@ -251,10 +242,9 @@ def store_rows(config: AttentionConfig, columns: int) -> Callable:
                 ptx.st_global_u32(at + uint64(below + j * 16), packed)
 
     @device_function
-    @unrolled
     def store_f32(out, address, low, high):
         at = address + uint64((ptx.lane_id() & uint32(3)) * uint32(8))
-        for j in unroll(columns // 8):
+        for j in range(columns // 8):
             if low:
                 ptx.st_global_v2_f32(at + uint64(j * 32), out[4 * j], out[4 * j + 1])
             if high:
