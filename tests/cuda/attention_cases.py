@@ -3,10 +3,18 @@
 import numpy as np
 
 from minfer.cuda import reference
-from minfer.cuda.attention import AttentionConfig, attention_prefill
+from minfer.cuda.attention import (
+    AttentionConfig,
+    DecodeAttentionConfig,
+    attention_combine,
+    attention_decode,
+    attention_prefill,
+)
+from tests.cuda.elementwise_cases import output_for
 from tests.cuda.parity import Case, poisoned
 
 DTYPES = {"f16": np.float16, "f32": np.float32}
+DECODE_TOLERANCE = {"f32": (1e-4, 2e-5), "f16": (1e-3, 2e-5), "q8": (0.0, 0.0)}
 
 
 def prefill_inputs(nt, kv_end, heads, kv_heads, head_dim, bias=0.0, seed=0):
@@ -49,3 +57,52 @@ def prefill_case(config: AttentionConfig, nt: int, kv_end: int | None = None, bi
     return Case(
         attention_prefill(config), config.grid(nt), arguments, {"out": wanted}, 2e-3, 2e-3, f"nt={nt} kv={kv_end}"
     )
+
+
+def decode_cases(config: DecodeAttentionConfig, length: int, bias: float = 0.0) -> list[Case]:
+    """The split kernel, then the combine kernel on its results (run them in order)."""
+    heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
+    q, k, v = prefill_inputs(1, length, heads, kv_heads, head_dim, bias)
+    caches = []
+    for rows in (k, v):
+        cache = np.full((length + 3, kv_heads * head_dim), np.nan, np.float16)
+        cache[:length] = rows.reshape(length, -1)
+        caches.append(cache)
+    scale = head_dim**-0.5
+    wanted = reference.attention(q, k, v, length - 1, scale).reshape(1, -1)
+    partial = poisoned(config.partial_shape, np.float32)
+    statistics = poisoned(config.statistics_shape, np.float32)
+
+    def keep(buffer):
+        def copy(result):
+            assert np.isfinite(result).all()
+            buffer[:] = result
+
+        return copy
+
+    out, expected = output_for(config.output, wanted)
+    split = {
+        "q": q.reshape(-1).astype(DTYPES[config.query]),
+        "k_cache": caches[0],
+        "v_cache": caches[1],
+        "partial": partial,
+        "statistics": statistics,
+        "length": np.array([length], np.int32),
+        "scale": scale,
+    }
+    combine = {"partial": partial, "statistics": statistics, "out": out}
+    # With biases a score is thousands of units: an ulp of it in f32 moves a weight by 1e-3.
+    tolerance = (5e-3, 2e-3) if bias and config.output != "q8" else DECODE_TOLERANCE[config.output]
+    name = f"length={length}"
+    return [
+        Case(
+            attention_decode(config),
+            config.grid(),
+            split,
+            {"partial": keep(partial), "statistics": keep(statistics)},
+            name=name,
+        ),
+        Case(
+            attention_combine(config), config.combine_grid(), combine, {"out": expected}, *tolerance, name
+        ),
+    ]
