@@ -134,7 +134,9 @@ class _Checker:
         self, kind: str, space: str, address: int, thread: int, site: int, other: tuple[int, int] | None
     ) -> None:
         other_site = other[1] if other else None
-        key = (kind, space, site, other_site)
+        # a race is one finding whichever side came first
+        places = frozenset((site, other_site)) if kind.endswith("race") else (site, other_site)
+        key = (kind, space, places)
         known = self.found.get(key)
         if known is not None:
             self.found[key] = replace(known, count=known.count + 1)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from minfer.cuda.trace.ops import SOURCE_MARK, Op
+from minfer.cuda.trace.ops import Op
+from minfer.cuda.trace.source import SOURCE_MARK, call_chain
 
 VERSION = 1
 
@@ -79,7 +80,7 @@ class Trace:
     def __init__(self) -> None:
         self.info: LaunchInfo | None = None
         self.sites: list[tuple[Place, ...]] = []
-        self._site_of: dict[tuple[Any, ...], int] = {}
+        self._site_of: dict[tuple[int, ...], int] = {}
         self._rows: list[tuple[int, ...]] = []
         self._chunks: list[np.ndarray] = []
 
@@ -114,14 +115,7 @@ class Trace:
             self._flush()
 
     def _site(self) -> int:
-        frame = sys._getframe(2)
-        chain: list[Any] = []
-        while frame is not None:
-            if SOURCE_MARK in frame.f_globals:
-                chain.append(frame.f_code)
-                chain.append(frame.f_lasti)
-            frame = frame.f_back
-        key = tuple(chain)
+        key = call_chain(sys._getframe(2))
         site = self._site_of.get(key)
         if site is None:
             site = self._site_of[key] = len(self.sites)
