@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-ARGUMENT_KINDS = ("in", "out", "inout", "scalar", "tensor_map", "tensor_map_out")
+ARGUMENT_KINDS = ("in", "out", "inout", "scalar", "tensor_map")
 
 
 class ConfigRefused(ValueError):
@@ -79,15 +79,16 @@ class Argument:
     Attributes:
         name: the parameter's name, as messages say it.
         kind: "in" (read), "out" (every element written, none read: checked mode poisons it and proves that it
-            was written), "inout" (read, or written in part, such as a KV cache), "scalar", "tensor_map" (a
-            by-value CUtensorMap that is read through), "tensor_map_out" (one that a whole output is stored
-            through).
+            was written), "inout" (read, or written in part, such as a KV cache), "scalar" or "tensor_map" (a
+            CUtensorMap by value).
         dtype: the element type for arrays, the type for scalars, as a NumPy name or "bfloat16"; None for any.
+        stored: a tensor map through which a whole output is stored: checked like "out".
     """
 
     name: str
     kind: str
     dtype: str | None = None
+    stored: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ARGUMENT_KINDS:

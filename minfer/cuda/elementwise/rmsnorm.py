@@ -1,0 +1,185 @@
+"""RMS normalisation of rows, alone or with the residual addition before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import cuda
+
+from minfer.cuda import ptx
+from minfer.cuda.elementwise.rows import (
+    OUTPUTS,
+    block_sum,
+    check_choice,
+    check_threads,
+    covered,
+    output_argument,
+    row_bytes,
+    store4,
+)
+from minfer.cuda.instruction import device_function
+from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
+from minfer.cuda.signature import signature_of
+
+
+@dataclass(frozen=True)
+class RmsNormConfig:
+    """RMS norm of f32 rows.
+
+    Attributes:
+        output: "f32", "f16" (what the GEMM reads) or "q8" (records for the decode GEMV).
+        residual: add a second input first and write the sum too: saves a pass over three rows.
+        vector: 4 (dim % 4 == 0: 16-byte accesses) or 1 (any dim; f32 output only).
+        threads: threads a block; a block owns a row.
+    """
+
+    output: str = "f32"
+    residual: bool = False
+    vector: int = 4
+    threads: int = 256
+
+    def __post_init__(self) -> None:
+        check_choice("rmsnorm", "output", self.output, OUTPUTS)
+        check_choice("rmsnorm", "vector", self.vector, (1, 4))
+        check_threads("rmsnorm", self.threads)
+        if self.vector == 1 and self.output != "f32":
+            raise ConfigRefused(
+                f"rmsnorm: output={self.output} is written 4 elements at a time; take vector=4 (dim % 4 == 0)"
+            )
+
+    def __str__(self) -> str:
+        fused = " residual" if self.residual else ""
+        return f"output={self.output}{fused} vector={self.vector} threads={self.threads}"
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.threads // 32 * 4
+
+    def grid(self, nt: int) -> tuple[int, int, int]:
+        """One block a row."""
+        return (max(1, nt), 1, 1)
+
+
+def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
+    """h = x (+ residual); out = h / sqrt(mean(h^2) + eps) * weight, row by row.
+
+    Arguments: x f32 [nt, dim], (residual f32 [nt, dim], hidden f32 [nt, dim]: receives h, may be the buffer of x or of
+    residual,) weight f32 [dim], out [nt, dim] f32 or f16, or [nt, ceil(dim / 64) * 80] bytes of q8 records, dim int32 (a
+    multiple of `vector`, of 32 for q8), eps float32. Sums are f32, in a fixed order. Rows are read twice, the second
+    time from L1. Zhang and Sennrich 2019, with the weights applied last as llama does.
+    """
+    threads, vector, fused = config.threads, config.vector, config.residual
+    store, bytes_of, walked = store4(config.output), row_bytes(config.output), covered(config.output)
+    total = block_sum(threads // 32)
+
+    @device_function
+    def square_sum_vector(source, added, kept, dim):
+        squares = np.float32(0)
+        for i in range(np.int32(cuda.threadIdx.x) * 4, dim, threads * 4):
+            at = np.uint64(i) * np.uint64(4)
+            a0, a1, a2, a3 = ptx.ld_global_v4_f32(source + at)
+            if fused:
+                r0, r1, r2, r3 = ptx.ld_global_v4_f32(added + at)
+                a0 += r0
+                a1 += r1
+                a2 += r2
+                a3 += r3
+                ptx.st_global_v4_f32(kept + at, a0, a1, a2, a3)
+            squares += a0 * a0 + a1 * a1 + a2 * a2 + a3 * a3
+        return squares
+
+    @device_function
+    def square_sum_scalar(source, added, kept, dim):
+        squares = np.float32(0)
+        for i in range(np.int32(cuda.threadIdx.x), dim, threads):
+            at = np.uint64(i) * np.uint64(4)
+            a = ptx.ld_global_f32(source + at)
+            if fused:
+                a += ptx.ld_global_f32(added + at)
+                ptx.st_global_f32(kept + at, a)
+            squares += a * a
+        return squares
+
+    @device_function
+    def scaled_vector(source, gains, target, dim, scale):
+        # Whole warps go round together: the q8 store shuffles, and its last record is filled up with zeros.
+        for first in range(0, walked(dim), threads * 4):
+            i = np.int32(first + np.int32(cuda.threadIdx.x) * 4)
+            a0 = np.float32(0)
+            a1 = np.float32(0)
+            a2 = np.float32(0)
+            a3 = np.float32(0)
+            if i < dim:
+                at = np.uint64(i) * np.uint64(4)
+                a0, a1, a2, a3 = ptx.ld_global_v4_f32(source + at)
+                g0, g1, g2, g3 = ptx.ld_global_nc_v4_f32(gains + at)
+                a0 *= scale * g0
+                a1 *= scale * g1
+                a2 *= scale * g2
+                a3 *= scale * g3
+            store(target, i, dim, a0, a1, a2, a3)
+
+    @device_function
+    def scaled_scalar(source, gains, target, dim, scale):
+        for i in range(np.int32(cuda.threadIdx.x), dim, threads):
+            at = np.uint64(i) * np.uint64(4)
+            value = ptx.ld_global_f32(source + at) * scale * ptx.ld_global_nc_f32(gains + at)
+            ptx.st_global_f32(target + at, value)
+
+    square_sum = square_sum_vector if vector == 4 else square_sum_scalar
+    scaled = scaled_vector if vector == 4 else scaled_scalar
+
+    @device_function
+    def normalise(source, added, kept, gains, target, dim, eps):
+        scratch = ptx.shared_address(cuda.shared.array(0, np.uint8))
+        mean = total(square_sum(source, added, kept, dim), scratch) * ptx.rcp_approx(np.float32(dim))
+        scaled(kept, gains, target, dim, ptx.rsqrt_approx(mean + eps))
+
+    def rmsnorm_plain(x, weight, out, dim, eps):
+        row = np.uint64(cuda.blockIdx.x)
+        source = ptx.global_address(x) + row * np.uint64(dim) * np.uint64(4)
+        target = ptx.global_address(out) + row * bytes_of(dim)
+        normalise(source, source, source, ptx.global_address(weight), target, dim, eps)
+
+    def rmsnorm_residual(x, residual, hidden, weight, out, dim, eps):
+        row = np.uint64(cuda.blockIdx.x)
+        offset = row * np.uint64(dim) * np.uint64(4)
+        target = ptx.global_address(out) + row * bytes_of(dim)
+        normalise(
+            ptx.global_address(x) + offset,
+            ptx.global_address(residual) + offset,
+            ptx.global_address(hidden) + offset,
+            ptx.global_address(weight),
+            target,
+            dim,
+            eps,
+        )
+
+    extra = (Argument("residual", "in", "float32"), Argument("hidden", "out", "float32")) if fused else ()
+    arguments = (
+        Argument("x", "in", "float32"),
+        *extra,
+        Argument("weight", "in", "float32"),
+        output_argument(config.output),
+        Argument("dim", "scalar", "int32"),
+        Argument("eps", "scalar", "float32"),
+    )
+    return Kernel(
+        name="rmsnorm",
+        config=config,
+        function=rmsnorm_residual if fused else rmsnorm_plain,
+        signature=signature_of(arguments),
+        threads=threads,
+        shared_bytes=config.shared_bytes,
+        arguments=arguments,
+    )
+
+
+def shipped() -> list[Kernel]:
+    """Every config that minfer ships."""
+    return [
+        rmsnorm(RmsNormConfig(vector=1)),
+        rmsnorm(RmsNormConfig(vector=1, residual=True)),
+        *(rmsnorm(RmsNormConfig(output=o, residual=r)) for o in OUTPUTS for r in (False, True)),
+    ]

@@ -1,0 +1,118 @@
+"""What the row-wise kernels share: checks, sums over a block, and stores in the dtype that the next kernel reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numba import cuda
+
+from minfer.cuda import ptx
+from minfer.cuda.instruction import device_function
+from minfer.cuda.kernel import Argument, ConfigRefused
+from minfer.cuda.q8 import store_q8
+
+OUTPUTS = ("f32", "f16", "q8")  # what an elementwise kernel can write
+_DTYPES = {"f32": "float32", "f16": "float16", "q8": "uint8"}
+
+
+def check_threads(family: str, threads: int) -> None:
+    """Refuse a block that is not whole warps or over CUDA's limit."""
+    if threads % 32 or not 32 <= threads <= 1024:
+        raise ConfigRefused(f"{family}: {threads} threads a block; take a multiple of 32 from 32 to 1024")
+
+
+def check_choice(family: str, field: str, value: object, choices: tuple) -> None:
+    """Refuse a field's value that is none of `choices`."""
+    if value not in choices:
+        raise ConfigRefused(f"{family}: {field}={value!r}; the variants are {', '.join(map(str, choices))}")
+
+
+def output_argument(output: str, name: str = "out") -> Argument:
+    """The output argument of a kernel that writes "f32", "f16" or "q8" (records, see `minfer.cuda.q8`)."""
+    return Argument(name, "out", _DTYPES[output])
+
+
+@device_function
+def _store4_f32(row, index, dim, v0, v1, v2, v3):
+    if index < dim:
+        ptx.st_global_v4_f32(row + np.uint64(index) * np.uint64(4), v0, v1, v2, v3)
+
+
+@device_function
+def _store4_f16(row, index, dim, v0, v1, v2, v3):
+    if index < dim:
+        target = row + np.uint64(index) * np.uint64(2)
+        ptx.st_global_v2_u32(target, ptx.pack_f16x2(v0, v1), ptx.pack_f16x2(v2, v3))
+
+
+def store4(output: str) -> Callable:
+    """Device function (row address, index, dim, v0, v1, v2, v3) that stores elements index .. index + 3 of a row of
+    `dim`; at or past the row's end nothing is stored. For "q8" the whole warp must call it, with zeros past the end,
+    up to the end of the last record (`store_q8`)."""
+    return {"f32": _store4_f32, "f16": _store4_f16, "q8": store_q8}[output]
+
+
+@device_function
+def _row_bytes_f32(dim):
+    return np.uint64(dim) * np.uint64(4)
+
+
+@device_function
+def _row_bytes_f16(dim):
+    return np.uint64(dim) * np.uint64(2)
+
+
+@device_function
+def _row_bytes_q8(dim):
+    return np.uint64((dim + 63) >> 6) * np.uint64(80)
+
+
+def row_bytes(output: str) -> Callable:
+    """Device function: bytes of an output row of `dim` elements."""
+    return {"f32": _row_bytes_f32, "f16": _row_bytes_f16, "q8": _row_bytes_q8}[output]
+
+
+def covered(output: str) -> Callable:
+    """Device function: the elements that a row of `dim` must be walked to: q8 records are written whole."""
+    return _whole_records if output == "q8" else _as_it_is
+
+
+@device_function
+def _whole_records(dim):
+    return np.int32((dim + 63) & -64)
+
+
+@device_function
+def _as_it_is(dim):
+    return np.int32(dim)
+
+
+@device_function
+def warp_sum(v):
+    """The sum of v over the warp, in every lane, in one fixed order."""
+    v += ptx.shfl_xor_f32(v, 16)
+    v += ptx.shfl_xor_f32(v, 8)
+    v += ptx.shfl_xor_f32(v, 4)
+    v += ptx.shfl_xor_f32(v, 2)
+    v += ptx.shfl_xor_f32(v, 1)
+    return v
+
+
+def block_sum(warps: int) -> Callable:
+    """Device function (v, shared address of `warps` floats): the sum over the block, in every thread. One barrier;
+    the scratch must not be reused before another."""
+
+    @device_function
+    def total(v, scratch):
+        v = warp_sum(v)
+        thread = np.int32(cuda.threadIdx.x)
+        if (thread & 31) == 0:
+            ptx.st_shared_f32(scratch + np.uint32((thread >> 5) * 4), v)
+        cuda.syncthreads()
+        v = np.float32(0)
+        for w in range(warps):
+            v += ptx.ld_shared_f32(scratch + np.uint32(w * 4))
+        return v
+
+    return total

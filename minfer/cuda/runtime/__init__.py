@@ -1,0 +1,88 @@
+"""The launch protocol: compile, assemble, cache, load, check, launch, capture.
+
+    kernel = gemm(GemmConfig(...))                  # minfer.cuda.kernel.Kernel
+    compile_kernel(kernel, "sm_90a").resources      # no GPU needed
+    launch(kernel, grid, a, b, c)                   # the GPU in use
+    run = load(kernel).prepare(grid, a, b, c); run()    # fast repeats
+    with checked(): launch(kernel, grid, a, b, c)   # poisoned outputs, all must be written
+    with capture() as graph: run()
+    graph.replay()
+
+Importing this package imports neither NumPy nor numba; the names below load on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minfer.cuda.runtime.arrays import DeviceArray, Pinned, empty, to_device, upload, zeros
+    from minfer.cuda.runtime.checking import Unwritten, checked
+    from minfer.cuda.runtime.compiler import ARCHITECTURES, CompiledKernel, compile_kernel
+    from minfer.cuda.runtime.devices import Device, available, device
+    from minfer.cuda.runtime.driver import DriverError
+    from minfer.cuda.runtime.launching import (
+        BoundLaunch,
+        LoadedKernel,
+        launch,
+        launch_counts,
+        load,
+        reset_launch_counts,
+    )
+    from minfer.cuda.runtime.resources import Resources
+    from minfer.cuda.runtime.streams import Event, Graph, Stream, capture, current_stream
+    from minfer.cuda.runtime.tensor_maps import TensorMap, tensor_map
+
+_WHERE = {
+    "arrays": ("DeviceArray", "Pinned", "empty", "to_device", "upload", "zeros"),
+    "checking": ("Unwritten", "checked"),
+    "compiler": ("ARCHITECTURES", "CompiledKernel", "compile_kernel"),
+    "devices": ("Device", "available", "device"),
+    "driver": ("DriverError",),
+    "launching": ("BoundLaunch", "LoadedKernel", "launch", "launch_counts", "load", "reset_launch_counts"),
+    "resources": ("Resources",),
+    "streams": ("Event", "Graph", "Stream", "capture", "current_stream"),
+    "tensor_maps": ("TensorMap", "tensor_map"),
+}
+_MODULE = {name: module for module, names in _WHERE.items() for name in names}
+
+__all__ = [
+    "ARCHITECTURES",
+    "BoundLaunch",
+    "CompiledKernel",
+    "Device",
+    "DeviceArray",
+    "DriverError",
+    "Event",
+    "Graph",
+    "LoadedKernel",
+    "Pinned",
+    "Resources",
+    "Stream",
+    "TensorMap",
+    "Unwritten",
+    "available",
+    "capture",
+    "checked",
+    "compile_kernel",
+    "current_stream",
+    "device",
+    "empty",
+    "launch",
+    "launch_counts",
+    "load",
+    "reset_launch_counts",
+    "tensor_map",
+    "to_device",
+    "upload",
+    "zeros",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,254 @@
+"""Arrays in the device's memory, and the way to it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+
+from minfer.cuda.runtime import driver
+from minfer.cuda.runtime.devices import device
+from minfer.cuda.runtime.streams import Event, Stream, captures
+
+
+class _Memory:
+    """One allocation, freed with the last array that lies in it."""
+
+    def __init__(self, nbytes: int) -> None:
+        device()
+        self.pointer = 0
+        try:
+            self.pointer = int(
+                driver.call("cuMemAlloc", max(nbytes, 1), doing=f"allocating {nbytes:,} bytes")
+            )
+        except driver.DriverError as error:
+            if error.code != driver.OUT_OF_MEMORY:
+                raise
+            free, total = driver.call("cuMemGetInfo")
+            raise MemoryError(
+                f"{device().name} has {int(free):,} of {int(total):,} bytes free, {nbytes:,} were asked for: "
+                "free arrays, or use a smaller model or context"
+            ) from error
+
+    def __del__(self) -> None:
+        if not self.pointer:
+            return
+        with captures.lock:
+            if captures.open:
+                captures.waiting.append(self.pointer)
+                return
+        with contextlib.suppress(Exception):  # the driver may be gone at exit
+            driver.call("cuMemFree", self.pointer)
+
+
+class DeviceArray:
+    """A C-contiguous array in the device's memory.
+
+    Attributes:
+        pointer: its address; shape, dtype, nbytes as in NumPy (bfloat16 is kept as uint16).
+    """
+
+    __slots__ = ("dtype", "dtype_name", "memory", "nbytes", "pointer", "shape")
+
+    def __init__(self, memory: Any, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.memory, self.pointer, self.shape, self.dtype = memory, pointer, shape, dtype
+        self.dtype_name = dtype.name
+        self.nbytes = math.prod(shape) * dtype.itemsize
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.pointer, False),
+            "version": 3,
+            "strides": None,
+            "stream": None,
+        }
+
+    def reshape(self, *shape: int) -> DeviceArray:
+        """The same memory under another shape; one axis may be -1."""
+        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        if -1 in wanted:
+            known = -math.prod(wanted)
+            if wanted.count(-1) > 1 or known == 0 or self.size % known:
+                raise ValueError(f"cannot reshape {self.shape} to {wanted}")
+            wanted = tuple(self.size // known if n == -1 else n for n in wanted)
+        if math.prod(wanted) != self.size:
+            raise ValueError(f"cannot reshape {self.shape} ({self.size} elements) to {wanted}")
+        return DeviceArray(self.memory, self.pointer, tuple(wanted), self.dtype)
+
+    def view(self, dtype: Any) -> DeviceArray:
+        """The same memory as another dtype; the last axis changes its length."""
+        wanted = np.dtype(dtype)
+        last = (self.shape[-1] if self.shape else 1) * self.dtype.itemsize
+        if last % wanted.itemsize:
+            raise ValueError(f"rows of {last} bytes are no whole number of {wanted}")
+        return DeviceArray(self.memory, self.pointer, (*self.shape[:-1], last // wanted.itemsize), wanted)
+
+    def __getitem__(self, key: int | slice) -> DeviceArray:
+        """A row, or a range of rows (no steps), of the first axis: the same memory."""
+        row = self.nbytes // self.shape[0] if self.shape and self.shape[0] else 0
+        if isinstance(key, slice):
+            start, stop, step = key.indices(self.shape[0])
+            if step != 1:
+                raise IndexError("a slice of a DeviceArray has no step: rows must stay contiguous")
+            shape = (max(stop - start, 0), *self.shape[1:])
+            return DeviceArray(self.memory, self.pointer + start * row, shape, self.dtype)
+        index = key + self.shape[0] if key < 0 else key
+        if not 0 <= index < self.shape[0]:
+            raise IndexError(f"row {key} of {self.shape[0]}")
+        return DeviceArray(self.memory, self.pointer + index * row, self.shape[1:], self.dtype)
+
+    def to_host(self, stream: Any = None) -> np.ndarray:
+        """A NumPy copy; waits for the stream's work before it."""
+        host = np.empty(self.shape, self.dtype)
+        target = Stream.of(stream)
+        if self.nbytes:
+            driver.call("cuMemcpyDtoHAsync", host.ctypes.data, self.pointer, self.nbytes, target.handle)
+        target.synchronize()
+        return host
+
+    def copy_from(self, source: np.ndarray | DeviceArray, stream: Any = None) -> DeviceArray:
+        """Fill with `source`, of the same shape and dtype. From the host it waits for the copy, so that
+        `source` may be changed afterwards."""
+        if tuple(source.shape) != self.shape or source.dtype != self.dtype:
+            raise ValueError(f"cannot copy {source.dtype}{source.shape} into {self.dtype}{self.shape}")
+        target = Stream.of(stream)
+        if not self.nbytes:
+            return self
+        if isinstance(source, DeviceArray):
+            driver.call("cuMemcpyDtoDAsync", self.pointer, source.pointer, self.nbytes, target.handle)
+        else:
+            host = np.ascontiguousarray(source)
+            driver.call("cuMemcpyHtoDAsync", self.pointer, host.ctypes.data, self.nbytes, target.handle)
+            target.synchronize()
+        return self
+
+    def fill_bytes(self, value: int, stream: Any = None) -> DeviceArray:
+        """Set every byte."""
+        if self.nbytes:
+            driver.call("cuMemsetD8Async", self.pointer, value, self.nbytes, Stream.of(stream).handle)
+        return self
+
+    def __repr__(self) -> str:
+        return f"DeviceArray({self.dtype.name}{list(self.shape)} at {self.pointer:#x})"
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any) -> DeviceArray:
+    """An array of unset device memory, aligned to 256 bytes.
+
+    Raises:
+        MemoryError: the device has not that much free; says how much it has.
+    """
+    wanted = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+    kind = np.dtype(dtype)
+    memory = _Memory(math.prod(wanted) * kind.itemsize)
+    return DeviceArray(memory, memory.pointer, wanted, kind)
+
+
+def zeros(shape: int | tuple[int, ...], dtype: Any, stream: Any = None) -> DeviceArray:
+    """An array of zeros."""
+    return empty(shape, dtype).fill_bytes(0, stream)
+
+
+def to_device(array: np.ndarray, stream: Any = None) -> DeviceArray:
+    """A device copy of a NumPy array; the copy is finished on return."""
+    return empty(array.shape, array.dtype).copy_from(array, stream)
+
+
+class Pinned:
+    """A page-locked host buffer: copies from it run at the bus's full speed.
+
+    Attributes:
+        array: the buffer as uint8.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        device()
+        self._pointer = 0
+        self._pointer = int(driver.call("cuMemHostAlloc", nbytes, 0, doing=f"pinning {nbytes:,} bytes"))
+        self.array = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(self._pointer), np.uint8)
+
+    def __del__(self) -> None:
+        if self._pointer:
+            with contextlib.suppress(Exception):  # the driver may be gone at exit
+                driver.call("cuMemFreeHost", self._pointer)
+
+
+def upload(target: DeviceArray, source: np.ndarray, staging: tuple[Pinned, Pinned], stream: Stream) -> None:
+    """Copy `source` (contiguous, as many bytes as `target`) through two pinned buffers by turns, so that
+    reading the source (a memory-mapped file) and the bus overlap. Finished on return.
+
+    Raises:
+        ValueError: the byte counts differ.
+    """
+    data = source.reshape(-1).view(np.uint8)
+    if data.nbytes != target.nbytes:
+        raise ValueError(f"{data.nbytes} bytes for an array of {target.nbytes}")
+    step = min(buffer.array.nbytes for buffer in staging)
+    done: list[Event | None] = [None, None]
+    for turn, start in enumerate(range(0, data.nbytes, step)):
+        side = turn % 2
+        if done[side] is not None:
+            done[side].synchronize()
+        part = data[start : start + step]
+        buffer = staging[side].array
+        buffer[: part.nbytes] = part
+        driver.call(
+            "cuMemcpyHtoDAsync", target.pointer + start, buffer.ctypes.data, part.nbytes, stream.handle
+        )
+        done[side] = Event().record(stream)
+    stream.synchronize()
+
+
+def describe(array: Any) -> tuple[int, tuple[int, ...], str]:
+    """(address, shape, dtype name) of a `DeviceArray`, torch tensor or `__cuda_array_interface__` holder.
+
+    Raises:
+        TypeError: no array of the device.
+        ValueError: not C-contiguous.
+    """
+    if isinstance(array, DeviceArray):
+        return array.pointer, array.shape, array.dtype_name
+    if hasattr(array, "data_ptr"):  # torch: its own attributes are faster, and know bfloat16
+        if not array.is_cuda:
+            raise TypeError(f"the tensor lies on {array.device}: move it to the GPU")
+        if not array.is_contiguous():
+            raise ValueError(
+                f"the tensor of shape {tuple(array.shape)} is not contiguous: call .contiguous()"
+            )
+        return array.data_ptr(), tuple(array.shape), str(array.dtype).removeprefix("torch.")
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        raise TypeError(f"{type(array).__name__} is no array on the GPU: use to_device()")
+    dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
+    strides, expected = interface.get("strides"), dtype.itemsize
+    if strides is not None:
+        for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+            if length != 1 and stride != expected:
+                raise ValueError(f"the array of shape {shape} and strides {strides} is not C-contiguous")
+            expected *= length
+    return int(interface["data"][0]), shape, dtype.name
+
+
+def itemsize(dtype_name: str) -> int:
+    """Bytes of one element: 2 for "bfloat16", 1 for "bool"."""
+    digits = dtype_name.lstrip("abcdefghijklmnopqrstuvwxyz")
+    return int(digits) // 8 if digits else 1

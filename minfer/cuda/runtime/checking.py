@@ -1,0 +1,172 @@
+"""Checked mode: every output is poisoned before a launch, and all of it must have been written after.
+
+Floating-point outputs are filled with NaNs of a known pattern, integers with a canary. An element that still
+holds the pattern is a suspect; since a kernel may write just that value, the launch is repeated with another
+pattern, and what holds the pattern both times was not written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minfer.cuda.runtime import driver
+from minfer.cuda.runtime.arrays import DeviceArray, describe, empty, itemsize
+from minfer.cuda.runtime.streams import Stream
+
+if TYPE_CHECKING:
+    from minfer.cuda.runtime.launching import LoadedKernel
+
+# Two bit patterns an element size: NaNs as floats (payloads that arithmetic does not make), canaries as
+# integers. float64 repeats the 32-bit pattern, which is a NaN too.
+PATTERNS = {
+    "float": {2: (0x7EA5, 0x7E5B), 4: (0x7FEDA5A5, 0x7FED5B5B), 8: (0x7FEDA5A5, 0x7FED5B5B)},
+    "bfloat": {2: (0x7FA5, 0x7FDB)},
+    "int": {1: (0xA5, 0x5B), 2: (0xA5A5, 0x5B5B), 4: (0xA5A5A5A5, 0x5B5B5B5B), 8: (0xA5A5A5A5, 0x5B5B5B5B)},
+}
+
+
+class Unwritten(AssertionError):
+    """Checked mode found output elements that a kernel did not write.
+
+    Attributes:
+        kernel, config, argument: which.
+        index: the first unwritten element's index; count: how many there are.
+    """
+
+    def __init__(
+        self, loaded: LoadedKernel, argument: str, index: tuple[int, ...], count: int, size: int
+    ) -> None:
+        self.kernel, self.config = loaded.kernel.name, loaded.kernel.config
+        self.argument, self.index, self.count = argument, index, count
+        super().__init__(
+            f"{loaded.kernel} left {count} of {size} elements of output {argument!r} unwritten, "
+            f"first at {index}"
+        )
+
+
+_depth = 0
+
+
+def is_on() -> bool:
+    """Whether checked mode is on."""
+    return _depth > 0
+
+
+@contextlib.contextmanager
+def checked() -> Iterator[None]:
+    """Check every launch of the block: poison its outputs, wait for it, prove that they were written.
+
+    Slow (each launch is waited for, outputs are copied to the host; a kernel that seems to leave something
+    unwritten runs twice). Launches inside a graph capture are refused.
+    """
+    global _depth
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+
+
+@dataclass
+class _Output:
+    """A whole output: where it lies, and how to poison it."""
+
+    name: str
+    pointer: int
+    shape: tuple[int, ...]
+    itemsize: int
+    patterns: tuple[int, int]
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def poison(self, turn: int, stream: Stream) -> None:
+        width, count = (self.itemsize, self.size) if self.itemsize < 8 else (4, 2 * self.size)
+        if count:
+            function = f"cuMemsetD{8 * width}Async"
+            driver.call(function, self.pointer, self.patterns[turn], count, stream.handle)
+
+    def untouched(self, turn: int, stream: Stream) -> np.ndarray:
+        """Which elements (flat) still hold the pattern."""
+        words = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[self.itemsize]
+        pattern = self.patterns[turn]
+        if self.itemsize == 8:
+            pattern |= pattern << 32
+        return DeviceArray(None, self.pointer, (self.size,), np.dtype(words)).to_host(stream) == words(
+            pattern
+        )
+
+
+def _outputs(loaded: LoadedKernel, args: tuple) -> list[_Output]:
+    outputs = []
+    for argument, value in zip(loaded.kernel.arguments, args, strict=True):
+        if argument.kind != "out" and not argument.stored:
+            continue
+        array = value.array if argument.kind == "tensor_map" else value
+        if isinstance(array, int):
+            raise TypeError(
+                f"{loaded.kernel}: checked mode needs output {argument.name!r} as an array, not an address"
+            )
+        pointer, shape, name = describe(array)
+        name = argument.dtype if argument.dtype == "bfloat16" else name
+        kind = name.rstrip("0123456789").removeprefix("u").replace("bool", "int")
+        width = itemsize(name)
+        outputs.append(_Output(argument.name, pointer, shape, width, PATTERNS[kind][width]))
+    return outputs
+
+
+def run_checked(loaded: LoadedKernel, fire: Callable[[], None], args: tuple, stream: Stream) -> None:
+    """Launch by `fire` with poisoned outputs.
+
+    Raises:
+        Unwritten: an output that was not written whole.
+        DriverError: the kernel failed while it ran.
+        RuntimeError: inside a graph capture.
+    """
+    if stream.captured is not None:
+        raise RuntimeError(
+            f"{loaded.kernel}: checked mode cannot look into a graph capture: launch it outside of one"
+        )
+    outputs = _outputs(loaded, args)
+    saved = _save(loaded, args, stream)
+    suspects = _suspects(loaded, fire, outputs, 0, stream)
+    if not any(mask.any() for mask in suspects):
+        return
+    for original, copy in saved:
+        driver.call("cuMemcpyDtoDAsync", original, copy.pointer, copy.nbytes, stream.handle)
+    again = _suspects(loaded, fire, outputs, 1, stream)
+    for output, first, second in zip(outputs, suspects, again, strict=True):
+        unwritten = np.flatnonzero(first & second)
+        if len(unwritten):
+            index = tuple(int(i) for i in np.unravel_index(unwritten[0], output.shape))
+            raise Unwritten(loaded, output.name, index, len(unwritten), output.size)
+
+
+def _save(loaded: LoadedKernel, args: tuple, stream: Stream) -> list[tuple[int, DeviceArray]]:
+    """Copies of what the kernel changes in place, to start the second run from."""
+    saved = []
+    for argument, value in zip(loaded.kernel.arguments, args, strict=True):
+        if argument.kind != "inout" or isinstance(value, int):
+            continue
+        pointer, shape, name = describe(value)
+        copy = empty(int(np.prod(shape, dtype=np.int64)) * itemsize(name), np.uint8)
+        if copy.nbytes:
+            driver.call("cuMemcpyDtoDAsync", copy.pointer, pointer, copy.nbytes, stream.handle)
+            saved.append((pointer, copy))
+    return saved
+
+
+def _suspects(
+    loaded: LoadedKernel, fire: Callable[[], None], outputs: list[_Output], turn: int, stream: Stream
+) -> list[np.ndarray]:
+    for output in outputs:
+        output.poison(turn, stream)
+    fire()
+    driver.call("cuStreamSynchronize", stream.handle, doing=f"running {loaded.kernel} (checked)")
+    return [output.untouched(turn, stream) for output in outputs]
