@@ -243,19 +243,21 @@ class Block:
             raise Divergence(f"{name}: barrier {number}; a block has barriers 0 to 15")
         if expected is not None and (expected % WARP or not WARP <= expected <= self.launch.threads):
             raise Divergence(
-                f"{name}: {expected} threads; a multiple of {WARP} up to the block's {self.launch.threads} is needed"
+                f"{name}: {expected} threads; it takes a multiple of {WARP} up to the block's "
+                f"{self.launch.threads}"
             )
         barrier = self.barriers.setdefault(number, _Barrier())
         if barrier.arrivals and barrier.expected != expected:
             raise Divergence(
-                f"{name}: barrier {number} with {expected} threads, but others wait there for {barrier.expected}"
+                f"{name}: barrier {number} with {expected} threads, but others wait there for "
+                f"{barrier.expected}"
             )
         site = call_chain(sys._getframe(1))
         if barrier.sites.setdefault(lane.warp.number, site) != site:
             others = [other for other in barrier.waiting if other.warp is lane.warp]
             raise Divergence(
-                f"lanes of warp {lane.warp.number} reach barrier {number} at different places: lane {lane.index} at "
-                f"{source_place(sys._getframe(1))}; {lane_list(others)} elsewhere"
+                f"lanes of warp {lane.warp.number} reach barrier {number} at different places: "
+                f"lane {lane.index} at {source_place(sys._getframe(1))}; {lane_list(others)} elsewhere"
             )
         barrier.expected = expected
         barrier.arrivals += 1
@@ -287,7 +289,8 @@ class Block:
         lane.warpgroup.check_exit(lane)
         if lane.bulk or lane.bulk_groups:
             raise AsyncHazard(
-                "a thread exits while its bulk stores still read shared memory: bulk_wait_group_read(0) is missing"
+                "a thread exits while its bulk stores still read shared memory: bulk_wait_group_read(0) is "
+                "missing"
             )
         if lane.wgmmas:
             raise AsyncHazard("a thread exits with wgmma in flight: wgmma_wait(0, ...) is missing")

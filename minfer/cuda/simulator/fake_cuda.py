@@ -128,6 +128,6 @@ class FakeCuda:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"the simulator has no cuda.{name}; it has threadIdx, blockIdx, blockDim, gridDim, laneid, warpsize, "
-            f"syncthreads, syncwarp, local.array, shared.array and atomic.add/max/min"
+            f"the simulator has no cuda.{name}; it has threadIdx, blockIdx, blockDim, gridDim, laneid, "
+            f"warpsize, syncthreads, syncwarp, local.array, shared.array and atomic.add/max/min"
         )

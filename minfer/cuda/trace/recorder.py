@@ -17,8 +17,8 @@ from minfer.cuda.trace.source import SOURCE_MARK, call_chain
 
 VERSION = 1
 
-#: columns of `Trace.table`. `site` indexes `Trace.sites`; `sync` and `occurrence` number executions of a site, so that rows
-#: of one warp that agree in both, in site and in op are one request.
+#: columns of `Trace.table`. `site` indexes `Trace.sites`; `sync` and `occurrence` number executions of a
+#: site, so that rows of one warp that agree in both, in site and in op are one request.
 DTYPE = np.dtype(
     [
         ("op", "u1"),
@@ -195,7 +195,8 @@ class Trace:
             raise ValueError(f"{stem}.json does not describe a trace")
         if description["version"] != VERSION or description["ops"] != {op.name: int(op) for op in Op}:
             raise ValueError(
-                f"{stem}.json is a trace of version {description['version']}, this is version {VERSION}: record it again"
+                f"{stem}.json is a trace of version {description['version']}, this is version {VERSION}: "
+                f"record it again"
             )
         trace = cls()
         with np.load(stem.with_name(stem.name + ".npz")) as columns:
