@@ -375,7 +375,7 @@ def test_numpy_integers_in_closures_are_plain_integers():
 def test_arguments_are_checked():
     kernel = make_kernel(copy_kernel, "source: float32", "target: float32", "n = int32")
     array = np.zeros(4, np.float32)
-    with pytest.raises(TypeError, match="takes 3 arguments .source, target, n., 2 were given"):
+    with pytest.raises(TypeError, match=r"takes 3 arguments .source, target, n., 2 were given"):
         simulator.launch(kernel, 1, array, array)
     with pytest.raises(ValueError, match="does not fit"):
         simulator.launch(kernel, 1, array, array, 2**31)
@@ -394,7 +394,7 @@ def test_unknown_cuda_attribute_is_named():
     def kernel():
         cuda.const.array_like(None)
 
-    with pytest.raises(AttributeError, match="no cuda.const") as caught:
+    with pytest.raises(AttributeError, match=r"no cuda\.const") as caught:
         simulator.launch(make_kernel(kernel), 1)
     assert "thread 0" in caught.value.__notes__[0]
 
@@ -422,7 +422,8 @@ def test_a_launch_can_follow_one_that_failed():
 def test_runs_with_numbas_own_simulator_switched_on():
     code = (
         "import sys; sys.path.insert(0, 'tests/cuda'); import test_simulator as t;"
-        "t.test_copy_over_blocks(); t.test_block_reduction(); t.test_casts_wrap_and_products_do_not(); print('ran')"
+        "t.test_copy_over_blocks(); t.test_block_reduction(); t.test_casts_wrap_and_products_do_not();"
+        "print('ran')"
     )
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
     done = subprocess.run(

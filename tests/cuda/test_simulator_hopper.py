@@ -260,7 +260,8 @@ def run_wgmma(
     k_bytes = a.shape[1] * a.itemsize
     steps = steps or k_bytes // 32
     instruction = ptx.wgmma(
-        n, dtype, a_in, steps, "operand" if start is not None else False, transpose_b=transpose_b, swizzle=swizzle,
+        n, dtype, a_in, steps, False if start is None else "operand",
+        transpose_b=transpose_b, swizzle=swizzle,
         b_offsets=tuple(16 * swizzle * step for step in range(steps)) if transpose_b else None,
     )  # fmt: skip
     wait = ptx.wgmma_wait(0, n // 2, "s32" if dtype in ("s8", "u8") else "f32")
@@ -313,7 +314,7 @@ def run_wgmma(
     assert k_columns * steps == a.shape[1]
     out = np.zeros((128, n // 2), out_dtype)
     kernel = make_kernel(
-        kernel, "tm_a: map", "tm_b: map", "out: " + ("int32" if out_dtype == np.int32 else "float32"), "scale = int32",
+        kernel, "tm_a: map", "tm_b: map", f"out: {np.dtype(out_dtype)}", "scale = int32",
         threads=128, shared_bytes=64 * 128 + b_bytes + 8,
     )  # fmt: skip
     map_a = simulator.tensor_map(a, 64, k_bytes // a.itemsize, swizzle)

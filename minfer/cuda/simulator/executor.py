@@ -20,7 +20,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from minfer.cuda.simulator.errors import AsyncHazard, Deadlock, Divergence, SimulatorError
 from minfer.cuda.simulator.memory import GlobalMemory, SharedMemory
 from minfer.cuda.simulator.rebinding import Rebinder
-from minfer.cuda.trace.ops import SOURCE_MARK, Op
+from minfer.cuda.trace.ops import Op
+from minfer.cuda.trace.source import SOURCE_MARK, call_chain
 
 WARP = 32
 WARPGROUP = 128
@@ -34,18 +35,6 @@ def source_place(frame: Any) -> str:
             return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
     return "no kernel source"
-
-
-def call_site() -> tuple[Any, ...]:
-    """Identity of the instruction being executed: the chain of kernel-source calls that leads to it."""
-    frame = sys._getframe(2)
-    site = []
-    while frame is not None:
-        if SOURCE_MARK in frame.f_globals:
-            site.append(frame.f_code)
-            site.append(frame.f_lasti)
-        frame = frame.f_back
-    return tuple(site)
 
 
 class Lane(greenlet):
@@ -129,7 +118,7 @@ def current_lane(what: str = "a CUDA instruction") -> Lane:
 class _Collective:
     __slots__ = ("arguments", "lanes", "name", "site")
 
-    def __init__(self, name: str, site: tuple[Any, ...], size: int) -> None:
+    def __init__(self, name: str, site: tuple[int, ...], size: int) -> None:
         self.name = name
         self.site = site
         self.lanes: list[Lane] = []
@@ -155,7 +144,7 @@ class Group:
 
         `execute(group, arguments)` gets one argument a lane and returns one result a lane (or None).
         """
-        site = call_site()
+        site = call_chain(sys._getframe(1))
         pending = self.pending
         if pending is None:
             if len(self.lanes) != self.size or any(other.exited for other in self.lanes):
@@ -225,7 +214,7 @@ class _Barrier:
         self.expected: int | None = None  # None: all threads that have not exited
         self.arrivals = 0
         self.waiting: list[Lane] = []
-        self.sites: dict[int, tuple[Any, ...]] = {}
+        self.sites: dict[int, tuple[int, ...]] = {}
 
 
 class Block:
@@ -254,19 +243,21 @@ class Block:
             raise Divergence(f"{name}: barrier {number}; a block has barriers 0 to 15")
         if expected is not None and (expected % WARP or not WARP <= expected <= self.launch.threads):
             raise Divergence(
-                f"{name}: {expected} threads; a multiple of {WARP} up to the block's {self.launch.threads} is needed"
+                f"{name}: {expected} threads; it takes a multiple of {WARP} up to the block's "
+                f"{self.launch.threads}"
             )
         barrier = self.barriers.setdefault(number, _Barrier())
         if barrier.arrivals and barrier.expected != expected:
             raise Divergence(
-                f"{name}: barrier {number} with {expected} threads, but others wait there for {barrier.expected}"
+                f"{name}: barrier {number} with {expected} threads, but others wait there for "
+                f"{barrier.expected}"
             )
-        site = call_site()
+        site = call_chain(sys._getframe(1))
         if barrier.sites.setdefault(lane.warp.number, site) != site:
             others = [other for other in barrier.waiting if other.warp is lane.warp]
             raise Divergence(
-                f"lanes of warp {lane.warp.number} reach barrier {number} at different places: lane {lane.index} at "
-                f"{source_place(sys._getframe(1))}; {lane_list(others)} elsewhere"
+                f"lanes of warp {lane.warp.number} reach barrier {number} at different places: "
+                f"lane {lane.index} at {source_place(sys._getframe(1))}; {lane_list(others)} elsewhere"
             )
         barrier.expected = expected
         barrier.arrivals += 1
@@ -298,7 +289,8 @@ class Block:
         lane.warpgroup.check_exit(lane)
         if lane.bulk or lane.bulk_groups:
             raise AsyncHazard(
-                "a thread exits while its bulk stores still read shared memory: bulk_wait_group_read(0) is missing"
+                "a thread exits while its bulk stores still read shared memory: bulk_wait_group_read(0) is "
+                "missing"
             )
         if lane.wgmmas:
             raise AsyncHazard("a thread exits with wgmma in flight: wgmma_wait(0, ...) is missing")
@@ -404,7 +396,7 @@ class Launch:
             ready.popleft().switch()
 
     def _deadlock(self, blocks: list[Block]) -> Deadlock:
-        places: dict[tuple[int, str], list[Lane]] = {}
+        places: dict[tuple[int, int, str], list[Lane]] = {}
         for block in blocks:
             for lane in block.lanes:
                 if not lane.dead:

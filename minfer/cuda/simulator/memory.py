@@ -70,8 +70,8 @@ class Region:
         offset = address - self.base
         if self.valid is not None and self.valid.find(0, offset, offset + size) >= 0:
             raise UninitializedShared(
-                f"reads shared memory bytes {offset} to {offset + size - 1} at {address:#x}, which nothing has "
-                f"written",
+                f"reads shared memory bytes {offset} to {offset + size - 1} at {address:#x}, which nothing "
+                f"has written",
                 address=address,
             )
 
@@ -96,8 +96,8 @@ class SharedMemory(Region):
     def find(self, address: int, size: int) -> Region:
         if address < SHARED_BASE or address + size > self.end:
             raise OutOfBounds(
-                f"shared memory access of {size} bytes at {address:#x} (byte {address - SHARED_BASE}): the block has "
-                f"{self.size} bytes",
+                f"shared memory access of {size} bytes at {address:#x} (byte {address - SHARED_BASE}): the "
+                f"block has {self.size} bytes",
                 address=address,
             )
         return self

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minfer.cuda.simulator.scalars import SimulatedTypes, scalar_cast
-from minfer.cuda.trace.ops import SOURCE_MARK
+from minfer.cuda.trace.source import SOURCE_MARK
 
 
 class Rebinder:

@@ -1,11 +1,8 @@
-"""Kinds of records in a trace, and the mark by which kernel source is known."""
+"""Kinds of records in a trace."""
 
 from __future__ import annotations
 
 import enum
-
-#: name in the globals of every function that the simulator runs as kernel source
-SOURCE_MARK = "__minfer_simulated__"
 
 
 class Op(enum.IntEnum):

@@ -23,8 +23,8 @@ from minfer.cuda.trace.ops import Op, unpack_mbarrier
 from minfer.cuda.trace.recorder import Place, Trace
 
 _SHARED_ACCESSES = (
-    Op.LOAD_SHARED, Op.STORE_SHARED, Op.LDMATRIX, Op.STMATRIX, Op.ATOMIC, Op.COPY_ISSUE, Op.TMA_ISSUE, Op.BULK_READ_BEGIN,
-    Op.WGMMA_READ_BEGIN,
+    Op.LOAD_SHARED, Op.STORE_SHARED, Op.LDMATRIX, Op.STMATRIX, Op.ATOMIC,
+    Op.COPY_ISSUE, Op.TMA_ISSUE, Op.BULK_READ_BEGIN, Op.WGMMA_READ_BEGIN,
 )  # fmt: skip
 _GLOBAL_WRITES = (Op.STORE_GLOBAL,)
 _GLOBAL_SPAN = 1 << 40  # arrays lie at multiples of it
@@ -55,7 +55,8 @@ class Finding:
     count: int = 1
 
     def __str__(self) -> str:
-        text = f"{self.kind}: {self.space} {self.address:#x}, block {self.block} thread {self.thread}, {self.place}"
+        where = f"{self.space} {self.address:#x}, block {self.block} thread {self.thread}, {self.place}"
+        text = f"{self.kind}: {where}"
         if self.other_place is not None:
             text += f"; thread {self.other_thread}, {self.other_place}"
         return text + (f" ({self.count} times)" if self.count > 1 else "")
@@ -134,17 +135,25 @@ class _Checker:
         self, kind: str, space: str, address: int, thread: int, site: int, other: tuple[int, int] | None
     ) -> None:
         other_site = other[1] if other else None
-        key = (kind, space, site, other_site)
+        # a race is one finding whichever side came first
+        places = frozenset((site, other_site)) if kind.endswith("race") else (site, other_site)
+        key = (kind, space, places)
         known = self.found.get(key)
         if known is not None:
             self.found[key] = replace(known, count=known.count + 1)
             return
-        place = self.trace.place
+        threads = self.info.threads
+        earlier = None if other is None or other[0] >= self.info.cluster * threads else other[0] % threads
         self.found[key] = Finding(
-            kind, space, address, self.first_block + thread // self.info.threads, thread % self.info.threads, place(site),
-            None if other is None or other[0] >= self.info.cluster * self.info.threads else other[0] % self.info.threads,
-            None if other is None else place(other_site),
-        )  # fmt: skip
+            kind=kind,
+            space=space,
+            address=address,
+            block=self.first_block + thread // threads,
+            thread=thread % threads,
+            place=self.trace.place(site),
+            other_thread=earlier,
+            other_place=None if other is None else self.trace.place(other_site),
+        )
 
     def granules(self, address: int, length: int) -> range:
         return range(address // self.shared_granule, -(-(address + length) // self.shared_granule))

@@ -97,8 +97,8 @@ class MBarrier:
             if self.phase & 1 == parity:
                 self.waiting.append(lane)
                 lane.suspend(
-                    f"mbarrier_wait({self.address:#x}, {parity}) [{self.pending} arrivals and {self.bytes} bytes "
-                    f"missing in phase {self.phase}]"
+                    f"mbarrier_wait({self.address:#x}, {parity}) [{self.pending} arrivals and {self.bytes} "
+                    f"bytes missing in phase {self.phase}]"
                 )
         if lane.trace is not None:
             lane.trace.record(lane, Op.MBARRIER_WAIT, self.address, self.block.rank, self.phase)
@@ -267,7 +267,8 @@ def bulk_wait_group_read(n):
         for target, shared, x, y, data in lane.bulk_groups.popleft():
             if lane.block.shared.read(shared, len(data)) != data:
                 raise AsyncHazard(
-                    f"shared memory at {shared:#x} changed while tma_store_2d of {len(data)} bytes still read it",
+                    f"shared memory at {shared:#x} changed while tma_store_2d of {len(data)} bytes still "
+                    f"read it",
                     address=shared,
                 )
             units = np.frombuffer(data, np.uint8).reshape(-1, 16)
