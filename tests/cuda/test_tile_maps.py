@@ -34,8 +34,9 @@ def test_accumulator_and_a_fragment_share_their_map():
 
 
 def ldmatrix(memory: np.ndarray, fragment: Fragment) -> np.ndarray:
-    """[32 lanes, elements] of ldmatrix.x4 on `memory` [rows, bytes], by the definition of the instruction: lanes 8 i ... 8
-    i + 7 name matrix i's rows; lane l receives 32 bits of row l // 4, or with .trans two 16-bit elements of column l // 4."""
+    """[32 lanes, elements] of ldmatrix.x4 on `memory` [rows, bytes], by the definition of the instruction:
+    lanes 8 i ... 8 i + 7 name matrix i's rows; lane l receives 32 bits of row l // 4, or with .trans two
+    16-bit elements of column l // 4."""
     result = np.zeros((32, 16), np.uint8)
     for i in range(4):
         rows = []
@@ -65,7 +66,8 @@ def test_ldmatrix_brings_each_lane_the_elements_of_its_map(fragment):
 
 
 def test_mma_operand_halves_are_the_two_columns_blocks():
-    """Registers 2 h, 2 h + 1 of a B fragment and elements 4 h ... 4 h + 3 of an accumulator are the same 8 columns."""
+    """Registers 2 h, 2 h + 1 of a B fragment and elements 4 h ... 4 h + 3 of an accumulator are the same 8
+    columns."""
     b = Fragment("matrix_b", "f16", "col_major")
     for lane in range(32):
         for half in range(2):

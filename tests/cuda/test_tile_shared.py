@@ -1,6 +1,6 @@
-"""Shared tiles: no two bytes share a place, and the layouts have the bank conflicts that they are chosen for."""
+"""Shared tiles: no two bytes share a place, and the layouts have the bank conflicts that they are chosen
+for."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,7 +80,9 @@ def test_bank_conflicts_of_ldmatrix(tile, expected, use):
         assert degree(tile, fragment, byte) == expected
 
 
-@pytest.mark.parametrize("arguments", [(8, 40), (8, 64, 8), (0, 64), (8, 96, 0, 64), (8, 64, 16, 64), (8, 256, 0, 256)])
+@pytest.mark.parametrize(
+    "arguments", [(8, 40), (8, 64, 8), (0, 64), (8, 96, 0, 64), (8, 64, 16, 64), (8, 256, 0, 256)]
+)
 def test_tiles_that_cannot_be_addressed_are_refused(arguments):
     with pytest.raises(ConfigRefused, match="shared tile"):
         SharedTile(*arguments)
@@ -90,4 +92,4 @@ def test_sizes():
     tile = SharedTile(64, 256, padding=16)
     assert tile.stride == 272
     assert tile.size_bytes == 17_408
-    assert np.array([tile.address(r, 0) // 4 % 32 for r in range(8)]).tolist() == [0, 4, 8, 12, 16, 20, 24, 28]
+    assert [tile.address(r, 0) // 4 % 32 for r in range(8)] == [0, 4, 8, 12, 16, 20, 24, 28]

@@ -142,7 +142,9 @@ def test_a_product_becomes_the_next_operand_in_registers():
     assert np.array_equal(result, a @ b @ v)
 
 
-@pytest.mark.parametrize(("dtype", "layout"), [("f32", "row_major"), ("f32", "col_major"), ("f16", "row_major")])
+@pytest.mark.parametrize(
+    ("dtype", "layout"), [("f32", "row_major"), ("f32", "col_major"), ("f16", "row_major")]
+)
 def test_store_matrix_sync(dtype, layout):
     store = store_matrix_sync(dtype, layout)
     accumulator = Fragment("accumulator", "f32")
