@@ -22,31 +22,28 @@ CELL_TIMEOUT_S = 600
 def canonical(notebook: NotebookNode) -> NotebookNode:
     """A copy without what changes from run to run or from machine to machine, outputs of cells aside.
 
-    Kept of the metadata: the kernel's name, the language, cell tags. No execution counts, no widget state.
+    Kept of the metadata: the kernel's name, the language, cell tags. Code cells count 1, 2, 3.
     """
     notebook = nbformat.from_dict(notebook)
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
+    count = 0
     for index, cell in enumerate(notebook.cells):
         tags = cell.metadata.get("tags", [])
         cell.id = f"cell-{index:02d}"
         cell.metadata = {"tags": list(tags)} if tags else {}
         if cell.cell_type == "code":
-            cell.execution_count = None
-            cell.outputs = (
-                [] if INTERACTIVE in tags else [_canonical_output(output) for output in cell.outputs]
-            )
+            count += 1
+            cell.execution_count = count
+            cell.outputs = [] if INTERACTIVE in tags else cell.outputs
+            for output in cell.outputs:
+                if "execution_count" in output:
+                    output.execution_count = count
+                if "metadata" in output:
+                    output.metadata = {}
     return notebook
-
-
-def _canonical_output(output: NotebookNode) -> NotebookNode:
-    if "execution_count" in output:
-        output.execution_count = None
-    if "metadata" in output:
-        output.metadata = {}
-    return output
 
 
 def text(notebook: NotebookNode) -> str:
