@@ -223,7 +223,7 @@ def test_read_only_loads():
     def kernel(data):
         base = ptx.global_address(data)
         out.append(ptx.ld_global_nc_v4_u32(u64(base + 16)) + ptx.ld_global_stream_v4_u32(u64(base + 32)))
-        out.append(ptx.ld_global_nc_v2_u32(u64(base + 8)) + (ptx.ld_global_nc_u16(u64(base + 2)),))
+        out.append((*ptx.ld_global_nc_v2_u32(u64(base + 8)), ptx.ld_global_nc_u16(u64(base + 2))))
         ptx.prefetch_global_l2(base)
 
     simulator.launch(make_kernel(kernel, "data: uint32", threads=1), 1, data)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minfer.cuda.simulator.arrays import LocalArray, SharedArray, shape_of
-from minfer.cuda.simulator.executor import WARP, current_lane
+from minfer.cuda.simulator.lanes import WARP, current_lane
 from minfer.cuda.simulator.memory import SHARED_BASE
 from minfer.cuda.simulator.scalars import dtype_name
 from minfer.cuda.trace.source import call_chain

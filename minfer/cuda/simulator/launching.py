@@ -10,8 +10,9 @@ from greenlet import getcurrent
 
 from minfer.cuda.kernel import Kernel
 from minfer.cuda.simulator.arrays import Pointer
-from minfer.cuda.simulator.executor import Lane, Launch
+from minfer.cuda.simulator.executor import Launch
 from minfer.cuda.simulator.fake_cuda import FakeCuda
+from minfer.cuda.simulator.lanes import Lane
 from minfer.cuda.simulator.memory import GlobalMemory
 from minfer.cuda.simulator.rebinding import Rebinder
 from minfer.cuda.simulator.scalars import CASTS, dtype_name

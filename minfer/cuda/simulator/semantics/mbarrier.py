@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from minfer.cuda.simulator.errors import AsyncHazard, InvalidInstruction
-from minfer.cuda.simulator.executor import Block, Lane, current_lane
+from minfer.cuda.simulator.executor import Block
+from minfer.cuda.simulator.lanes import Lane, current_lane
 from minfer.cuda.simulator.memory import check_aligned, check_writable
 from minfer.cuda.simulator.semantics.arithmetic import signed32
 from minfer.cuda.simulator.semantics.table import semantics

@@ -15,7 +15,7 @@ import numpy as np
 
 from minfer.cuda.simulator.arrays import LocalArray
 from minfer.cuda.simulator.errors import AsyncHazard, Divergence, OutOfBounds, UninitializedShared
-from minfer.cuda.simulator.executor import Group, Lane, current_lane
+from minfer.cuda.simulator.lanes import Group, Lane, current_lane
 from minfer.cuda.simulator.memory import SHARED_BASE
 from minfer.cuda.simulator.semantics.table import semantics
 from minfer.cuda.simulator.tensor_map import swizzle_units
