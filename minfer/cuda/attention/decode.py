@@ -258,7 +258,9 @@ def attention_decode(config: DecodeAttentionConfig) -> Kernel:
                 total += factor * ptx.ld_shared_f32(at + uint32(d * 4))
                 weight += factor * ptx.ld_shared_f32(at + uint32(head_dim * 4 + 4))
             index = uint64((first_head + h) * splits + split)
-            ptx.st_global_f32(ptx.global_address(partial) + (index * uint64(head_dim) + uint64(d)) * uint64(4), total)
+            ptx.st_global_f32(
+                ptx.global_address(partial) + (index * uint64(head_dim) + uint64(d)) * uint64(4), total
+            )
             if d == 0:
                 ptx.st_global_v2_f32(ptx.global_address(statistics) + index * uint64(8), top, weight)
 
@@ -349,9 +351,11 @@ def shipped() -> list[Kernel]:
     kernels = []
     for heads, kv_heads, head_dim in _SHAPES:
         kernels += [
-            attention_decode(DecodeAttentionConfig(heads, kv_heads, head_dim, query=query)) for query in ("f16", "f32")
+            attention_decode(DecodeAttentionConfig(heads, kv_heads, head_dim, query=query))
+            for query in ("f16", "f32")
         ]
         kernels += [
-            attention_combine(DecodeAttentionConfig(heads, kv_heads, head_dim, output=output)) for output in OUTPUTS
+            attention_combine(DecodeAttentionConfig(heads, kv_heads, head_dim, output=output))
+            for output in OUTPUTS
         ]
     return kernels

@@ -416,7 +416,9 @@ def _shared(config: AttentionConfig) -> Callable:
             ptx.rcp_approx(ptx.ld_shared_f32(statistics + uint32(sum_at))),
             ptx.rcp_approx(ptx.ld_shared_f32(statistics + uint32(sum_at + 32))),
         )
-        start = (corner + uint64(row) * uint64(heads * head_dim) + uint64(side * half_dim)) * uint64(out_bytes)
+        start = (corner + uint64(row) * uint64(heads * head_dim) + uint64(side * half_dim)) * uint64(
+            out_bytes
+        )
         store_rows(sums, ptx.global_address(out) + start, row < rows, row + 8 < rows)
 
     return attention_shared
@@ -431,5 +433,7 @@ def shipped() -> list[Kernel]:
     kernels = [attention_prefill(config) for config in seed_steps(*_SHAPES[0]).values()]
     for heads, kv_heads, head_dim in _SHAPES[1:]:
         kernels.append(attention_prefill(AttentionConfig(heads, kv_heads, head_dim, stages=2)))
-        kernels.append(attention_prefill(AttentionConfig(heads, kv_heads, head_dim, 32, "warp_per_row", "shared")))
+        kernels.append(
+            attention_prefill(AttentionConfig(heads, kv_heads, head_dim, 32, "warp_per_row", "shared"))
+        )
     return kernels

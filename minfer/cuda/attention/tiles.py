@@ -151,17 +151,19 @@ def score_fragments(config: AttentionConfig, columns: int) -> Callable:
                     scores[8 * j + 2],
                     scores[8 * j + 3],
                 )
-                scores[8 * j + 4], scores[8 * j + 5], scores[8 * j + 6], scores[8 * j + 7] = ptx.mma_m16n8k16_f16(
-                    query[4 * k],
-                    query[4 * k + 1],
-                    query[4 * k + 2],
-                    query[4 * k + 3],
-                    b2,
-                    b3,
-                    scores[8 * j + 4],
-                    scores[8 * j + 5],
-                    scores[8 * j + 6],
-                    scores[8 * j + 7],
+                scores[8 * j + 4], scores[8 * j + 5], scores[8 * j + 6], scores[8 * j + 7] = (
+                    ptx.mma_m16n8k16_f16(
+                        query[4 * k],
+                        query[4 * k + 1],
+                        query[4 * k + 2],
+                        query[4 * k + 3],
+                        b2,
+                        b3,
+                        scores[8 * j + 4],
+                        scores[8 * j + 5],
+                        scores[8 * j + 6],
+                        scores[8 * j + 7],
+                    )
                 )
 
     @device_function
