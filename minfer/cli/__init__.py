@@ -25,6 +25,7 @@ _COMMANDS = {
     "tokenize": "text",
     "run": "generate",
     "synth": "models",
+    "kernels": "kernels",
 }
 
 _OK, _UNEXPECTED, _BAD_INPUT, _INTERRUPTED = 0, 1, 2, 130
@@ -38,9 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a terminal that cannot show a character is no error
+            # A terminal that cannot show a character is no error.
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = _run(argv)
         sys.stdout.flush()

@@ -60,6 +60,10 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Generate text from a prompt, printed as it comes; speeds go to stderr."""
+    if system is not None and not chat:
+        raise typer.BadParameter("--system needs --chat")
+    text = text_or_file(prompt, file, "-p PROMPT")
+
     from minfer.engine.backend import choose_backend
     from minfer.engine.generate import generate
     from minfer.engine.sampling import Sampler
@@ -67,9 +71,6 @@ def run(
     from minfer.model.chat import ChatTemplate
     from minfer.model.model import Model
 
-    if system is not None and not chat:
-        raise typer.BadParameter("--system needs --chat")
-    text = text_or_file(prompt, file, "-p PROMPT")
     loaded = Model.load(model)
     tokenizer = loaded.tokenizer
     if chat:
@@ -105,7 +106,8 @@ def run(
         stop=tuple(stop or ()),
         on_text=None if as_json else _print_now,
     )
-    prefill, decode = speeds(result)
+    prefill = _rate(result.prompt_tokens, result.prefill_s)
+    decode = _rate(result.generated_tokens - 1, result.decode_s)  # the first token comes out of the prefill
     if as_json:
         print_json(
             {
@@ -113,7 +115,7 @@ def run(
                 "backend": chosen.name,
                 "prompt_tokens": result.prompt_tokens,
                 "generated_tokens": result.generated_tokens,
-                "ids": result.ids,
+                "ids": list(result.ids),
                 "text": result.text,
                 "prefill_tok_s": prefill,
                 "decode_tok_s": decode,
@@ -122,7 +124,20 @@ def run(
         return
     print(flush=True)
     print(
-        f"{why}: prefill {result.prompt_tokens} tokens, {_rate(prefill)}; "
-        f"decode {result.generated_tokens} tokens, {_rate(decode)}",
+        f"prefill {result.prompt_tokens} tokens, {_as_text(prefill)}; "
+        f"decode {result.generated_tokens} tokens, {_as_text(decode)} ({why})",
         file=sys.stderr,
     )
+
+
+def _print_now(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    """Tokens a second; None when there was nothing to time."""
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def _as_text(rate: float | None) -> str:
+    return "too few to time" if rate is None else f"{rate:,.1f} tok/s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -183,10 +183,32 @@ def weight_bytes(model: Model) -> int:
 
 def stream(request: Request) -> Report:
     """Run a request in the cell: the prompt, then the text as it comes."""
-    print(request.prompt, end="", flush=True)
-    report = run(request, on_text=lambda text: print(text, end="", flush=True))
-    print(flush=True)
-    return report
+    from IPython.display import display
+
+    pieces = [request.prompt]
+    shown = display(StreamedText(pieces), display_id=True)
+
+    def show(text: str) -> None:
+        pieces.append(text)
+        shown.update(StreamedText(pieces))
+
+    return run(request, on_text=show)
+
+
+class StreamedText:
+    """A prompt and what was generated so far, as a notebook shows it."""
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self.prompt, self.generated = pieces[0], "".join(pieces[1:])
+
+    def __repr__(self) -> str:
+        return self.prompt + self.generated
+
+    def _repr_html_(self) -> str:
+        return (
+            '<pre style="white-space: pre-wrap; line-height: 1.35; max-width: 60em">'
+            f"<b>{html.escape(self.prompt)}</b>{html.escape(self.generated)}</pre>"
+        )
 
 
 class BackgroundRun:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import ipywidgets as widgets
 
-from minfer.lab.generate import BackgroundRun, Report, Request, available_models, error_sentence, run
+from minfer.lab.generate import (
+    BackgroundRun,
+    Report,
+    Request,
+    StreamedText,
+    available_models,
+    error_sentence,
+    run,
+)
 
 _LEAST_REFRESH_S = 0.05  # a browser shows no more than this anyway
 
@@ -89,8 +97,7 @@ class GeneratePanel(widgets.VBox):
         )
         self.go.disabled, self.halt.disabled = True, False
         self.report = None
-        self._pieces = [] if request.chat else [request.prompt]
-        self._prompt_pieces = len(self._pieces)
+        self._pieces = [request.prompt + ("\n\n" if request.chat else "")]
         self._shown_at = 0.0
         self.status.value = "Loading ..."
         self._show_text()
@@ -122,12 +129,7 @@ class GeneratePanel(widgets.VBox):
         self.go.disabled, self.halt.disabled = False, True
 
     def _show_text(self) -> None:
-        prompt = "".join(self._pieces[: self._prompt_pieces])
-        rest = "".join(self._pieces[self._prompt_pieces :])
-        self.text.value = (
-            '<pre style="white-space: pre-wrap; line-height: 1.35; max-width: 60em">'
-            f"<b>{html.escape(prompt)}</b>{html.escape(rest)}</pre>"
-        )
+        self.text.value = StreamedText(self._pieces)._repr_html_()
 
     def _show_error(self, sentence: str) -> None:
         self.status.value = f'<span style="color: #b00020">{html.escape(sentence)}</span>'

@@ -37,7 +37,10 @@ class Machine:
         ]
 
     def _repr_html_(self) -> str:
-        rows = (f"<tr><th>{what}</th><td>{html.escape(value)}</td></tr>" for what, value in self.rows())
+        rows = (
+            f'<tr><th>{what}</th><td style="text-align: left">{html.escape(value)}</td></tr>'
+            for what, value in self.rows()
+        )
         return f"<table>{''.join(rows)}</table>"
 
 

@@ -82,11 +82,14 @@ def draw_curves(
 
 
 def limits_rows(occupancy: Occupancy) -> list[dict]:
-    """What each resource alone would allow: rows of resource, blocks and limiting, in `LIMITERS` order."""
+    """What each resource alone would allow: rows of resource, blocks and limiting, in `LIMITERS` order.
+
+    Named barriers are listed only where they limit.
+    """
     return [
         {"resource": name, "blocks": occupancy.limits[key], "limiting": key in occupancy.limiters}
         for key, name in LIMITERS.items()
-        if key != "barriers" or occupancy.device.cc[0] >= 9
+        if key != "barriers" or key in occupancy.limiters
     ]
 
 

@@ -84,10 +84,10 @@ def plot_arrivals(report: Report) -> Figure:
 
     The points are `report.arrivals` (seconds) against 1, 2, 3, ...
     """
-    from matplotlib.figure import Figure
+    from matplotlib import pyplot
 
-    figure = Figure(figsize=(7, 3), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = pyplot.subplots(figsize=(7, 3), layout="constrained")
+    pyplot.close(figure)  # the cell shows it once, as its value
     count = range(1, len(report.arrivals) + 1)
     axes.step(report.arrivals, count, where="post", color="#0072B2", label="text out")
     axes.axvspan(0, report.prefill_s, color="#E69F00", alpha=0.35, label="prefill")

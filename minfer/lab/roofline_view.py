@@ -38,9 +38,9 @@ def draw_roofline(ax, device: Device, points: Mapping[str, RooflinePoint], dtype
         ax.annotate(
             f"{name}\n{point.intensity:,.0f} FLOP/B",
             (point.intensity, point.attainable / TERA),
-            (0, -14),
+            (9, -4),
             textcoords="offset points",
-            ha="center",
+            ha="left",
             va="top",
             fontsize=8,
             color=style.INK,
@@ -49,16 +49,15 @@ def draw_roofline(ax, device: Device, points: Mapping[str, RooflinePoint], dtype
     ax.set_yscale("log")
     ax.set_xlim(low, high)
     ax.set_ylim(device.bandwidth * low / TERA / 1.6, peak / TERA * 2.6)
-    ax.text(low * 1.25, peak / TERA * 1.25, f"{peak / TERA:,.0f} TFLOPS", fontsize=8.5, color=style.INK)
-    ax.text(
-        low * 1.35,
-        device.bandwidth * low / TERA * 1.05,
+    ax.text(low * 1.25, peak / TERA * 1.25, f"{peak / TERA:,.0f} TFLOPS", fontsize=8.5, color="#9A6B00")
+    ax.annotate(
         f"{device.bandwidth / 1e9:,.0f} GB/s",
+        (knee / 20, device.bandwidth * knee / 20 / TERA),
+        (9, -4),
+        textcoords="offset points",
+        va="top",
         fontsize=8.5,
         color=style.BLUE,
-        rotation=0,
-        va="top",
-        ha="left",
     )
     style.label(ax, "intensity (FLOP a DRAM byte)", f"attainable ({dtype} TFLOPS)")
     return [

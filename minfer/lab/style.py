@@ -58,6 +58,7 @@ def dress(ax: Axes) -> Axes:
     for side in ("left", "bottom"):
         ax.spines[side].set_color(RULE)
     ax.tick_params(colors=QUIET, labelsize=8.5, length=3, width=0.8)
+    ax.tick_params(which="minor", color=RULE, length=2)
     ax.grid(True, color=RULE, linewidth=0.6, alpha=0.6)
     ax.set_axisbelow(True)
     ax.xaxis.label.set(color=INK, fontsize=9.5)
@@ -74,8 +75,9 @@ def bare(ax: Axes) -> Axes:
 
 
 def title(ax: Axes, text: str, note: str = "") -> None:
-    """A bold statement above the axes, with an optional quiet line under it."""
-    ax.set_title(text, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=20 if note else 8)
+    """A bold statement above the axes, with an optional quiet note (of a line or more) under it."""
+    pad = 8 + 12 * len(note.splitlines())
+    ax.set_title(text, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=pad)
     if note:
         ax.annotate(
             note,

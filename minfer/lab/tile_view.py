@@ -16,6 +16,9 @@ from minfer.lab.occupancy_view import draw_limits
 from minfer.lab.picture import Picture
 from minfer.lab.roofline_view import draw_roofline
 
+PANEL = 0.86
+"""Height over width of the panel that shows the tile."""
+
 
 @dataclass(frozen=True)
 class Registers:
@@ -179,16 +182,17 @@ def _tile(ax, report: TileReport) -> list[dict]:
         pale = style.tint(colour, 0.7)
         ax.add_patch(Rectangle((x, y), width, height, facecolor=pale, edgecolor=colour, lw=1.6))
         text = f"{name}: {size:,} B" if size else f"{name}: {tile.tn} x {tile.tm}"
-        narrow = width < 0.35 * max(tile.tn, tile.tm)
+        narrow, tall = width < 0.34 * (tile.tm + tile.ks), height > 0.5 * tile.tm
         ax.text(
             x + width / 2,
             y + height / 2,
-            text,
+            text.replace(": ", ":\n") if narrow and not tall else text,
             ha="center",
             va="center",
-            fontsize=8.5,
+            fontsize=7.5 if narrow else 8.5,
             color=style.INK,
-            rotation=90 if narrow else 0,
+            rotation=90 if narrow and tall else 0,
+            bbox={"boxstyle": "round,pad=.2", "fc": pale, "ec": "none"},
             zorder=5,
         )
     if report.config is not None:
@@ -197,9 +201,11 @@ def _tile(ax, report: TileReport) -> list[dict]:
             ax.plot([0, tile.tm], [y, y], color=style.GREEN, lw=0.8)
         for x in range(columns, tile.tm, columns):
             ax.plot([x, x], [0, tile.tn], color=style.GREEN, lw=0.8)
-    ax.set_xlim(-tile.ks - 2 * gap, tile.tm + gap)
-    ax.set_ylim(tile.tn + gap, -tile.ks - 2 * gap)
-    ax.set_aspect("equal")
+    # To scale without an equal aspect, which would shrink the axes away from their neighbours'.
+    middle_x, middle_y = (tile.tm - tile.ks - gap) / 2, (tile.tn - tile.ks - gap) / 2
+    side = 1.08 * max(tile.tm + tile.ks + gap, (tile.tn + tile.ks + gap) / PANEL)
+    ax.set_xlim(middle_x - side / 2, middle_x + side / 2)
+    ax.set_ylim(middle_y + side * PANEL / 2, middle_y - side * PANEL / 2)
     ax.set_xticks([0, tile.tm])
     ax.set_yticks([0, tile.tn])
     style.label(ax, "outputs (rows of B)", "tokens (rows of A)")

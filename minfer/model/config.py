@@ -23,8 +23,8 @@ _NEUTRAL = {"expert_count": 0, "attention.scale": 0.0, "logit_scale": 0.0, "resi
 class RopeConfig:
     """Rotary position embedding.
 
-    scaling is "none", "linear" (positions divided by `factor`) or "yarn" (arXiv:2309.00071), whose `ext_factor`,
-    `beta_fast`, `beta_slow` and `original_context` (tokens the model was trained on) are llama.cpp's.
+    scaling is "none", "linear" (positions divided by `factor`) or "yarn" (arXiv:2309.00071); `ext_factor`,
+    `beta_fast`, `beta_slow` and `original_context` (tokens, in training) are YaRN's, as llama.cpp has them.
     `attn_factor` multiplies the cosines and sines.
     """
 
