@@ -7,11 +7,15 @@ from numba.cuda import types
 from minfer.cuda import simulator
 from minfer.cuda.kernel import Argument, Kernel
 
-_NUMBA = {name: getattr(types, name) for name in ("int32", "uint32", "uint64", "float32", "float16", "int8", "uint8")}
+_NUMBA = {
+    name: getattr(types, name)
+    for name in ("int32", "uint32", "uint64", "float32", "float16", "int8", "uint8")
+}
 
 
 def make_kernel(function, *arguments, threads=32, shared_bytes=0, cluster=1):
-    """A `Kernel`; `arguments` are "name: dtype" for pointers, "name = dtype" for scalars, "name: map" for tensor maps."""
+    """A `Kernel`; `arguments` are "name: dtype" for pointers, "name = dtype" for scalars, "name: map" for
+    tensor maps."""
     parsed, numba_types = [], []
     for text in arguments:
         pointer = ":" in text
@@ -34,7 +38,8 @@ def make_kernel(function, *arguments, threads=32, shared_bytes=0, cluster=1):
 
 
 def run_warp(instruction, inputs, outputs, out_dtype, threads=32):
-    """Execute a register instruction on every lane: `inputs` (threads, operands) uint32 bits or floats -> (threads, outputs).
+    """Execute a register instruction on every lane: `inputs` (threads, operands) uint32 bits or floats ->
+    (threads, outputs).
 
     Operands are passed as Python numbers; results of one register are scalars."""
     operands = [list(row) for row in inputs.tolist()] if hasattr(inputs, "tolist") else inputs

@@ -97,7 +97,9 @@ def test_collective_under_a_lane_condition_is_divergence():
         if cuda.threadIdx.x < 16:
             out[0] = ptx.shfl_idx_u32(u32(1), u32(0))
 
-    with pytest.raises(simulator.Divergence, match=r"lane 16 of warp 0 exits while lanes 0-15 waiting at shfl_idx"):
+    with pytest.raises(
+        simulator.Divergence, match=r"lane 16 of warp 0 exits while lanes 0-15 waiting at shfl_idx"
+    ):
         simulator.launch(make_kernel(kernel, "out: uint32"), 1, np.zeros(1, np.uint32))
 
 
@@ -108,7 +110,9 @@ def test_collectives_at_different_places_are_divergence():
         else:
             out[1] = ptx.shfl_idx_u32(u32(1), u32(0))
 
-    with pytest.raises(simulator.Divergence, match=r"different instructions.*test_simulator.py:\d+ in kernel"):
+    with pytest.raises(
+        simulator.Divergence, match=r"different instructions.*test_simulator.py:\d+ in kernel"
+    ):
         simulator.launch(make_kernel(kernel, "out: uint32"), 1, np.zeros(2, np.uint32))
 
 
@@ -206,7 +210,9 @@ def test_pointer_out_of_bounds_names_everything():
     assert error.address % (1 << 40) == 99 * 4
 
 
-@pytest.mark.parametrize(("offset", "text"), [(-4, "4 bytes before the start"), (100, "4 bytes past the end")])
+@pytest.mark.parametrize(
+    ("offset", "text"), [(-4, "4 bytes before the start"), (100, "4 bytes past the end")]
+)
 def test_global_address_out_of_bounds_names_the_nearest_array(offset, text):
     data = np.zeros(25, np.uint32)
 
@@ -338,7 +344,9 @@ def test_casts_wrap_and_products_do_not():
     from simulated import _NUMBA
 
     _NUMBA["int64"] = types.int64
-    simulator.launch(make_kernel(kernel, "out: int64", "a = int32", "b = int32", threads=1), 1, out, 1 << 20, 1 << 20)
+    simulator.launch(
+        make_kernel(kernel, "out: int64", "a = int32", "b = int32", threads=1), 1, out, 1 << 20, 1 << 20
+    )
     assert out.tolist() == [2**32 - 1, 0, 1 << 40, 2**32 - 2, -4, -56]
 
 
@@ -367,7 +375,7 @@ def test_numpy_integers_in_closures_are_plain_integers():
 def test_arguments_are_checked():
     kernel = make_kernel(copy_kernel, "source: float32", "target: float32", "n = int32")
     array = np.zeros(4, np.float32)
-    with pytest.raises(TypeError, match="takes 3 arguments .source, target, n., 2 were given"):
+    with pytest.raises(TypeError, match=r"takes 3 arguments .source, target, n., 2 were given"):
         simulator.launch(kernel, 1, array, array)
     with pytest.raises(ValueError, match="does not fit"):
         simulator.launch(kernel, 1, array, array, 2**31)
@@ -386,7 +394,7 @@ def test_unknown_cuda_attribute_is_named():
     def kernel():
         cuda.const.array_like(None)
 
-    with pytest.raises(AttributeError, match="no cuda.const") as caught:
+    with pytest.raises(AttributeError, match=r"no cuda\.const") as caught:
         simulator.launch(make_kernel(kernel), 1)
     assert "thread 0" in caught.value.__notes__[0]
 
@@ -414,8 +422,11 @@ def test_a_launch_can_follow_one_that_failed():
 def test_runs_with_numbas_own_simulator_switched_on():
     code = (
         "import sys; sys.path.insert(0, 'tests/cuda'); import test_simulator as t;"
-        "t.test_copy_over_blocks(); t.test_block_reduction(); t.test_casts_wrap_and_products_do_not(); print('ran')"
+        "t.test_copy_over_blocks(); t.test_block_reduction(); t.test_casts_wrap_and_products_do_not();"
+        "print('ran')"
     )
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.stdout.strip() == "ran", done.stderr

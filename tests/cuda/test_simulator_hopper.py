@@ -14,7 +14,8 @@ NO_LEADING = 16
 
 
 def swizzled(matrix, width=128):
-    """Bytes of a matrix whose rows are `width` bytes, 16-byte units permuted as TMA does from a 1024-aligned address."""
+    """Bytes of a matrix whose rows are `width` bytes, 16-byte units permuted as TMA does from a
+    1024-aligned address."""
     rows = np.ascontiguousarray(matrix).view(np.uint8).reshape(len(matrix), width // 16, 16)
     row = np.arange(len(matrix)) * width // 128 % 8 % (width // 16)
     out = np.empty_like(rows)
@@ -50,7 +51,13 @@ def test_tma_load_swizzles_and_fills_with_zeros(swizzle, x, y):
     out = np.zeros(rows * columns * 2, np.uint8)
     tensor_map = simulator.tensor_map(matrix, rows, columns, swizzle)
     kernel = make_kernel(
-        load_box, "source: map", "out: uint8", "x = int32", "y = int32", "size = int32", shared_bytes=out.size + 8
+        load_box,
+        "source: map",
+        "out: uint8",
+        "x = int32",
+        "y = int32",
+        "size = int32",
+        shared_bytes=out.size + 8,
     )
     simulator.launch(kernel, 1, tensor_map, out, x, y, out.size)
     box = np.zeros((rows, columns), np.float16)
@@ -97,7 +104,13 @@ def test_tma_store_clips(x, y):
     matrix = np.full((20, 48), -1, np.int32)
     tensor_map = simulator.tensor_map(matrix, 16, 32)
     kernel = make_kernel(
-        store_box, "target: map", "x = int32", "y = int32", "wait = int32", "overwrite = int32", shared_bytes=2048
+        store_box,
+        "target: map",
+        "x = int32",
+        "y = int32",
+        "wait = int32",
+        "overwrite = int32",
+        shared_bytes=2048,
     )
     simulator.launch(kernel, 1, tensor_map, x, y, 1, 0)
     box = np.zeros((16, 32), np.int32)
@@ -116,7 +129,13 @@ def test_tma_store_clips(x, y):
 
 def test_stores_must_be_waited_for():
     kernel = make_kernel(
-        store_box, "target: map", "x = int32", "y = int32", "wait = int32", "overwrite = int32", shared_bytes=2048
+        store_box,
+        "target: map",
+        "x = int32",
+        "y = int32",
+        "wait = int32",
+        "overwrite = int32",
+        shared_bytes=2048,
     )
     tensor_map = simulator.tensor_map(np.zeros((16, 32), np.int32), 16)
     with pytest.raises(simulator.AsyncHazard, match="bulk_wait_group_read"):
@@ -167,7 +186,9 @@ def test_phases_hand_a_buffer_back_and_forth():
                 ptx.mbarrier_arrive(full)
 
     out = np.zeros((5, 32), np.uint32)
-    simulator.launch(make_kernel(kernel, "out: uint32", "rounds = int32", threads=64, shared_bytes=20), 1, out, 5)
+    simulator.launch(
+        make_kernel(kernel, "out: uint32", "rounds = int32", threads=64, shared_bytes=20), 1, out, 5
+    )
     np.testing.assert_array_equal(out, np.arange(5)[:, None] ** 2 * np.ones((1, 32)))
 
 
@@ -202,9 +223,13 @@ def test_multicast_and_remote_arrival():
         ptx.cluster_sync()
         if cuda.threadIdx.x == 0:
             half = u32(base + rank * 1024)
-            ptx.tma_load_2d_multicast(half, ptx.tensor_map_address(source), bar, s32(0), s32(rank * 8), u32(3))
+            ptx.tma_load_2d_multicast(
+                half, ptx.tensor_map_address(source), bar, s32(0), s32(rank * 8), u32(3)
+            )
         ptx.mbarrier_wait(bar, u32(0))
-        out[(cuda.blockIdx.x * 32 + cuda.threadIdx.x) * 2] = ptx.ld_shared_u32(u32(base + 4 * cuda.threadIdx.x))
+        out[(cuda.blockIdx.x * 32 + cuda.threadIdx.x) * 2] = ptx.ld_shared_u32(
+            u32(base + 4 * cuda.threadIdx.x)
+        )
         out[(cuda.blockIdx.x * 32 + cuda.threadIdx.x) * 2 + 1] = ptx.ld_shared_u32(
             u32(base + 1024 + 4 * cuda.threadIdx.x)
         )
@@ -227,12 +252,16 @@ def test_multicast_and_remote_arrival():
 # ---- wgmma
 
 
-def run_wgmma(a, b, n, dtype, out_dtype, *, transpose_b=False, a_in="shared", swizzle=128, steps=None, start=None):
-    """D of one warpgroup: A (64, k) and B (n, k), or (k, n) with transpose_b, both already in the dtype's bytes."""
+def run_wgmma(
+    a, b, n, dtype, out_dtype, *, transpose_b=False, a_in="shared", swizzle=128, steps=None, start=None
+):
+    """D of one warpgroup: A (64, k) and B (n, k), or (k, n) with transpose_b, both already in the dtype's
+    bytes."""
     k_bytes = a.shape[1] * a.itemsize
     steps = steps or k_bytes // 32
     instruction = ptx.wgmma(
-        n, dtype, a_in, steps, "operand" if start is not None else False, transpose_b=transpose_b, swizzle=swizzle,
+        n, dtype, a_in, steps, False if start is None else "operand",
+        transpose_b=transpose_b, swizzle=swizzle,
         b_offsets=tuple(16 * swizzle * step for step in range(steps)) if transpose_b else None,
     )  # fmt: skip
     wait = ptx.wgmma_wait(0, n // 2, "s32" if dtype in ("s8", "u8") else "f32")
@@ -285,7 +314,7 @@ def run_wgmma(a, b, n, dtype, out_dtype, *, transpose_b=False, a_in="shared", sw
     assert k_columns * steps == a.shape[1]
     out = np.zeros((128, n // 2), out_dtype)
     kernel = make_kernel(
-        kernel, "tm_a: map", "tm_b: map", "out: " + ("int32" if out_dtype == np.int32 else "float32"), "scale = int32",
+        kernel, "tm_a: map", "tm_b: map", f"out: {np.dtype(out_dtype)}", "scale = int32",
         threads=128, shared_bytes=64 * 128 + b_bytes + 8,
     )  # fmt: skip
     map_a = simulator.tensor_map(a, 64, k_bytes // a.itemsize, swizzle)
