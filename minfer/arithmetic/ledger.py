@@ -180,11 +180,11 @@ def gemm_ledger(
     """The ledger of C[nt, od] = A[nt, id] . B[od, id]^T with `tile`.
 
     Blocks are launched with the token tile fastest, so that those resident together share few B panels. With
-    `resident_blocks` (SMs x blocks an SM) and `l2_bytes` the DRAM passes follow this model: a wave of W
-    blocks spans all token tiles of ceil(W / n_tiles) panels of B; a panel is streamed once if a wave holds
-    all of its blocks, else once for each wave that touches it; A is streamed once if it fits in half of L2,
-    else once a wave. Without them, every operand streams once (the lower bound). `c_bytes` is the size of
-    an output element.
+    `resident_blocks` (SMs x blocks an SM) and `l2_bytes` the DRAM passes follow a model: a wave of W blocks
+    reads min(W / n_tiles, m_tiles) panels of B, rounded up, and at most n_tiles panels of A. A panel of B
+    streams once if one wave holds all of its blocks, else once for each wave that it lasts. A streams once if
+    it fits in L2 beside the wave's panels of B, else once a wave. Without them, every operand streams once
+    (the lower bound). `c_bytes` is the size of an output element.
 
     Raises:
         ValueError: a dimension below 1.
@@ -196,8 +196,10 @@ def gemm_ledger(
     a_passes = b_passes = 1.0
     if resident_blocks is not None and l2_bytes is not None:
         waves = _ceil_div(n_tiles * m_tiles, resident_blocks)
-        b_passes = float(max(1, _ceil_div(n_tiles, resident_blocks)))
-        a_passes = 1.0 if a <= l2_bytes / 2 else float(min(waves, m_tiles))
+        panels = min(_ceil_div(resident_blocks, n_tiles), m_tiles)
+        beside = panels * tile.tm * id * tile.b_bits / 8
+        b_passes = float(_ceil_div(n_tiles, resident_blocks))
+        a_passes = 1.0 if a + beside <= l2_bytes else float(min(waves, m_tiles))
     return GemmLedger(
         tile=tile,
         nt=nt,

@@ -11,7 +11,7 @@ mirror in shared memory. Shapes at run time: nt, od of any size, id a multiple o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
@@ -100,6 +100,10 @@ class GemmConfig:
             text += f" A {self.a_source}"
         if self.b_source != "f16":
             text += f" B {self.b_source}"
+        if self.warps_n != 2:
+            text += f" {self.warps_n} along nt"
+        if self.min_blocks is not None:
+            text += f" min {self.min_blocks} blocks"
         return text + (f" -> {self.out}" if self.out != "f32" else "")
 
     # ---- arithmetic
@@ -297,3 +301,24 @@ def make_gemm(config: GemmConfig) -> Kernel:
         arguments=arguments,
         min_blocks=config.min_blocks,
     )
+
+
+def shipped() -> list[Kernel]:
+    """The configs of the campaign and the larger tiles past it."""
+    seed = GemmConfig(tile_m=128)
+    campaign = [
+        GemmConfig(),
+        seed,
+        replace(seed, tile_m=256, warps=16),
+        replace(seed, tile_k=64),
+        replace(seed, a_source="f32_mirror"),
+        replace(seed, layout="plain"),
+        replace(seed, layout="swizzled"),
+    ]
+    large = [
+        GemmConfig(128, 128, 32, 4, layout="swizzled"),
+        GemmConfig(128, 128, 64, 3, layout="swizzled"),
+        GemmConfig(128, 256, 32, 4, layout="swizzled"),
+        GemmConfig(128, 256, 64, 3, layout="swizzled"),
+    ]
+    return [make_gemm(config) for config in (*campaign, *large, *(replace(c, out="f16") for c in large))]

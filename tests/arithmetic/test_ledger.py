@@ -57,15 +57,18 @@ def test_ragged_edges_cost_padded_flop():
 
 
 def test_panel_sharing_streams_the_weights_once():
-    # 32 token tiles; 48 SMs hold 96 blocks, so a wave spans whole panels of B.
-    shared = gemm_ledger(GemmTile(tm=128), 2048, 18944, 3584, resident_blocks=96, l2_bytes=GB10.l2)
-    assert shared.b_dram_passes == 1
-    # A of 14.7 MB does not fit in half of GB10's 24 MB, it does in an H200's 50 MB.
-    assert shared.a_dram_passes > 1
-    assert (
-        gemm_ledger(GemmTile(tm=128), 2048, 18944, 3584, resident_blocks=264, l2_bytes=H200.l2).a_dram_passes
-        == 1
-    )
+    def on(device, nt, blocks):
+        tile = GemmTile(tm=128)
+        return gemm_ledger(tile, nt, 18944, 3584, resident_blocks=blocks * device.sms, l2_bytes=device.l2)
+
+    # A (14.7 MB) and the 5 panels of a wave's 144 blocks fit into the 24 MiB of a GB10.
+    whole = on(GB10, 2048, 3)
+    assert (whole.a_dram_passes, whole.b_dram_passes) == (1, 1)
+    # Twice the tokens do not: A streams once for each of 66 waves.
+    assert on(GB10, 4096, 3).a_dram_passes == 66
+    assert on(H200, 4096, 2).a_dram_passes == 1
+    # More token tiles than resident blocks: a panel of B outlives the wave.
+    assert on(GB10, 64 * 150, 3).b_dram_passes == 2
 
 
 def test_flash_attention_shared_memory():

@@ -106,12 +106,22 @@ def test_graph_replay(measure):
     measure("graph of 300 kernels: host us a replay", round(host * 1e6, 1))
 
 
-SECOND_PROCESS = """ import json, time start = time.perf_counter() from tests.gpu.tiny import TinyConfig,
-shared_echo from minfer.cuda import runtime imported = time.perf_counter() runtime.device() opened =
-time.perf_counter() compiled = runtime.compile_kernel(shared_echo(TinyConfig(threads=96,
-shared_bytes=3072)), runtime.device().arch) done = time.perf_counter() print(json.dumps({"import_s":
-round(imported - start, 3), "device_s": round(opened - imported, 3),
-    "compile_s": round(done - opened, 3), "from_cache": compiled.from_cache}))
+SECOND_PROCESS = """
+import json, time
+start = time.perf_counter()
+from tests.gpu.tiny import TinyConfig, shared_echo
+from minfer.cuda import runtime
+imported = time.perf_counter()
+runtime.device()
+opened = time.perf_counter()
+compiled = runtime.compile_kernel(shared_echo(TinyConfig(threads=96, shared_bytes=3072)), runtime.device().arch)
+done = time.perf_counter()
+print(json.dumps({
+    "import_s": round(imported - start, 3),
+    "device_s": round(opened - imported, 3),
+    "compile_s": round(done - opened, 3),
+    "from_cache": compiled.from_cache,
+}))
 """
 
 

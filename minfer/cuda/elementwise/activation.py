@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from numba import cuda
+from numba.cuda.types import float32, int32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import (
@@ -30,9 +30,9 @@ class SwigluConfig:
     Attributes:
         output: "f32", or "f16" or "q8" fused with the conversion that the next GEMM or GEMV needs.
         source: "f32" or "f16": what gate and up are.
-        packed: one input [nt, 2 ff], gate then up in every row (the output of a stacked GEMM); else two inputs [nt, ff].
-        vector: elements a thread: 4, or 1 (any ff; f32 in and out only).
-        threads: threads a block.
+        packed: one input [nt, 2 ff], gate then up in every row (the output of a stacked GEMM); else two
+            inputs [nt, ff]. vector: elements a thread: 4, or 1 (any ff; f32 in and out only). threads:
+            threads a block.
     """
 
     output: str = "f32"
@@ -48,7 +48,7 @@ class SwigluConfig:
         check_threads("swiglu", self.threads)
         if self.vector == 1 and (self.output, self.source) != ("f32", "f32"):
             raise ConfigRefused(
-                f"swiglu: {self.source} to {self.output} goes 4 elements at a time; take vector=4 (ff % 4 == 0)"
+                f"swiglu: {self.source} to {self.output} goes 4 elements at a time; take vector=4, ff % 4 == 0"
             )
 
     def __str__(self) -> str:
@@ -67,18 +67,19 @@ class SwigluConfig:
 
 @device_function
 def silu_product(gate, up):
-    """silu(gate) * up. The exponential overflows to infinity and its reciprocal to 0 for very negative gates."""
-    return gate * up * ptx.rcp_approx(np.float32(1) + ptx.ex2_approx(gate * np.float32(-LOG2_E)))
+    """silu(gate) * up. The exponential overflows to infinity and its reciprocal to 0 for very negative
+    gates."""
+    return gate * up * ptx.rcp_approx(float32(1) + ptx.ex2_approx(gate * float32(-LOG2_E)))
 
 
 @device_function
 def _load4_f32(row, index):
-    return ptx.ld_global_nc_v4_f32(row + np.uint64(index) * np.uint64(4))
+    return ptx.ld_global_nc_v4_f32(row + uint64(index) * uint64(4))
 
 
 @device_function
 def _load4_f16(row, index):
-    low, high = ptx.ld_global_nc_v2_u32(row + np.uint64(index) * np.uint64(2))
+    low, high = ptx.ld_global_nc_v2_u32(row + uint64(index) * uint64(2))
     return (
         ptx.unpack_f16x2_lo(low),
         ptx.unpack_f16x2_hi(low),
@@ -91,8 +92,8 @@ def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
     """out[t, j] = silu(gate[t, j]) * up[t, j].
 
     Arguments: gate and up [nt, ff], or packed one gate_up [nt, 2 ff], f32 or f16; out [nt, ff] f32 or f16, or
-    [nt, ceil(ff / 64) * 80] bytes of q8 records; ff int32 (a multiple of `vector`, of 32 for q8). Arithmetic in f32.
-    Shazeer 2020, "GLU variants improve transformer".
+    [nt, ceil(ff / 64) * 80] bytes of q8 records; ff int32 (a multiple of `vector`, of 32 for q8).
+    Arithmetic in f32. Shazeer 2020, "GLU variants improve transformer".
     """
     threads, vector = config.threads, config.vector
     element = 4 if config.source == "f32" else 2
@@ -101,11 +102,11 @@ def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
 
     @device_function
     def activate_vector(gates, ups, target, ff):
-        i = np.int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * 4)
-        y0 = np.float32(0)
-        y1 = np.float32(0)
-        y2 = np.float32(0)
-        y3 = np.float32(0)
+        i = int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * 4)
+        y0 = float32(0)
+        y1 = float32(0)
+        y2 = float32(0)
+        y3 = float32(0)
         if i < ff:
             g0, g1, g2, g3 = load(gates, i)
             u0, u1, u2, u3 = load(ups, i)
@@ -117,24 +118,24 @@ def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
 
     @device_function
     def activate_scalar(gates, ups, target, ff):
-        i = np.int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
+        i = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
         if i < ff:
-            at = np.uint64(i) * np.uint64(4)
+            at = uint64(i) * uint64(4)
             value = silu_product(ptx.ld_global_nc_f32(gates + at), ptx.ld_global_nc_f32(ups + at))
             ptx.st_global_f32(target + at, value)
 
     activate = activate_vector if vector == 4 else activate_scalar
 
     def swiglu_separate(gate, up, out, ff):
-        row = np.uint64(cuda.blockIdx.x)
-        offset = row * np.uint64(ff) * np.uint64(element)
+        row = uint64(cuda.blockIdx.x)
+        offset = row * uint64(ff) * uint64(element)
         target = ptx.global_address(out) + row * bytes_of(ff)
         activate(ptx.global_address(gate) + offset, ptx.global_address(up) + offset, target, ff)
 
     def swiglu_packed(gate_up, out, ff):
-        row = np.uint64(cuda.blockIdx.x)
-        width = np.uint64(ff) * np.uint64(element)
-        gates = ptx.global_address(gate_up) + row * width * np.uint64(2)
+        row = uint64(cuda.blockIdx.x)
+        width = uint64(ff) * uint64(element)
+        gates = ptx.global_address(gate_up) + row * width * uint64(2)
         activate(gates, gates + width, ptx.global_address(out) + row * bytes_of(ff), ff)
 
     dtype = {"f32": "float32", "f16": "float16"}[config.source]

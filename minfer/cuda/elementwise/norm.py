@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from numba import cuda
+from numba.cuda.types import float32, int32, uint8, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import (
@@ -64,10 +64,11 @@ class RmsNormConfig:
 def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
     """h = x (+ residual); out = h / sqrt(mean(h^2) + eps) * weight, row by row.
 
-    Arguments: x f32 [nt, dim], (residual f32 [nt, dim], hidden f32 [nt, dim]: receives h, may be the buffer of x or of
-    residual,) weight f32 [dim], out [nt, dim] f32 or f16, or [nt, ceil(dim / 64) * 80] bytes of q8 records, dim int32 (a
-    multiple of `vector`, of 32 for q8), eps float32. Sums are f32, in a fixed order. Rows are read twice, the second
-    time from L1. Zhang and Sennrich 2019, with the weights applied last as llama does.
+    Arguments: x f32 [nt, dim], (residual f32 [nt, dim], hidden f32 [nt, dim]: receives h, may be the buffer
+    of x or of residual,) weight f32 [dim], out [nt, dim] f32 or f16, or [nt, ceil(dim / 64) * 80] bytes of
+    q8 records, dim int32 (a multiple of `vector`, of 32 for q8), eps float32. Sums are f32, in a fixed
+    order. Rows are read twice, the second time from L1. Zhang and Sennrich 2019, with the weights applied
+    last as llama does.
     """
     threads, vector, fused = config.threads, config.vector, config.residual
     store, bytes_of, walked = store4(config.output), row_bytes(config.output), covered(config.output)
@@ -75,9 +76,9 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
 
     @device_function
     def square_sum_vector(source, added, kept, dim):
-        squares = np.float32(0)
-        for i in range(np.int32(cuda.threadIdx.x) * 4, dim, threads * 4):
-            at = np.uint64(i) * np.uint64(4)
+        squares = float32(0)
+        for i in range(int32(cuda.threadIdx.x) * 4, dim, threads * 4):
+            at = uint64(i) * uint64(4)
             a0, a1, a2, a3 = ptx.ld_global_v4_f32(source + at)
             if fused:
                 r0, r1, r2, r3 = ptx.ld_global_v4_f32(added + at)
@@ -91,9 +92,9 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
 
     @device_function
     def square_sum_scalar(source, added, kept, dim):
-        squares = np.float32(0)
-        for i in range(np.int32(cuda.threadIdx.x), dim, threads):
-            at = np.uint64(i) * np.uint64(4)
+        squares = float32(0)
+        for i in range(int32(cuda.threadIdx.x), dim, threads):
+            at = uint64(i) * uint64(4)
             a = ptx.ld_global_f32(source + at)
             if fused:
                 a += ptx.ld_global_f32(added + at)
@@ -105,13 +106,13 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
     def scaled_vector(source, gains, target, dim, scale):
         # Whole warps go round together: the q8 store shuffles, and its last record is filled up with zeros.
         for first in range(0, walked(dim), threads * 4):
-            i = np.int32(first + np.int32(cuda.threadIdx.x) * 4)
-            a0 = np.float32(0)
-            a1 = np.float32(0)
-            a2 = np.float32(0)
-            a3 = np.float32(0)
+            i = int32(first + int32(cuda.threadIdx.x) * 4)
+            a0 = float32(0)
+            a1 = float32(0)
+            a2 = float32(0)
+            a3 = float32(0)
             if i < dim:
-                at = np.uint64(i) * np.uint64(4)
+                at = uint64(i) * uint64(4)
                 a0, a1, a2, a3 = ptx.ld_global_v4_f32(source + at)
                 g0, g1, g2, g3 = ptx.ld_global_nc_v4_f32(gains + at)
                 a0 *= scale * g0
@@ -122,8 +123,8 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
 
     @device_function
     def scaled_scalar(source, gains, target, dim, scale):
-        for i in range(np.int32(cuda.threadIdx.x), dim, threads):
-            at = np.uint64(i) * np.uint64(4)
+        for i in range(int32(cuda.threadIdx.x), dim, threads):
+            at = uint64(i) * uint64(4)
             value = ptx.ld_global_f32(source + at) * scale * ptx.ld_global_nc_f32(gains + at)
             ptx.st_global_f32(target + at, value)
 
@@ -132,19 +133,19 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
 
     @device_function
     def normalise(source, added, kept, gains, target, dim, eps):
-        scratch = ptx.shared_address(cuda.shared.array(0, np.uint8))
-        mean = total(square_sum(source, added, kept, dim), scratch) * ptx.rcp_approx(np.float32(dim))
+        scratch = ptx.shared_address(cuda.shared.array(0, uint8))
+        mean = total(square_sum(source, added, kept, dim), scratch) * ptx.rcp_approx(float32(dim))
         scaled(kept, gains, target, dim, ptx.rsqrt_approx(mean + eps))
 
     def rmsnorm_plain(x, weight, out, dim, eps):
-        row = np.uint64(cuda.blockIdx.x)
-        source = ptx.global_address(x) + row * np.uint64(dim) * np.uint64(4)
+        row = uint64(cuda.blockIdx.x)
+        source = ptx.global_address(x) + row * uint64(dim) * uint64(4)
         target = ptx.global_address(out) + row * bytes_of(dim)
         normalise(source, source, source, ptx.global_address(weight), target, dim, eps)
 
     def rmsnorm_residual(x, residual, hidden, weight, out, dim, eps):
-        row = np.uint64(cuda.blockIdx.x)
-        offset = row * np.uint64(dim) * np.uint64(4)
+        row = uint64(cuda.blockIdx.x)
+        offset = row * uint64(dim) * uint64(4)
         target = ptx.global_address(out) + row * bytes_of(dim)
         normalise(
             ptx.global_address(x) + offset,
