@@ -57,8 +57,9 @@ class GemmHopperConfig:
             raise ConfigRefused(f"gemm_hopper: {self.stages} stages: to copy ahead of computing takes 2")
         if self.store_buffers < 1:
             raise ConfigRefused(
-                f"gemm_hopper: {self.stages} stages of {self.stage_bytes} bytes leave no room for the epilogue's "
-                f"{WARPS * BUFFER_BYTES} of {MAX_SHARED_BYTES} bytes of shared memory: use fewer stages"
+                f"gemm_hopper: {self.stages} stages of {self.stage_bytes} bytes leave no room for "
+                f"the epilogue's {WARPS * BUFFER_BYTES} bytes in {MAX_SHARED_BYTES} of shared memory: "
+                "use fewer stages"
             )
 
     def __str__(self) -> str:

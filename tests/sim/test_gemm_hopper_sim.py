@@ -5,6 +5,7 @@ import pytest
 
 from minfer.cuda import simulator
 from minfer.cuda.gemm_hopper import GemmHopperConfig, make_gemm_hopper
+from minfer.cuda.trace import Op, Trace, check, shared_lines
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,17 @@ def test_product(config, shape, multiprocessors):
     expected = a.astype(np.float64) @ b.astype(np.float64).T
     assert np.isfinite(c).all()
     assert (np.abs(c - expected) <= 1e-5 + 2.0**-11 * np.abs(expected)).all()
+
+
+def test_traced_run_has_no_race_and_no_conflict():
+    config, (nt, od, depth) = GemmHopperConfig(64, 2), (128, 64, 192)
+    a, b = np.ones((nt, depth), np.float16), np.ones((od, depth), np.float16)
+    c = np.zeros((nt, od), np.float16)
+    maps = [
+        simulator.tensor_map(array, *config.boxes[name]) for name, array in zip("abc", (a, b, c), strict=True)
+    ]
+    trace = Trace()
+    simulator.launch(make_gemm_hopper(config), 1, *maps, nt, od, depth, 1, trace=trace)
+    assert check(trace) == []
+    assert (c == depth).all()
+    assert {line.degree for line in shared_lines(trace) if line.op is Op.STMATRIX} == {1}
