@@ -204,7 +204,7 @@ def attention_decode(config: DecodeAttentionConfig) -> Kernel:
         for i in range(dims):
             sums[i] = float32(0)
         c = scale * float32(LOG2_E)
-        # The whole block goes round together: the dot products shuffle. Two rows a turn: more loads in flight.
+        # The whole block goes round together: the dot products shuffle. Two rows a turn, for more loads.
         for base in range(begin, end, 2 * groups):
             row = int32(base) + group
             inside_a = row < end
