@@ -5,6 +5,8 @@ import sys
 
 
 def test_import_pulls_in_no_heavy_package():
-    code = "import sys, minfer; print([m for m in ('numba', 'numpy', 'cuda', 'matplotlib') if m in sys.modules])"
+    code = (
+        "import sys, minfer; print([m for m in ('numba', 'numpy', 'cuda', 'matplotlib') if m in sys.modules])"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

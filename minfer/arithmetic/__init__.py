@@ -1,1 +1,1 @@
-"""Pure numbers, no GPU: devices, occupancy, bank conflicts, ledgers, roofline."""
+"""Pure numbers, no GPU: devices, occupancy, bank conflicts, ledgers, work of a model, roofline."""

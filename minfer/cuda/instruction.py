@@ -398,9 +398,8 @@ def address_of(*, section: str) -> Callable[[Callable], Instruction]:
 class DeviceFunction:
     """A Python function that kernels call: inlined into them when compiled, run as it is in plain Python.
 
-    In the simulator the name `cuda` in the function's globals means the simulated module; a function that
-    does not use `cuda` needs no simulator at all, so that address functions and fragment maps are ordinary
-    Python."""
+    In a simulated launch the function runs rebound to the simulator's `cuda` and `types`; pure arithmetic (an
+    address function) is ordinary Python everywhere."""
 
     def __init__(self, function: Callable, fastmath: bool = True):
         self.py_func = function
@@ -412,6 +411,11 @@ class DeviceFunction:
 
     @functools.cached_property
     def _plain(self) -> Callable:
+        scope = inspect.getclosurevars(self.py_func)
+        if all(
+            isinstance(value, (int, float)) for value in (*scope.globals.values(), *scope.nonlocals.values())
+        ):
+            return self.py_func
         from minfer.cuda.simulator import rebind
 
         return rebind(self.py_func)
@@ -488,7 +492,7 @@ def _by_value(ptx: str, parameter: str, name: str) -> str:
     ptx, count = re.subn(declared, f".param .align 64 .b8 {parameter}[128]", ptx)
     if count != 1:
         raise ValueError(f"{name}: tensor map parameter {parameter} is not declared as a pointer")
-    loads = rf"ld\.param\.u64\s+(%\w+), \[{parameter}\];"
+    loads = rf"ld\.param\.[ub]64\s+(%\w+), \[{parameter}\];"
     return re.sub(loads, rf"mov.b64 \1, {parameter};\n\tcvta.param.u64 \1, \1;", ptx)
 
 

@@ -126,8 +126,8 @@ class DeviceArray:
         return host
 
     def copy_from(self, source: np.ndarray | DeviceArray, stream: Any = None) -> DeviceArray:
-        """Fill with `source`, of the same shape and dtype. From the host it waits for the copy, so that `source`
-        may be changed afterwards."""
+        """Fill with `source`, of the same shape and dtype. From the host it waits for the copy, so that
+        `source` may be changed afterwards."""
         if tuple(source.shape) != self.shape or source.dtype != self.dtype:
             raise ValueError(f"cannot copy {source.dtype}{source.shape} into {self.dtype}{self.shape}")
         target = Stream.of(stream)
@@ -174,7 +174,7 @@ def to_device(array: np.ndarray, stream: Any = None) -> DeviceArray:
 
 
 class Pinned:
-    """A page-locked host buffer: copies from it run at the bus's full speed, and it can be filled from a file.
+    """A page-locked host buffer: copies from it run at the bus's full speed.
 
     Attributes:
         array: the buffer as uint8.
@@ -193,8 +193,8 @@ class Pinned:
 
 
 def upload(target: DeviceArray, source: np.ndarray, staging: tuple[Pinned, Pinned], stream: Stream) -> None:
-    """Copy `source` (contiguous, as many bytes as `target`) through two pinned buffers by turns, so that reading
-    the source (a memory-mapped file) and the bus overlap. Finished on return.
+    """Copy `source` (contiguous, as many bytes as `target`) through two pinned buffers by turns, so that
+    reading the source (a memory-mapped file) and the bus overlap. Finished on return.
 
     Raises:
         ValueError: the byte counts differ.
@@ -219,7 +219,7 @@ def upload(target: DeviceArray, source: np.ndarray, staging: tuple[Pinned, Pinne
 
 
 def describe(array: Any) -> tuple[int, tuple[int, ...], str]:
-    """(address, shape, dtype name) of a `DeviceArray`, a torch tensor or any `__cuda_array_interface__` holder.
+    """(address, shape, dtype name) of a `DeviceArray`, torch tensor or `__cuda_array_interface__` holder.
 
     Raises:
         TypeError: no array of the device.

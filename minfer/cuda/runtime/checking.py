@@ -1,8 +1,8 @@
 """Checked mode: every output is poisoned before a launch, and all of it must have been written after.
 
-Floating-point outputs are filled with NaNs of a known pattern, integers with a canary. An element that still holds
-the pattern is a suspect; since a kernel may write just that value, the launch is repeated with another pattern, and
-what holds the pattern both times was not written.
+Floating-point outputs are filled with NaNs of a known pattern, integers with a canary. An element that still
+holds the pattern is a suspect; since a kernel may write just that value, the launch is repeated with another
+pattern, and what holds the pattern both times was not written.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from minfer.cuda.runtime.streams import Stream
 if TYPE_CHECKING:
     from minfer.cuda.runtime.launching import LoadedKernel
 
-# Two bit patterns an element size: NaNs as floats (payloads that arithmetic does not make), canaries as integers.
-# float64 repeats the 32-bit pattern, which is a NaN too.
+# Two bit patterns an element size: NaNs as floats (payloads that arithmetic does not make), canaries as
+# integers. float64 repeats the 32-bit pattern, which is a NaN too.
 PATTERNS = {
     "float": {2: (0x7EA5, 0x7E5B), 4: (0x7FEDA5A5, 0x7FED5B5B), 8: (0x7FEDA5A5, 0x7FED5B5B)},
     "bfloat": {2: (0x7FA5, 0x7FDB)},
@@ -44,14 +44,15 @@ class Unwritten(AssertionError):
         self.kernel, self.config = loaded.kernel.name, loaded.kernel.config
         self.argument, self.index, self.count = argument, index, count
         super().__init__(
-            f"{loaded.kernel} left {count} of {size} elements of output {argument!r} unwritten, first at {index}"
+            f"{loaded.kernel} left {count} of {size} elements of output {argument!r} unwritten, "
+            f"first at {index}"
         )
 
 
 _depth = 0
 
 
-def checking() -> bool:
+def is_on() -> bool:
     """Whether checked mode is on."""
     return _depth > 0
 
@@ -60,8 +61,8 @@ def checking() -> bool:
 def checked() -> Iterator[None]:
     """Check every launch of the block: poison its outputs, wait for it, prove that they were written.
 
-    Slow (each launch is waited for, outputs are copied to the host; a kernel that seems to leave something unwritten
-    runs twice). Launches inside a graph capture are refused.
+    Slow (each launch is waited for, outputs are copied to the host; a kernel that seems to leave something
+    unwritten runs twice). Launches inside a graph capture are refused.
     """
     global _depth
     _depth += 1

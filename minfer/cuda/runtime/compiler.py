@@ -98,6 +98,7 @@ def kernel_ptx(kernel: Kernel, arch: str, lineinfo: bool = False) -> tuple[str, 
             "NUMBA_ENABLE_CUDASIM is set, so numba cannot compile in this process: unset it; "
             "minfer.cuda.simulator runs kernels without it"
         )
+    from cuda.bindings.nvvm import nvvmError
     from numba import cuda
     from numba.core.errors import NumbaError
     from numba.cuda.cudadrv.error import NvvmError
@@ -118,9 +119,11 @@ def kernel_ptx(kernel: Kernel, arch: str, lineinfo: bool = False) -> tuple[str, 
                 launch_bounds=bounds,
                 lineinfo=lineinfo,
             )
-        except (NumbaError, NvvmError) as error:
+        except (NumbaError, NvvmError, nvvmError) as error:
             reason = str(error).strip()
-            raise CompileError(kernel.name, kernel.config, arch, f"numba: {reason[:2000]}", reason) from error
+            raise CompileError(
+                kernel.name, kernel.config, arch, f"numba or NVVM: {reason[:2000]}", reason
+            ) from error
         except OSError as error:  # numba-cuda raises it where libNVVM cannot be opened
             raise ToolchainError(
                 f"numba cannot load NVVM ({error}): pip install 'numba-cuda[cu13]'"
@@ -178,8 +181,9 @@ def refusal(kernel: Kernel, resources: Resources) -> str | None:
         return resources.performance_warnings[0]
     if resources.spill_bytes > kernel.allowed_spill_bytes:
         return (
-            f"spills {resources.spill_store_bytes} bytes of stores and {resources.spill_load_bytes} of loads, "
-            f"allowed {kernel.allowed_spill_bytes}: use smaller tiles, more threads or fewer min_blocks"
+            f"spills {resources.spill_store_bytes} bytes of stores and {resources.spill_load_bytes} "
+            f"of loads, allowed {kernel.allowed_spill_bytes}: "
+            "use smaller tiles, more threads or fewer min_blocks"
         )
     return None
 
@@ -215,7 +219,14 @@ def compile_kernel(
     return replace(compiled, resources=replace(compiled.resources, count=counter))
 
 
-_NUMBERS = ("registers", "static_shared_bytes", "spill_store_bytes", "spill_load_bytes", "stack_bytes")
+_NUMBERS = (
+    "registers",
+    "static_shared_bytes",
+    "spill_store_bytes",
+    "spill_load_bytes",
+    "stack_bytes",
+    "barriers",
+)
 
 
 def _members(compiled: CompiledKernel) -> dict[str, bytes]:

@@ -133,8 +133,8 @@ ATTRIBUTE_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZAT
 def launch_function() -> Any:
     """libcuda's cuLaunchKernelEx(config address, function, parameters address, None) -> CUresult.
 
-    Through PyDLL, which keeps the interpreter's lock: a launch takes a few microseconds, and giving the lock up
-    and taking it back costs a good part of that.
+    Through PyDLL, which keeps the interpreter's lock: a launch takes a few microseconds, and giving the lock
+    up and taking it back costs a good part of that.
     """
     library = ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     function = library.cuLaunchKernelEx

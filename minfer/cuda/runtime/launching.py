@@ -1,8 +1,8 @@
 """Loading kernels on the device and launching them.
 
-A launch fills structures that were built when the kernel was loaded and makes one foreign call. Limits are checked
-when the kernel is loaded (shared memory, threads, registers, cluster size) and at the launch (the grid), and a
-limit that does not hold raises `LaunchRefused` with the numbers.
+A launch fills structures that were built when the kernel was loaded and makes one foreign call. Limits are
+checked when the kernel is loaded (shared memory, threads, registers, cluster size) and at the launch (the
+grid), and a limit that does not hold raises `LaunchRefused` with the numbers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from minfer.cuda.kernel import Argument, Kernel, LaunchRefused
-from minfer.cuda.runtime import driver
+from minfer.cuda.runtime import checking, driver
 from minfer.cuda.runtime.arrays import DeviceArray, describe
-from minfer.cuda.runtime.checking import checking, run_checked
 from minfer.cuda.runtime.compiler import CompiledKernel, compile_kernel
 from minfer.cuda.runtime.devices import Device, device
 from minfer.cuda.runtime.streams import Stream, current_stream
@@ -43,7 +42,9 @@ _SCALARS = {
     "float64": "d",
     "bool": "?7x",
 }
-_BITS = {"bfloat16": ("bfloat16", "uint16"), "bool": ("bool", "uint8")}
+# Dtypes that arrays may have under another name; the last is a DeviceArray's.
+_SAME_BITS = {"bfloat16": ("bfloat16", "uint16"), "bool": ("uint8", "bool")}
+_CONFIG_BYTES = ctypes.sizeof(driver.LaunchConfig)
 
 
 class LoadedKernel:
@@ -65,8 +66,7 @@ class LoadedKernel:
         self.function = driver.call("cuModuleGetFunction", self._module, compiled.entry.encode())
         self._opt_in()
         self._check_block()
-        self._convert = [_converter(kernel, i, argument) for i, argument in enumerate(kernel.arguments)]
-        self._pack = _packer(kernel)
+        self.plan = [_slot(kernel, i, argument) for i, argument in enumerate(kernel.arguments)]
         self._frame = LaunchFrame(self)
 
     def _opt_in(self) -> None:
@@ -140,11 +140,7 @@ class LoadedKernel:
             raise self._refused(x, f"multiples of {self.kernel.cluster}", "blocks along x", remedy)
         for axis, blocks, limit in zip("xyz", grid, GRID_LIMITS, strict=True):
             if not 1 <= blocks <= limit:
-                remedy = (
-                    "an empty launch is a mistake in shapes"
-                    if blocks < 1
-                    else "use larger tiles or fewer rows"
-                )
+                remedy = "an empty launch is a mistake in shapes" if blocks < 1 else "use larger tiles"
                 raise self._refused(blocks, f"1 to {limit}", f"blocks along {axis}", remedy)
 
     def launch(self, grid: Grid, *args: Any, stream: Any = None, pdl: bool = False) -> None:
@@ -152,34 +148,33 @@ class LoadedKernel:
 
         Args:
             grid: (x, y, z) blocks.
-            args: one a kernel argument: device arrays (`DeviceArray`, torch, `__cuda_array_interface__`) or raw
-                addresses for pointers, numbers for scalars, `TensorMap`s.
-            pdl: programmatic dependent launch: may start while the kernel before it still runs, and waits where
-                it says griddepcontrol.wait (sm_90).
+            args: one a kernel argument: device arrays (`DeviceArray`, torch, `__cuda_array_interface__`) or
+                raw addresses for pointers, numbers for scalars, `TensorMap`s.
+            pdl: programmatic dependent launch: may start while the kernel before it still runs, and waits
+                where it says griddepcontrol.wait (sm_90).
 
         Raises:
             LaunchRefused: a limit; TypeError, ValueError: an argument that does not fit, by name.
             DriverError: the driver refuses the launch for another reason, or an earlier kernel failed.
         """
+        self._launch(grid, args, stream, pdl)
+
+    def _launch(self, grid: Grid, args: tuple, stream: Any, pdl: bool) -> None:
         target = current_stream() if stream is None else Stream.of(stream)
-        if checking():
-            run_checked(self, lambda: self._fire(self._frame, grid, args, target, pdl), args, target)
+        if checking.is_on():
+            checking.run_checked(self, lambda: self._fire(grid, args, target, pdl), args, target)
         else:
-            self._fire(self._frame, grid, args, target, pdl)
+            self._fire(grid, args, target, pdl)
 
     def prepare(self, grid: Grid, *args: Any, pdl: bool = False) -> BoundLaunch:
         """The launch with its grid and arguments bound, for fast repeats. The arrays are kept alive."""
         return BoundLaunch(self, grid, args, pdl)
 
-    def _fire(self, frame: LaunchFrame, grid: Grid, args: tuple, stream: Stream, pdl: bool) -> None:
-        if len(args) != len(self._convert):
-            names = ", ".join(a.name for a in self.kernel.arguments)
-            raise TypeError(f"{self.kernel} takes {len(self._convert)} arguments ({names}), got {len(args)}")
-        values = [convert(value) for convert, value in zip(self._convert, args, strict=True)]
+    def _fire(self, grid: Grid, args: tuple, stream: Stream, pdl: bool) -> None:
         self.check_grid(grid)
         with self._lock:
-            frame.fill(grid, values, pdl)
-            frame.fire(stream)
+            self._frame.fill(grid, args, pdl)
+            self._frame.fire(stream)
 
     def _failed(self, code: int, frame: LaunchFrame) -> Exception:
         grid, threads = tuple(frame.config.grid), self.kernel.threads
@@ -198,38 +193,48 @@ class LoadedKernel:
 
 
 class LaunchFrame:
-    """The structures of one launch: CUlaunchConfig, its attributes, the parameters and the pointers to them."""
+    """The structures of one launch in one buffer: CUlaunchConfig, then an 8-byte slot for every parameter."""
 
     def __init__(self, loaded: LoadedKernel) -> None:
-        kernel, n = loaded.kernel, max(len(loaded.kernel.arguments), 1)
+        kernel, n = loaded.kernel, len(loaded.kernel.arguments)
         self.loaded = loaded
-        self.config = driver.LaunchConfig()
-        self.config.block[:] = (kernel.threads, 1, 1)
-        self.config.shared_bytes = kernel.shared_bytes
-        self._attributes = (driver.LaunchAttribute * 1)()
-        self._attributes[0].id = driver.ATTRIBUTE_PROGRAMMATIC
-        self._attributes[0].value[0] = 1
-        self.config.attributes = ctypes.addressof(self._attributes)
-        self._values = ctypes.create_string_buffer(8 * n)
-        start = ctypes.addressof(self._values)
-        self._pointers = (ctypes.c_void_p * n)(*(start + 8 * i for i in range(n)))
+        self._plan = loaded.plan
         self._maps = [i for i, argument in enumerate(kernel.arguments) if argument.kind == "tensor_map"]
+        self._storage = ctypes.create_string_buffer(_CONFIG_BYTES + 8 * n)
+        start = ctypes.addressof(self._storage)
+        self.config = driver.LaunchConfig.from_buffer(self._storage)
+        self._pointers = (ctypes.c_void_p * max(n, 1))(*(start + _CONFIG_BYTES + 8 * i for i in range(n)))
+        self._programmatic = driver.LaunchAttribute(id=driver.ATTRIBUTE_PROGRAMMATIC)
+        self._programmatic.value[0] = 1
+        # grid x, y, z | block x, y, z, shared bytes | stream, attributes, their count | parameters
+        self._pack = struct.Struct("=3I4I4xQQI4x" + "".join(slot.format for slot in self._plan)).pack_into
+        self._fixed = (kernel.threads, 1, 1, kernel.shared_bytes, 0, ctypes.addressof(self._programmatic))
         self._call = driver.launch_function()
-        # ctypes converts Python integers to pointers quickly; these never change.
-        self._addresses = (
-            ctypes.addressof(self.config),
-            int(loaded.function),
-            ctypes.addressof(self._pointers),
-            None,
-        )
+        self._addresses = (start, int(loaded.function), ctypes.addressof(self._pointers), None)
 
-    def fill(self, grid: Grid, values: list, pdl: bool) -> None:
-        """Set the grid and the arguments' values (addresses and numbers)."""
-        self.config.grid[:] = grid
-        self.config.count = 1 if pdl else 0
+    def fill(self, grid: Grid, args: tuple, pdl: bool) -> None:
+        """Set the grid and the arguments. Raises TypeError or ValueError with the argument's name."""
+        if len(args) != len(self._plan):
+            kernel = self.loaded.kernel
+            names = ", ".join(a.name for a in kernel.arguments)
+            raise TypeError(f"{kernel} takes {len(self._plan)} arguments ({names}), got {len(args)}")
+        # Hot: plain numbers and DeviceArrays of the right dtype pass here without a function call each.
+        values = [
+            value.pointer
+            if type(value) is DeviceArray and value.dtype_name == dtype
+            else value
+            if type(value) is int or type(value) is float
+            else convert(value)
+            for value, (_, dtype, convert) in zip(args, self._plan, strict=True)
+        ]
+        try:
+            self._pack(self._storage, 0, *grid, *self._fixed, pdl, *values)
+        except struct.error:  # a number that the slot does not take: its converter says which
+            for value, slot in zip(args, self._plan, strict=True):
+                slot.convert(value)
+            raise
         for i in self._maps:  # passed by value: the driver reads the map itself
             self._pointers[i] = values[i]
-        self.loaded._pack(self._values, 0, *values)
 
     def fire(self, stream: Stream) -> None:
         """Launch what was filled in, and count it."""
@@ -251,22 +256,16 @@ class BoundLaunch:
     """A launch whose grid and arguments are fixed; call it to launch. Made by `LoadedKernel.prepare`."""
 
     def __init__(self, loaded: LoadedKernel, grid: Grid, args: tuple, pdl: bool) -> None:
-        if len(args) != len(loaded._convert):
-            names = ", ".join(a.name for a in loaded.kernel.arguments)
-            raise TypeError(
-                f"{loaded.kernel} takes {len(loaded._convert)} arguments ({names}), got {len(args)}"
-            )
         loaded.check_grid(grid)
         self.loaded, self.grid, self.args = loaded, grid, args
         self._frame = LaunchFrame(loaded)
-        values = [convert(value) for convert, value in zip(loaded._convert, args, strict=True)]
-        self._frame.fill(grid, values, pdl)
+        self._frame.fill(grid, args, pdl)
 
     def __call__(self, stream: Any = None) -> None:
         """Launch into `stream` (None: the current one). Errors as `LoadedKernel.launch`."""
         target = current_stream() if stream is None else Stream.of(stream)
-        if checking():
-            run_checked(self.loaded, lambda: self._frame.fire(target), self.args, target)
+        if checking.is_on():
+            checking.run_checked(self.loaded, lambda: self._frame.fire(target), self.args, target)
         else:
             self._frame.fire(target)
 
@@ -285,44 +284,46 @@ def _check_shared(kernel: Kernel, static: int, device: Device) -> None:
         )
 
 
-def _packer(kernel: Kernel) -> Callable[..., None]:
-    formats = [
-        _SCALARS[argument.dtype or "int32"] if argument.kind == "scalar" else "Q"
-        for argument in kernel.arguments
-    ]
-    return struct.Struct("=" + "".join(formats)).pack_into
+class _Slot(NamedTuple):
+    """How one argument is passed: its struct format, the dtype name of a DeviceArray that needs no further
+    check, and the function that checks and converts everything else."""
+
+    format: str
+    dtype: str | None
+    convert: Callable[[Any], int | float]
 
 
-def _converter(kernel: Kernel, index: int, argument: Argument) -> Callable[[Any], int | float]:
-    """The function that turns what a caller passes for this argument into the number that the kernel gets."""
+def _slot(kernel: Kernel, index: int, argument: Argument) -> _Slot:
     where = f"{kernel}: argument {index}, {argument.name!r},"
     if argument.kind == "scalar":
-        return _scalar_converter(argument, where)
+        dtype = argument.dtype or "int32"
+        if dtype not in _SCALARS:
+            raise TypeError(f"{where} is a scalar of {dtype}: use one of {', '.join(_SCALARS)}")
+        return _Slot(_SCALARS[dtype], None, _scalar_converter(dtype, where))
     if argument.kind == "tensor_map":
-        return _map_converter(where)
-    accepted = None if argument.dtype is None else frozenset(_BITS.get(argument.dtype, (argument.dtype,)))
+        return _Slot("Q", None, _map_converter(where))
+    accepted = _SAME_BITS.get(argument.dtype, (argument.dtype,)) if argument.dtype else ()
+    return _Slot("Q", accepted[-1] if accepted else None, _pointer_converter(accepted, where))
+
+
+def _pointer_converter(accepted: tuple[str, ...], where: str) -> Callable[[Any], int]:
+    wanted = accepted[0] if accepted else "any dtype"
 
     def convert(value: Any) -> int:
-        if type(value) is DeviceArray:
-            pointer, name = value.pointer, value.dtype_name
-        elif type(value) is int:
+        if type(value) is int:
             return value
-        else:
-            try:
-                pointer, _, name = describe(value)
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"{where} takes a device array of {argument.dtype}: {error}") from None
-        if accepted is not None and name not in accepted:
-            raise TypeError(f"{where} takes {argument.dtype}, got an array of {name}: convert or .view() it")
+        try:
+            pointer, _, name = describe(value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where} takes a device array of {wanted}: {error}") from None
+        if accepted and name not in accepted:
+            raise TypeError(f"{where} takes {wanted}, got an array of {name}: convert or .view() it")
         return pointer
 
     return convert
 
 
-def _scalar_converter(argument: Argument, where: str) -> Callable[[Any], int | float]:
-    dtype = argument.dtype or "int32"
-    if dtype not in _SCALARS:
-        raise TypeError(f"{where} is a scalar of {dtype}: use one of {', '.join(_SCALARS)}")
+def _scalar_converter(dtype: str, where: str) -> Callable[[Any], int | float]:
     if dtype.startswith(("float", "bool")):
         return float if dtype.startswith("float") else bool
     bits = int(dtype.lstrip("uint"))
@@ -372,12 +373,12 @@ def load(kernel: Kernel) -> LoadedKernel:
 
 def launch(kernel: Kernel, grid: Grid, *args: Any, stream: Any = None, pdl: bool = False) -> None:
     """`load(kernel).launch(...)`."""
-    (_loaded.get(kernel) or load(kernel)).launch(grid, *args, stream=stream, pdl=pdl)
+    (_loaded.get(kernel) or load(kernel))._launch(grid, args, stream, pdl)
 
 
 def launch_counts() -> dict[tuple[str, str], int]:
-    """How often each kernel has run since the last reset, by (name, str(config)); kernels that have not are left
-    out. Launches into a capture count when the graph is replayed."""
+    """How often each kernel has run since the last reset, by (name, str(config)); kernels that have not are
+    left out. Launches into a capture count when the graph is replayed."""
     counts: dict[tuple[str, str], int] = {}
     for kernel, loaded in list(_loaded.items()):
         if loaded.launches:

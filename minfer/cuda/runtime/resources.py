@@ -1,4 +1,4 @@
-"""What an assembled kernel uses: registers, memory, spills, warnings, and its machine instructions by class."""
+"""What an assembled kernel uses: registers, memory, spills, warnings, machine instructions by class."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ _SASS_LINE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel uses, as ptxas says it. Bytes are a block's for shared memory, a thread's for the rest.
+    """What one kernel uses, as ptxas says it. Bytes are a block's for shared memory, a thread's for the rest;
+    `barriers` are named barriers (`bar.sync` ids).
 
     `instructions` counts the machine instructions by class ("mma", "wgmma", "ldmatrix", "cp.async", ...,
     "total"); it runs nvdisasm on first use.
@@ -58,6 +59,7 @@ class Resources:
     spill_store_bytes: int
     spill_load_bytes: int
     stack_bytes: int
+    barriers: int = 0
     warnings: tuple[str, ...] = ()
     count: Callable[[], dict[str, int]] = field(default=dict, repr=False, compare=False)
 
@@ -93,6 +95,7 @@ def parse_ptxas(log: str, entry: str) -> Resources:
         raise ToolchainError(f"ptxas -v said nothing known about {entry}; it said: {log.strip()[:500]}")
     line = log[used.start() : log.find("\n", used.start())]
     shared = re.search(r"(\d+) bytes smem", line)
+    barriers = re.search(r"used (\d+) barriers", line)
     warnings = dict.fromkeys(
         text.split("ptxas", 1)[-1].strip()
         for text in log.splitlines()
@@ -104,6 +107,7 @@ def parse_ptxas(log: str, entry: str) -> Resources:
         spill_store_bytes=int(properties[2]),
         spill_load_bytes=int(properties[3]),
         stack_bytes=int(properties[1]),
+        barriers=int(barriers[1]) if barriers else 0,
         warnings=tuple(warnings),
     )
 

@@ -68,7 +68,7 @@ class Stream:
 
 
 class _Local(threading.local):
-    """Per thread: the current stream, at first the legacy default stream, which orders itself with torch's."""
+    """Per thread: the current stream; at first the legacy default stream, which is torch's too."""
 
     def __init__(self) -> None:
         self.stream = Stream(0)
@@ -143,8 +143,8 @@ class Graph:
 
 
 class _Captures:
-    """Captures under way in this process, and memory whose freeing waits for their end: a free inside a capture
-    would break it, and the garbage collector frees when it likes."""
+    """Captures under way in this process, and memory whose freeing waits for their end: a free inside a
+    capture would break it, and the garbage collector frees when it likes."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -159,8 +159,8 @@ captures = _Captures()
 def capture(stream: Any = None) -> Iterator[Graph]:
     """Capture what the block launches into `stream` (a new one if None), which is current inside it.
 
-    Nothing runs until `graph.replay()`. Compile and load kernels before: loading inside a capture is allowed but
-    slow. Arrays used inside must outlive the graph.
+    Nothing runs until `graph.replay()`. Compile and load kernels before: loading inside a capture is allowed
+    but slow. Arrays used inside must outlive the graph.
 
         with capture() as graph:
             launch(kernel, grid, a, b)

@@ -25,6 +25,7 @@ class TensorMap:
         return f"TensorMap(box {self.box[0]}x{self.box[1]}, swizzle {self.swizzle}, over {self.array!r})"
 
 
+SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 _TENSOR_MAP_TYPES = {
     "uint8": ("UINT8", 1),
     "int8": ("UINT8", 1),
@@ -39,9 +40,10 @@ _TENSOR_MAP_TYPES = {
 
 def tensor_map(
     array: Any,
-    box: tuple[int, int],
-    *,
+    box_rows: int,
+    box_columns: int | None = None,
     swizzle: int = 128,
+    *,
     dtype: str | None = None,
     row_bytes: int | None = None,
     promotion: int = 256,
@@ -50,7 +52,7 @@ def tensor_map(
 
     Args:
         array: `DeviceArray` or anything with `__cuda_array_interface__`, two axes.
-        box: (rows, columns) of one TMA copy, in elements.
+        box_rows, box_columns: size of one TMA copy, in elements; columns default to what the swizzle spans.
         swizzle: 0, 32, 64 or 128 bytes; a box row may not be longer than it.
         dtype: element type, if not the array's own (bfloat16 in a uint16 array).
         row_bytes: distance of two rows, if it is not the columns' bytes.
@@ -61,9 +63,10 @@ def tensor_map(
         ValueError: what the hardware does not allow, with the number (PTX ISA, "Tensor-map").
     """
     pointer, shape, name = describe(array)
-    kind, size = _TENSOR_MAP_TYPES[dtype or name] if (dtype or name) in _TENSOR_MAP_TYPES else (None, 0)
+    kind, size = _TENSOR_MAP_TYPES.get(dtype or name, (None, 0))
     if kind is None:
         raise ValueError(f"tensor maps of {dtype or name}: use one of {', '.join(_TENSOR_MAP_TYPES)}")
+    box = (box_rows, (swizzle or 16) // size if box_columns is None else box_columns)
     if len(shape) != 2:
         raise ValueError(f"a tensor map here has 2 axes, the array has {len(shape)}: reshape it")
     stride = row_bytes or shape[1] * size
@@ -71,6 +74,8 @@ def tensor_map(
         raise ValueError(f"the array starts at {pointer:#x}: a tensor map needs 16-byte alignment")
     if stride % 16:
         raise ValueError(f"rows of {stride} bytes: a tensor map needs a multiple of 16")
+    if swizzle not in SWIZZLES:
+        raise ValueError(f"a swizzle of {swizzle} bytes: 0, 32, 64 or 128 exist")
     if not all(1 <= n <= 256 for n in box):
         raise ValueError(f"a box of {box[0]} x {box[1]}: each side is 1 to 256 elements")
     if (box[1] * size) % 16:
@@ -78,7 +83,6 @@ def tensor_map(
     if swizzle and box[1] * size > swizzle:
         raise ValueError(f"box rows of {box[1] * size} bytes do not fit the {swizzle}-byte swizzle")
     cu = driver.bindings()
-    swizzles = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
     promotions = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
     handle = driver.call(
         "cuTensorMapEncodeTiled",
@@ -90,7 +94,7 @@ def tensor_map(
         [cu.cuuint32_t(box[1]), cu.cuuint32_t(box[0])],
         [cu.cuuint32_t(1), cu.cuuint32_t(1)],
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzles[swizzle]}"),
+        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[swizzle]}"),
         getattr(cu.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotions[promotion]}"),
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         doing=f"making a tensor map of {shape} {kind} in boxes of {box}",

@@ -106,8 +106,8 @@ def package_version(name: str) -> str:
 def compiler_versions() -> dict[str, str]:
     """Everything that decides what a kernel compiles to, by name; part of the disk cache's key.
 
-    NVVM's own version is not asked for (that would load it): its wheel's version stands for it, and where NVVM
-    comes from a CUDA toolkit, that toolkit's path does.
+    NVVM's own version is not asked for (that would load it): its wheel's version stands for it, and where
+    NVVM comes from a CUDA toolkit, that toolkit's path does.
     """
     packages = ("numba-cuda", "numba", "llvmlite", "nvidia-nvvm")
     versions = {name: package_version(name) for name in packages}

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import operator
+import sys
 from typing import Any
 
-from minfer.cuda.simulator.executor import WARP, call_site, current_lane
-from minfer.cuda.simulator.memory import LocalArray, SharedArray, shape_of
+import numpy as np
+
+from minfer.cuda.simulator.arrays import LocalArray, SharedArray, shape_of
+from minfer.cuda.simulator.lanes import WARP, current_lane
+from minfer.cuda.simulator.memory import SHARED_BASE
 from minfer.cuda.simulator.scalars import dtype_name
+from minfer.cuda.trace.source import call_chain
 
 
 class _ThreadIndex:
@@ -66,8 +73,14 @@ class _Local:
 class _Shared:
     @staticmethod
     def array(shape: Any, dtype: Any, alignment: int | None = None) -> SharedArray:
-        lane = current_lane("cuda.shared.array")
-        return lane.block.shared.array(call_site(), shape_of(shape), dtype_name(dtype))
+        shared = current_lane("cuda.shared.array").block.shared
+        shape, name = shape_of(shape), dtype_name(dtype)
+        itemsize = np.dtype(name).itemsize
+        if shape == (0,):  # the dynamic bytes
+            return SharedArray(shared, SHARED_BASE, (shared.dynamic_bytes // itemsize,), name)
+        return SharedArray(
+            shared, shared.allocate(call_chain(sys._getframe()), math.prod(shape) * itemsize), shape, name
+        )
 
 
 class _Atomic:
@@ -75,21 +88,15 @@ class _Atomic:
 
     @staticmethod
     def add(array: Any, index: Any, value: Any) -> Any:
-        old = array[index]
-        array[index] = old + value
-        return old
+        return array.update(index, operator.add, value)
 
     @staticmethod
     def max(array: Any, index: Any, value: Any) -> Any:
-        old = array[index]
-        array[index] = max(old, value)
-        return old
+        return array.update(index, max, value)
 
     @staticmethod
     def min(array: Any, index: Any, value: Any) -> Any:
-        old = array[index]
-        array[index] = min(old, value)
-        return old
+        return array.update(index, min, value)
 
 
 class FakeCuda:
@@ -121,6 +128,6 @@ class FakeCuda:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"the simulator has no cuda.{name}; it has threadIdx, blockIdx, blockDim, gridDim, laneid, warpsize, "
-            f"syncthreads, syncwarp, local.array, shared.array and atomic.add/max/min"
+            f"the simulator has no cuda.{name}; it has threadIdx, blockIdx, blockDim, gridDim, laneid, "
+            f"warpsize, syncthreads, syncwarp, local.array, shared.array and atomic.add/max/min"
         )

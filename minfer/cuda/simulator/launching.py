@@ -9,13 +9,15 @@ import numpy as np
 from greenlet import getcurrent
 
 from minfer.cuda.kernel import Kernel
-from minfer.cuda.simulator.executor import Lane, Launch
+from minfer.cuda.simulator.arrays import Pointer
+from minfer.cuda.simulator.executor import Launch
 from minfer.cuda.simulator.fake_cuda import FakeCuda
-from minfer.cuda.simulator.memory import GlobalMemory, Pointer
+from minfer.cuda.simulator.lanes import Lane
+from minfer.cuda.simulator.memory import GlobalMemory
 from minfer.cuda.simulator.rebinding import Rebinder
 from minfer.cuda.simulator.scalars import CASTS, dtype_name
 from minfer.cuda.simulator.tensor_map import TensorMap
-from minfer.cuda.trace import Trace
+from minfer.cuda.trace import LaunchInfo, Trace, TracedArray
 
 
 class TensorMapArgument:
@@ -72,7 +74,17 @@ def launch(
         seed=seed,
     )
     if trace is not None:
-        trace.begin(run)
+        trace.begin(
+            LaunchInfo(
+                kernel=kernel.name,
+                config=str(kernel.config),
+                grid=shape,
+                threads=kernel.threads,
+                shared_bytes=kernel.shared_bytes,
+                cluster=kernel.cluster,
+                arrays=tuple(TracedArray(region.name, region.base, region.size) for region in memory.regions),
+            )
+        )
     for cluster in _clusters(shape, kernel.cluster, blocks):
         run.run(cluster)
 

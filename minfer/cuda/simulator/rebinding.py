@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from minfer.cuda.simulator.scalars import SimulatedTypes, scalar_cast
-
-#: name in the globals of every rebound function
-MARK = "__minfer_simulated__"
+from minfer.cuda.trace.source import SOURCE_MARK
 
 
 class Rebinder:
@@ -70,7 +68,7 @@ class Rebinder:
         copy = self._globals.get(id(original))
         if copy is None:
             copy = {name: self._value(value) for name, value in original.items()}
-            copy[MARK] = True
+            copy[SOURCE_MARK] = True
             self._globals[id(original)] = copy
         return copy
 

@@ -7,10 +7,10 @@ result. Under a `seed` a copy may also land at once, as the hardware is free to 
 from __future__ import annotations
 
 from minfer.cuda.simulator.errors import InvalidInstruction
-from minfer.cuda.simulator.executor import Lane, current_lane
+from minfer.cuda.simulator.lanes import Lane, current_lane
 from minfer.cuda.simulator.memory import check_aligned
 from minfer.cuda.simulator.semantics.table import register, semantics
-from minfer.cuda.trace import Op
+from minfer.cuda.trace.ops import Op
 
 
 def _make_copy(name: str, size: int):
@@ -29,7 +29,7 @@ def _make_copy(name: str, size: int):
             data = lane.launch.memory.find(global_address, source_bytes).read(global_address, source_bytes)
         if lane.trace is not None:
             if source_bytes:
-                lane.trace.record(lane, Op.COPY_READ, global_address, source_bytes)
+                lane.trace.record(lane, Op.COPY_READ, global_address, size)
             lane.trace.record(lane, Op.COPY_ISSUE, shared_address, size)
         data += bytes(size - source_bytes)
         chooser = lane.launch.random

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from minfer.cuda.simulator.errors import AsyncHazard, InvalidInstruction
-from minfer.cuda.simulator.executor import Block, Lane, current_lane
+from minfer.cuda.simulator.executor import Block
+from minfer.cuda.simulator.lanes import Lane, current_lane
 from minfer.cuda.simulator.memory import check_aligned, check_writable
 from minfer.cuda.simulator.semantics.arithmetic import signed32
 from minfer.cuda.simulator.semantics.table import semantics
 from minfer.cuda.simulator.tensor_map import TensorMap, swizzle_units
-from minfer.cuda.trace import Op
+from minfer.cuda.trace.ops import Op, pack_mbarrier
 
 _MASK = 0xFFFFFFFF
 
@@ -66,14 +67,26 @@ class MBarrier:
             self.block.shared.write(address, data)
             self.bytes -= len(data)
             if lane.trace is not None:
-                lane.trace.record(lane, Op.TMA_LAND, address, len(data), self.address | self.block.rank << 32)
+                lane.trace.record(
+                    lane,
+                    Op.TMA_LAND,
+                    address,
+                    len(data),
+                    pack_mbarrier(self.address, self.block.rank, self.phase),
+                )
         self.progress()
 
     def send(self, lane: Lane, address: int, data: bytes) -> None:
         """A load that will land in this block's shared memory and count its bytes here."""
         self.block.shared.find(address, len(data))
         if lane.trace is not None:
-            lane.trace.record(lane, Op.TMA_ISSUE, address, len(data), self.address | self.block.rank << 32)
+            lane.trace.record(
+                lane,
+                Op.TMA_ISSUE,
+                address,
+                len(data),
+                pack_mbarrier(self.address, self.block.rank, self.phase),
+            )
         self.flights.append((lane, address, data))
         chooser = lane.launch.random
         if self.waiting or (chooser is not None and chooser.random() < 0.5):
@@ -85,8 +98,8 @@ class MBarrier:
             if self.phase & 1 == parity:
                 self.waiting.append(lane)
                 lane.suspend(
-                    f"mbarrier_wait({self.address:#x}, {parity}) [{self.pending} arrivals and {self.bytes} bytes "
-                    f"missing in phase {self.phase}]"
+                    f"mbarrier_wait({self.address:#x}, {parity}) [{self.pending} arrivals and {self.bytes} "
+                    f"bytes missing in phase {self.phase}]"
                 )
         if lane.trace is not None:
             lane.trace.record(lane, Op.MBARRIER_WAIT, self.address, self.block.rank, self.phase)
@@ -255,7 +268,8 @@ def bulk_wait_group_read(n):
         for target, shared, x, y, data in lane.bulk_groups.popleft():
             if lane.block.shared.read(shared, len(data)) != data:
                 raise AsyncHazard(
-                    f"shared memory at {shared:#x} changed while tma_store_2d of {len(data)} bytes still read it",
+                    f"shared memory at {shared:#x} changed while tma_store_2d of {len(data)} bytes still "
+                    f"read it",
                     address=shared,
                 )
             units = np.frombuffer(data, np.uint8).reshape(-1, 16)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from minfer.cuda.simulator.executor import current_lane
+from minfer.cuda.simulator.lanes import current_lane
 from minfer.cuda.simulator.memory import check_aligned, check_writable
 from minfer.cuda.simulator.scalars import CASTS
 from minfer.cuda.simulator.semantics.table import register, semantics
-from minfer.cuda.trace import Op
+from minfer.cuda.trace.ops import Op
 
 _ADDRESS = (1 << 64) - 1
 
@@ -87,8 +87,7 @@ def _make_store(name: str, space: str, kind: str, count: int):
         for i, value in enumerate(values, first):
             target[i] = cast(value)
         if region.valid is not None:
-            offset = address - region.base
-            region.valid[offset : offset + size] = b"\1" * size
+            region.mark_written(address, size)
 
     return store
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from minfer.cuda.simulator.executor import current_lane
+from minfer.cuda.simulator.lanes import current_lane
 from minfer.cuda.simulator.scalars import CASTS
 from minfer.cuda.simulator.semantics.arithmetic import signed32
 from minfer.cuda.simulator.semantics.table import register, semantics
-from minfer.cuda.trace import Op
+from minfer.cuda.trace.ops import Op
 
 _u32, _f32 = CASTS["uint32"], CASTS["float32"]
 
@@ -93,8 +93,9 @@ register(
 def _synchronize(warp, arguments):
     trace = warp.block.launch.trace
     if trace is not None:
-        for lane in warp.lanes:
-            trace.record(lane, Op.WARP_SYNC, extra=warp.synchronizations)
+        for op in (Op.WARP_ARRIVE, Op.WARP_LEAVE):
+            for lane in warp.lanes:
+                trace.record(lane, op, extra=warp.synchronizations)
 
 
 @semantics

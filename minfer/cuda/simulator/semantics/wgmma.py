@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from minfer.cuda.simulator.arrays import LocalArray
 from minfer.cuda.simulator.errors import AsyncHazard, Divergence, OutOfBounds, UninitializedShared
-from minfer.cuda.simulator.executor import Group, Lane, current_lane
-from minfer.cuda.simulator.memory import SHARED_BASE, LocalArray
+from minfer.cuda.simulator.lanes import Group, Lane, current_lane
+from minfer.cuda.simulator.memory import SHARED_BASE
 from minfer.cuda.simulator.semantics.table import semantics
 from minfer.cuda.simulator.tensor_map import swizzle_units
-from minfer.cuda.trace import Op
+from minfer.cuda.trace.ops import Op
 
 #: dtype -> elements in 4 bytes
 _PACKING = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4}

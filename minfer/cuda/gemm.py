@@ -1,0 +1,324 @@
+"""C[nt, od] = A[nt, id] B[od, id]^T on mma.sync: f16 operands, f32 accumulation.
+
+The family of the f16 prefill campaign. A is the activations (nt tokens), B a weight matrix as it is stored
+(od rows). One block computes a tile of `tile_n` tokens x `tile_m` outputs, k-step by k-step, from a cp.async
+ring of `stages` stages. The grid is od-tile-major: blockIdx.x counts token tiles, blockIdx.y output tiles, so
+that neighbouring blocks share a panel of B in L2 and the weights stream from memory about once.
+
+Every variant is a config: tile sizes, k-step, warps, padded or swizzled rows, A as f16 or as f32 through a
+mirror in shared memory. Shapes at run time: nt, od of any size, id a multiple of 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
+from minfer.cuda.signature import signature_of
+
+#: Dynamic shared memory a block may use on the largest device (227 KiB, sm_90 and sm_100).
+MAX_SHARED_BYTES = 232_448
+MAX_THREAD_REGISTERS = 255
+SM_REGISTERS = 65_536
+LAYOUTS = ("padded", "swizzled", "plain")
+A_SOURCES = ("f16", "f32_mirror")
+B_SOURCES = ("f16",)
+OUTPUTS = ("f32", "f16")
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """One compile-time specialisation; refuses (ConfigRefused) what cannot run.
+
+    tile_n x tile_m is the block's tile (tokens x outputs), tile_k the k-step in elements; `warps_n` warps
+    share the tokens and warps / warps_n the outputs. `layout`: "padded" rows (16 bytes more), "swizzled"
+    chunks, or "plain" rows with their bank conflicts. `out` is C's type. `min_blocks` asks the compiler for
+    so few registers that so many blocks fit."""
+
+    tile_n: int = 64
+    tile_m: int = 64
+    tile_k: int = 32
+    stages: int = 2
+    warps: int = 8
+    warps_n: int = 2
+    layout: str = "padded"
+    a_source: str = "f16"
+    b_source: str = "f16"
+    out: str = "f32"
+    min_blocks: int | None = None
+
+    def __post_init__(self):
+        for name, value, allowed in (
+            ("layout", self.layout, LAYOUTS),
+            ("a_source", self.a_source, A_SOURCES),
+            ("b_source", self.b_source, B_SOURCES),
+            ("out", self.out, OUTPUTS),
+        ):
+            if value not in allowed:
+                raise ConfigRefused(f"gemm: {name} = {value!r} is not one of {', '.join(allowed)}")
+        if self.tile_k not in (16, 32, 64, 128):
+            raise ConfigRefused(f"gemm: k-step {self.tile_k}: use 16, 32, 64 or 128")
+        if self.stages < 2:
+            raise ConfigRefused(f"gemm: {self.stages} stages: copying ahead of computing needs at least 2")
+        if self.warps < 1 or self.threads > 1024:
+            raise ConfigRefused(
+                f"gemm: {self.threads} threads a block, the limit is 1024: use at most 32 warps"
+            )
+        if self.warps_n < 1 or self.warps % self.warps_n:
+            raise ConfigRefused(f"gemm: {self.warps} warps do not divide into rows of {self.warps_n}")
+        for name, tile, warps in (
+            ("tile_n", self.tile_n, self.warps_n),
+            ("tile_m", self.tile_m, self.warps_m),
+        ):
+            if tile < 1 or tile % (16 * warps):
+                raise ConfigRefused(
+                    f"gemm: {name} = {tile} over {warps} warps: a warp's share must be a multiple of 16, so "
+                    f"{name} one of {16 * warps}"
+                )
+        if self.registers > MAX_THREAD_REGISTERS:
+            raise ConfigRefused(
+                f"gemm: about {self.registers} registers a thread ({self.accumulators} accumulators), the "
+                f"limit is {MAX_THREAD_REGISTERS}: use more warps or a smaller tile"
+            )
+        if self.registers * self.threads > SM_REGISTERS:
+            raise ConfigRefused(
+                f"gemm: about {self.registers} registers for {self.threads} threads, a multiprocessor has "
+                f"{SM_REGISTERS}: use a smaller tile"
+            )
+        if self.shared_bytes > MAX_SHARED_BYTES:
+            raise ConfigRefused(
+                f"gemm: {self.shared_bytes} bytes of shared memory, the largest device allows "
+                f"{MAX_SHARED_BYTES}: use fewer stages, a smaller tile or k-step"
+            )
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.tile_n}x{self.tile_m}x{self.tile_k} {self.stages} stages {self.warps} warps {self.layout}"
+        )
+        if self.a_source != "f16":
+            text += f" A {self.a_source}"
+        if self.b_source != "f16":
+            text += f" B {self.b_source}"
+        if self.warps_n != 2:
+            text += f" {self.warps_n} along nt"
+        if self.min_blocks is not None:
+            text += f" min {self.min_blocks} blocks"
+        return text + (f" -> {self.out}" if self.out != "f32" else "")
+
+    # ---- arithmetic
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return 32 * self.warps
+
+    @property
+    def warps_m(self) -> int:
+        """Warps that share the outputs of the tile."""
+        return self.warps // self.warps_n
+
+    @property
+    def warp_tile(self) -> tuple[int, int]:
+        """(tokens, outputs) of a warp."""
+        return self.tile_n // self.warps_n, self.tile_m // self.warps_m
+
+    @property
+    def accumulators(self) -> int:
+        """f32 accumulators a thread."""
+        return self.tile_n * self.tile_m // self.threads
+
+    @property
+    def registers(self) -> int:
+        """A lower estimate of a thread's registers: accumulators, the fragments of a k16 step, 32 for the
+        rest."""
+        return self.accumulators + self.warp_tile[0] // 16 * 4 + 4 + 32
+
+    @cached_property
+    def tiles(self):
+        """(A's, B's) f16 shared tile."""
+        from minfer.cuda.tile.shared import SharedTile
+
+        row_bytes = 2 * self.tile_k
+        padding = 16 if self.layout == "padded" else 0
+        swizzle = min(row_bytes, 128) if self.layout == "swizzled" else 0
+        return tuple(SharedTile(rows, row_bytes, padding, swizzle) for rows in (self.tile_n, self.tile_m))
+
+    @cached_property
+    def sources(self):
+        """(A's, B's) staging."""
+        from minfer.cuda.tile.staging import SOURCES
+
+        a_tile, b_tile = self.tiles
+        return SOURCES[self.a_source](a_tile, self.threads), SOURCES[self.b_source](b_tile, self.threads)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage of the ring, A and B."""
+        return sum(source.stage_bytes for source in self.sources)
+
+    @property
+    def settled_bytes(self) -> int:
+        """Shared memory of the f16 tiles that are made from the ring (0 where the ring holds them)."""
+        return sum(
+            source.settled_tiles * tile.size_bytes
+            for source, tile in zip(self.sources, self.tiles, strict=True)
+        )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory a block."""
+        return self.stages * self.stage_bytes + self.settled_bytes
+
+    @property
+    def copied_bytes(self) -> tuple[int, int]:
+        """(A's, B's) bytes that a block reads from global memory a k-step."""
+        return tuple(source.copied_bytes for source in self.sources)
+
+    @property
+    def step_flop(self) -> int:
+        """FLOP of a block's k-step."""
+        return 2 * self.tile_n * self.tile_m * self.tile_k
+
+    def grid(self, nt: int, od: int) -> tuple[int, int, int]:
+        """Blocks for an nt x od product: token tiles fastest."""
+        return -(-nt // self.tile_n), -(-od // self.tile_m), 1
+
+
+@cache
+def make_gemm(config: GemmConfig) -> Kernel:
+    """The kernel of a config: (a, b, c, nt, od, depth).
+
+    a [nt, depth] (f16, or f32 with a_source "f32_mirror"), b [od, depth] f16, c [nt, od] of type
+    `config.out`, all row-major and contiguous, 16-byte aligned; nt, od, depth int32, depth (the model's id) a
+    multiple of 8. Every element of c is written."""
+    import numpy as np
+    from numba import cuda
+    from numba.cuda import types
+
+    from minfer.cuda import ptx
+    from minfer.cuda.instruction import device_function, unroll, unrolled
+    from minfer.cuda.tile.epilogue import store_accumulators
+    from minfer.cuda.tile.fragments import fill_fragment, load_matrix_sync, mma_sync
+    from minfer.cuda.tile.maps import Fragment
+
+    tile_n, tile_m, tile_k, stages = config.tile_n, config.tile_m, config.tile_k, config.stages
+    warps_m, threads = config.warps_m, config.threads
+    warp_n_rows, warp_m_rows = config.warp_tile
+    n_fragments, m_fragments = warp_n_rows // 16, warp_m_rows // 16
+    accumulators, a_words, k_fragments = config.accumulators, 4 * n_fragments, tile_k // 16
+    a_source, b_source = config.sources
+    a_tile, b_tile = config.tiles
+    start_a, copy_a, settle_a = a_source.start, a_source.copy, a_source.settle
+    start_b, copy_b, settle_b = b_source.start, b_source.copy, b_source.settle
+    load_a = load_matrix_sync(Fragment("matrix_a", "f16", "row_major"), a_tile)
+    load_b = load_matrix_sync(Fragment("matrix_b", "f16", "col_major"), b_tile)
+    multiply, fill = mma_sync("f16"), fill_fragment(n_fragments * m_fragments)
+    store = store_accumulators(n_fragments, m_fragments, config.out)
+    commit, wait = ptx.cp_async_commit, ptx.cp_async_wait_group(stages - 2)
+
+    stage_bytes, b_stage = config.stage_bytes, a_source.stage_bytes
+    ring_bytes = stages * stage_bytes
+    a_step, b_step = np.uint64(a_source.step_bytes), np.uint64(b_source.step_bytes)
+    # Where `settle` writes: behind the ring, A's two tiles, then B's.
+    a_settled, a_tile_bytes = a_source.settled_tiles, a_tile.size_bytes
+    b_settled, b_tile_bytes = b_source.settled_tiles, b_tile.size_bytes
+    b_settled_start = ring_bytes + a_settled * a_tile_bytes
+
+    @device_function
+    def advance(offset):
+        # A select and not a branch: the compiler would write the loop once for every stage.
+        following = types.uint32(offset + stage_bytes)
+        return ptx.select_u32(following != ring_bytes, following, 0)
+
+    @unrolled
+    def gemm_f16(a, b, c, nt, od, depth):
+        ring = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
+        a_matrix, b_matrix = ptx.global_address(a), ptx.global_address(b)
+        thread = cuda.threadIdx.x
+        warp = thread >> 5
+        warp_n, warp_m = (warp // warps_m) * warp_n_rows, (warp % warps_m) * warp_m_rows
+        first_n, first_m = cuda.blockIdx.x * tile_n, cuda.blockIdx.y * tile_m
+        steps = types.int32((depth + tile_k - 1) // tile_k)
+        sums = cuda.local.array(accumulators, dtype=types.float32)
+        a_registers = cuda.local.array(a_words, dtype=types.uint32)
+        b_registers = cuda.local.array(4, dtype=types.uint32)
+        fill(sums, types.float32(0))
+
+        a_pointer, a_rows, a_ks = start_a(a_matrix, depth, first_n, nt, depth, thread)
+        b_pointer, b_rows, b_ks = start_b(b_matrix, depth, first_m, od, depth, thread)
+        for step in unroll(stages - 1):
+            if step < steps:
+                copy_a(ring + step * stage_bytes, a_pointer, depth, a_rows, a_ks, thread)
+                copy_b(ring + step * stage_bytes + b_stage, b_pointer, depth, b_rows, b_ks, thread)
+                a_pointer, a_ks = types.uint64(a_pointer + a_step), types.int32(a_ks - tile_k)
+                b_pointer, b_ks = types.uint64(b_pointer + b_step), types.int32(b_ks - tile_k)
+            commit()
+
+        read, fill_next = types.uint32(0), types.uint32((stages - 1) * stage_bytes)
+        for step in range(steps):
+            wait()
+            a_at, b_at = types.uint32(ring + read), types.uint32(ring + read + b_stage)
+            if a_settled:
+                a_at = types.uint32(ring + ring_bytes + (step & 1) * a_tile_bytes)
+                settle_a(ring + read, a_at, thread)
+            if b_settled:
+                b_at = types.uint32(ring + b_settled_start + (step & 1) * b_tile_bytes)
+                settle_b(ring + read + b_stage, b_at, thread)
+            cuda.syncthreads()
+            if step + stages - 1 < steps:
+                copy_a(ring + fill_next, a_pointer, depth, a_rows, a_ks, thread)
+                copy_b(ring + fill_next + b_stage, b_pointer, depth, b_rows, b_ks, thread)
+                a_pointer, a_ks = types.uint64(a_pointer + a_step), types.int32(a_ks - tile_k)
+                b_pointer, b_ks = types.uint64(b_pointer + b_step), types.int32(b_ks - tile_k)
+            commit()
+            for k in unroll(k_fragments):
+                for i in unroll(n_fragments):
+                    load_a(a_registers, 4 * i, a_at, warp_n + 16 * i, 32 * k)
+                for j in unroll(m_fragments):
+                    load_b(b_registers, 0, b_at, warp_m + 16 * j, 32 * k)
+                    for i in unroll(n_fragments):
+                        multiply(sums, 8 * (i * m_fragments + j), a_registers, 4 * i, b_registers, 0)
+            read, fill_next = advance(read), advance(fill_next)
+
+        store(sums, ptx.global_address(c), first_n + warp_n, first_m + warp_m, nt, od)
+
+    arguments = (
+        Argument("a", "in", a_source.element),
+        Argument("b", "in", b_source.element),
+        Argument("c", "out", {"f32": "float32", "f16": "float16"}[config.out]),
+        Argument("nt", "scalar", "int32"),
+        Argument("od", "scalar", "int32"),
+        Argument("depth", "scalar", "int32"),
+    )
+    return Kernel(
+        name="gemm_f16",
+        config=config,
+        function=gemm_f16,
+        signature=signature_of(arguments),
+        threads=threads,
+        shared_bytes=config.shared_bytes,
+        arguments=arguments,
+        min_blocks=config.min_blocks,
+    )
+
+
+def shipped() -> list[Kernel]:
+    """The configs of the campaign and the larger tiles past it."""
+    seed = GemmConfig(tile_m=128)
+    campaign = [
+        GemmConfig(),
+        seed,
+        replace(seed, tile_m=256, warps=16),
+        replace(seed, tile_k=64),
+        replace(seed, a_source="f32_mirror"),
+        replace(seed, layout="plain"),
+        replace(seed, layout="swizzled"),
+    ]
+    large = [
+        GemmConfig(128, 128, 32, 4, layout="swizzled"),
+        GemmConfig(128, 128, 64, 3, layout="swizzled"),
+        GemmConfig(128, 256, 32, 4, layout="swizzled"),
+        GemmConfig(128, 256, 64, 3, layout="swizzled"),
+    ]
+    return [make_gemm(config) for config in (*campaign, *large, *(replace(c, out="f16") for c in large))]

@@ -1,0 +1,58 @@
+"""From accumulator registers to a ragged row-major matrix in global memory."""
+
+from __future__ import annotations
+
+import functools
+
+from numba import cuda
+from numba.cuda import types
+
+from minfer.cuda import ptx
+from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
+
+
+@functools.cache
+def store_accumulators(n_fragments: int, m_fragments: int, out: str = "f32") -> DeviceFunction:
+    """Factory: (array, matrix, first_row, first_column, rows, columns): a warp's n x m accumulator fragments
+    of 16 x 16 to a rows x columns matrix of f32 or f16 at a global address; what lies outside is dropped.
+    Fragment (i, j) starts at index 8 * (i * m_fragments + j). Neighbouring columns leave as one access where
+    every row allows it (even columns)."""
+    element_bytes = 4 if out == "f32" else 2
+
+    if out == "f32":
+        store_pair, store_one = ptx.st_global_v2_f32, ptx.st_global_f32
+    else:
+
+        @device_function
+        def store_pair(address, low, high):
+            ptx.st_global_u32(address, ptx.pack_f16x2(low, high))
+
+        @device_function
+        def store_one(address, value):
+            ptx.st_global_u16(address, ptx.pack_f16x2(value, types.float32(0)))
+
+    @device_function
+    @unrolled
+    def store(array, matrix, first_row, first_column, rows, columns):
+        lane = cuda.threadIdx.x & 31
+        lane_row, lane_column = first_row + (lane >> 2), first_column + (lane & 3) * 2
+        paired = columns % 2 == 0
+        for i in unroll(n_fragments):
+            for half in unroll(2):
+                row = lane_row + 16 * i + 8 * half
+                line = matrix + types.uint64(types.int64(row) * columns * element_bytes)
+                if row < rows:
+                    for j in unroll(2 * m_fragments):
+                        column = lane_column + 8 * j
+                        o = 8 * (i * m_fragments + j // 2) + 4 * (j % 2) + 2 * half
+                        place = line + types.uint64(column * element_bytes)
+                        if paired:
+                            if column < columns:
+                                store_pair(place, array[o], array[o + 1])
+                        else:
+                            if column < columns:
+                                store_one(place, array[o])
+                            if column + 1 < columns:
+                                store_one(place + types.uint64(element_bytes), array[o + 1])
+
+    return store

@@ -1,0 +1,39 @@
+"""What every lane of a simulated launch did, and what can be read from it.
+
+trace = Trace()
+simulator.launch(kernel, grid, *arrays, trace=trace)
+shared_lines(trace)   # bank conflicts per source line
+global_lines(trace)   # sectors per source line
+check(trace)          # races, reads before landing, uninitialised reads, missing proxy fences
+trace.save("gemm")    # gemm.npz and gemm.json
+"""
+
+from minfer.cuda.trace.ops import Op
+from minfer.cuda.trace.races import Finding, check
+from minfer.cuda.trace.recorder import LaunchInfo, Place, Trace, TracedArray
+from minfer.cuda.trace.requests import (
+    GlobalLine,
+    Request,
+    SharedLine,
+    bank_request,
+    global_lines,
+    requests,
+    shared_lines,
+)
+
+__all__ = [
+    "Finding",
+    "GlobalLine",
+    "LaunchInfo",
+    "Op",
+    "Place",
+    "Request",
+    "SharedLine",
+    "Trace",
+    "TracedArray",
+    "bank_request",
+    "check",
+    "global_lines",
+    "requests",
+    "shared_lines",
+]

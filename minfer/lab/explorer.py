@@ -1,0 +1,142 @@
+"""Sliders over a pure function: the frame that every widget of the lab shares.
+
+An explorer is a thin view. It reads its controls, calls the function, and shows what comes back: a table
+beside the controls and a picture below them. The picture is an ordinary cell output that is updated in
+place, not a widget, so a saved notebook keeps the last one. What goes wrong is shown where the table was;
+the picture before it stays.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+from IPython.display import display
+
+from minfer.lab.picture import Picture
+
+EXPECTED = (ValueError, KeyError, ImportError, OSError)
+"""Errors whose message is meant for a reader (a refused config is a ValueError): shown without a traceback.
+"""
+
+
+class Explorer:
+    """Controls, a table and a picture over one pure function.
+
+    Args:
+        name: what it is, for the text that stands in for it where widgets cannot be shown.
+        controls: keyword of `report` -> the widget that chooses it.
+        report: the pure function; it gets every control's value.
+        picture: draws what `report` returned.
+        html: describes what `report` returned, as HTML for the panel beside the controls.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        controls: Mapping[str, widgets.Widget],
+        report: Callable[..., Any],
+        picture: Callable[[Any], Picture],
+        html: Callable[[Any], str],
+    ) -> None:
+        self.name, self.controls = name, dict(controls)
+        self._report, self._picture, self._html = report, picture, html
+        self.report: Any = None
+        self.picture: Picture | None = None
+        self._handle = None
+        self.panel = widgets.HTML(layout=widgets.Layout(flex="1 1 320px", margin="0 0 0 16px"))
+        left = widgets.VBox(list(self.controls.values()), layout=widgets.Layout(flex="0 1 400px"))
+        self.box = widgets.HBox([left, self.panel], layout=widgets.Layout(flex_flow="row wrap", width="100%"))
+        for control in self.controls.values():
+            control.observe(self._changed, names="value")
+        self.refresh()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The controls' values by keyword."""
+        return {name: control.value for name, control in self.controls.items()}
+
+    def set(self, **values: Any) -> None:
+        """Move controls, as dragging them would.
+
+        Raises:
+            KeyError: no such control. traitlets.TraitError: a value that the control does not offer.
+        """
+        for name, value in values.items():
+            self.controls[name].value = value
+
+    def refresh(self) -> None:
+        """Read the controls and show what follows from them; an error is shown, never raised."""
+        try:
+            report = self._report(**self.values)
+            picture = self._picture(report)
+            panel = self._html(report)
+        except Exception as error:
+            self.panel.value = error_html(error)
+            return
+        self.report, self.picture, self.panel.value = report, picture, panel
+        if self._handle is not None:
+            self._handle.update(picture)
+
+    def _changed(self, _change) -> None:
+        self.refresh()
+
+    def _ipython_display_(self) -> None:
+        bundle = self.box._repr_mimebundle_()
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        display({**data, "text/plain": f"[{self.name}: open in JupyterLab to use it]"}, raw=True)
+        if self.picture is not None:
+            self._handle = display(self.picture, display_id=True)
+
+
+def error_html(error: BaseException) -> str:
+    """An error as a panel: the sentence, and for one that nobody foresaw its traceback, folded."""
+    sentence = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    head = escape(sentence or type(error).__name__)
+    if isinstance(error, EXPECTED):
+        return notice(head)
+    lines = escape("".join(traceback.format_exception(error)))
+    folded = f"<details><summary>traceback</summary><pre>{lines}</pre></details>"
+    return notice(f"{escape(type(error).__name__)}: {head}{folded}")
+
+
+def notice(html: str, colour: str = "#D55E00") -> str:
+    """A sentence in a frame that is seen."""
+    return (
+        f'<div style="border-left:4px solid {colour};padding:.5em .9em;background:{colour}12;'
+        f'line-height:1.45">{html}</div>'
+    )
+
+
+def slider(options: list, value, description: str) -> widgets.SelectionSlider:
+    """A slider over a few values, which acts when it is let go."""
+    return widgets.SelectionSlider(
+        options=[(str(option), option) for option in options],
+        value=value,
+        description=description,
+        continuous_update=False,
+        **_LOOK,
+    )
+
+
+def integers(low: int, high: int, value: int, description: str) -> widgets.IntSlider:
+    """A slider over a range of integers, which acts when it is let go."""
+    return widgets.IntSlider(
+        min=low, max=high, value=value, description=description, continuous_update=False, **_LOOK
+    )
+
+
+def checkbox(description: str, value: bool = False) -> widgets.Checkbox:
+    """A yes or no."""
+    return widgets.Checkbox(value=value, description=description, **_LOOK)
+
+
+def dropdown(options: dict[str, Any], value, description: str) -> widgets.Dropdown:
+    """A choice among named values (name shown -> value)."""
+    return widgets.Dropdown(options=list(options.items()), value=value, description=description, **_LOOK)
+
+
+_LOOK = {"style": {"description_width": "110px"}, "layout": {"width": "380px"}}

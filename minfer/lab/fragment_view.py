@@ -1,0 +1,123 @@
+"""Which lane holds which element of an mma fragment, in which register: the maps of the tile layer, drawn."""
+
+from __future__ import annotations
+
+from matplotlib import colormaps
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Rectangle
+
+from minfer.lab import style
+from minfer.lab.picture import Picture
+
+LETTER = {"matrix_a": "a", "matrix_b": "b", "accumulator": "c"}
+TITLE = {"matrix_a": "A", "matrix_b": "B", "accumulator": "accumulator"}
+AXES = {
+    "matrix_a": ("k (column of A)", "m (row of A)"),
+    "matrix_b": ("n (column of B)", "k (row of B)"),
+    "accumulator": ("n (column of C)", "m (row of C)"),
+}
+
+
+def elements(use: str, dtype: str) -> list[dict]:
+    """Every element that the 32 lanes hold: lane, element, register, part (place in the register), row,
+    column.
+
+    `use` is "matrix_a", "matrix_b" or "accumulator"; `dtype` as in `minfer.cuda.tile.maps.Fragment`.
+    """
+    from minfer.cuda.tile.maps import Fragment
+
+    layout = "col_major" if use == "matrix_b" else "row_major"
+    fragment = Fragment(use, dtype, layout)
+    rows = []
+    for lane in range(32):
+        for element in range(fragment.elements):
+            row, column = fragment.position(lane, element)
+            register, part = divmod(element, fragment.per_register)
+            rows.append(
+                {
+                    "lane": lane,
+                    "element": element,
+                    "register": f"{LETTER[use]}{register}",
+                    "part": part,
+                    "row": row,
+                    "column": column,
+                }
+            )
+    return rows
+
+
+def draw_fragments(lane: int = 5, dtype: str = "f16") -> Picture:
+    """The maps of A, B and the accumulator side by side, with one lane's elements outlined.
+
+    A cell carries its lane; the outlined ones also their register. The bold line in B and in the
+    accumulator parts the two 8-column mma operands that a 16-column fragment is made of.
+    """
+    accumulator = {"f16": "f32", "bf16": "f32", "s8": "s32"}[dtype]
+    uses = {"matrix_a": dtype, "matrix_b": dtype, "accumulator": accumulator}
+    widths = {"f16": (1, 1, 1), "bf16": (1, 1, 1), "s8": (2, 1, 1)}[dtype]
+    fig, axes = style.figure(9.6, 4.0 if dtype != "s8" else 5.2, columns=3, width_ratios=widths)
+    rows = []
+    for ax, (use, kind) in zip(axes, uses.items(), strict=True):
+        cells = elements(use, kind)
+        _draw(ax, cells, use, lane)
+        held = [cell for cell in cells if cell["lane"] == lane]
+        registers = len({cell["register"] for cell in held})
+        note = f"lane {lane}: {len(held)} elements in {registers} registers"
+        style.title(ax, f"{TITLE[use]} ({kind})", note)
+        rows += [{"use": use, **cell} for cell in cells]
+    return Picture(fig, f"Fragment maps of mma {dtype}: A, B and accumulator, lane {lane} outlined", rows)
+
+
+def same_map(accumulator: str = "f32", operand: str = "f16") -> bool:
+    """Whether a lane's i-th element is the same (row, column) in an accumulator and in an A fragment."""
+
+    def places(use: str, dtype: str) -> list[tuple[int, ...]]:
+        return [(c["lane"], c["element"], c["row"], c["column"]) for c in elements(use, dtype)]
+
+    return places("accumulator", accumulator) == places("matrix_a", operand)
+
+
+def lane_colour(lane: int) -> tuple[float, float, float]:
+    """A lane's colour: its group of four by hue order of viridis, kept light enough for dark text."""
+    return style.tint(to_rgb(colormaps["viridis"](lane / 31)), 0.5)
+
+
+def _draw(ax, cells: list[dict], use: str, lane: int) -> None:
+    style.bare(ax)
+    height, width = (max(cell[key] for cell in cells) + 1 for key in ("row", "column"))
+    for cell in cells:
+        mine = cell["lane"] == lane
+        at = (cell["column"], cell["row"])
+        ax.add_patch(Rectangle(at, 1, 1, facecolor=lane_colour(cell["lane"]), edgecolor="white", lw=0.4))
+        if mine:
+            ax.add_patch(Rectangle(at, 1, 1, fill=False, edgecolor=style.RED, linewidth=2, zorder=4))
+        ax.text(
+            cell["column"] + 0.5,
+            cell["row"] + (0.72 if mine else 0.54),
+            cell["lane"],
+            ha="center",
+            va="center",
+            fontsize=5.2 if mine else 5.8,
+            color=style.INK,
+        )
+        if mine:
+            ax.text(
+                cell["column"] + 0.5,
+                cell["row"] + 0.32,
+                cell["register"],
+                ha="center",
+                va="center",
+                fontsize=6.2,
+                fontweight="bold",
+                color=style.INK,
+                zorder=5,
+            )
+    if use != "matrix_a":
+        ax.plot([8, 8], [0, height], color=style.INK, linewidth=1.6)
+    ax.set_xlim(-0.1, width + 0.1)
+    ax.set_ylim(height + 0.1, -0.1)
+    ax.set_aspect("equal")
+    ax.set_xticks([c + 0.5 for c in range(0, width, 4)], range(0, width, 4))
+    ax.set_yticks([r + 0.5 for r in range(0, height, 4)], range(0, height, 4))
+    ax.tick_params(length=0)
+    style.label(ax, *AXES[use])

@@ -1,0 +1,112 @@
+"""How every figure looks: one set of colours, one set of axes, made for colour-blind readers and small
+screens.
+
+Colours are Okabe and Ito's (Color Universal Design, 2008), which stay apart under every common colour
+blindness. Figures are built on `matplotlib.figure.Figure` directly, so that nothing is kept alive by
+pyplot.
+"""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MultipleLocator
+
+BLUE = "#0072B2"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+ORANGE = "#E69F00"
+RED = "#D55E00"
+PINK = "#CC79A7"
+INK = "#1F2933"
+QUIET = "#7B8794"
+RULE = "#CBD2D9"
+PAPER = "#F5F7FA"
+SEQUENCE = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW)
+
+# Eight tints in the order of a hue circle, for cyclic quantities (bank groups): neighbours differ in
+# lightness too.
+GROUPS = ("#9ECAE1", "#FDD9A0", "#A8DDB5", "#E7C6DD", "#6BAED6", "#F7B267", "#66C2A4", "#D4A5C9")
+
+BLUES = LinearSegmentedColormap.from_list("minfer-blues", ["#F2F7FB", "#C6DDEF", "#7FB5DA", BLUE, "#003F66"])
+"""A light-to-dark map in one hue, for counts."""
+
+
+def tint(colour: str, amount: float) -> tuple[float, float, float]:
+    """`colour` mixed with white: 0 leaves it as it is, 1 gives white."""
+    return tuple(c + (1 - c) * amount for c in to_rgb(colour))
+
+
+def figure(
+    width: float = 9.6, height: float = 4.2, columns: int = 1, rows: int = 1, **grid
+) -> tuple[Figure, list[Axes]]:
+    """A figure in inches and its axes in reading order. `grid` goes to `Figure.subplots` (width_ratios)."""
+    fig = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    axes = fig.subplots(rows, columns, squeeze=False, **grid)
+    flat = [ax for row in axes for ax in row]
+    for ax in flat:
+        dress(ax)
+    return fig, flat
+
+
+def dress(ax: Axes) -> Axes:
+    """Quiet axes: no box, light grid behind the data, small grey ticks."""
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color(RULE)
+    ax.tick_params(colors=QUIET, labelsize=8.5, length=3, width=0.8)
+    ax.tick_params(which="minor", color=RULE, length=2)
+    ax.grid(True, color=RULE, linewidth=0.6, alpha=0.6)
+    ax.set_axisbelow(True)
+    ax.xaxis.label.set(color=INK, fontsize=9.5)
+    ax.yaxis.label.set(color=INK, fontsize=9.5)
+    return ax
+
+
+def bare(ax: Axes) -> Axes:
+    """Axes for a drawing: no grid, no spines."""
+    ax.grid(False)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    return ax
+
+
+def title(ax: Axes, text: str, note: str = "") -> None:
+    """A bold statement above the axes, with an optional quiet note (of a line or more) under it."""
+    pad = 8 + 12 * len(note.splitlines())
+    ax.set_title(text, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=pad)
+    if note:
+        ax.annotate(
+            note,
+            (0, 1),
+            (0, 7),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=8.5,
+            color=QUIET,
+        )
+
+
+def label(ax: Axes, x: str = "", y: str = "") -> None:
+    """Axis labels; they carry the unit in parentheses."""
+    ax.set_xlabel(x, fontsize=9.5, color=INK)
+    ax.set_ylabel(y, fontsize=9.5, color=INK)
+
+
+def legend(ax: Axes, **where) -> None:
+    """A frameless legend."""
+    box = ax.legend(frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1.6, **where)
+    box.set_in_layout(True)
+
+
+def kib_axis(ax: Axes) -> None:
+    """Ticks in KiB, at round numbers, for an x axis in bytes."""
+    ax.xaxis.set_major_locator(MultipleLocator(_kib_step(ax.get_xlim()[1])))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1024:g}"))
+
+
+def _kib_step(span: float) -> int:
+    return next(step * 1024 for step in (1, 2, 4, 8, 16, 32, 64, 128) if span / (step * 1024) <= 9)

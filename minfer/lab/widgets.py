@@ -1,0 +1,186 @@
+"""The lab's widgets: sliders over `tile_view`, `bank_view`, `occupancy_view` and `fragment_view`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+import ipywidgets
+
+from minfer.arithmetic.banks import BankRequest
+from minfer.arithmetic.devices import DEVICES, device
+from minfer.arithmetic.occupancy import Occupancy, blocks_per_sm
+from minfer.lab.background import BackgroundCompiler, Compilation
+from minfer.lab.bank_view import ACCESSES, draw_bank_map, verdict
+from minfer.lab.explorer import Explorer, checkbox, dropdown, integers, notice, slider
+from minfer.lab.fragment_view import draw_fragments, elements
+from minfer.lab.occupancy_view import draw_curves
+from minfer.lab.table import Table
+from minfer.lab.tile_view import TileChoice, TileReport, draw_tile, explore
+
+START = TileChoice()
+DEVICE_NAMES = {d.name: key for key, d in DEVICES.items()}
+
+
+class TileExplorer(Explorer):
+    """A GEMM tile on a device: every number of the ledger, residency with its limiter, the roofline.
+
+    Registers are the assembler's: the config is compiled in the background for the chosen device's
+    architecture. Until that is done they are the config's estimate, and called so.
+
+    Args:
+        start: where the sliders stand at first.
+        compile: False keeps to estimates.
+    """
+
+    def __init__(self, start: TileChoice = START, compile: bool = True) -> None:
+        self.compiler = BackgroundCompiler("minfer.cuda.gemm:make_gemm", self._compiled) if compile else None
+        self.status = ipywidgets.HTML()
+        hidden = {"width": "380px", "display": "none"}
+        self.cancel = ipywidgets.Button(description="Cancel compile", layout=hidden)
+        self.cancel.on_click(lambda _: self.compiler.cancel())
+        self._first = True
+        controls = {
+            "tile_n": slider([32, 64, 128, 256], start.tile_n, "TN (tokens)"),
+            "tile_m": slider([32, 64, 128, 256], start.tile_m, "TM (outputs)"),
+            "tile_k": slider([16, 32, 64, 128], start.tile_k, "KS (k-step)"),
+            "stages": integers(1, 6, start.stages, "stages"),
+            "warps": slider([1, 2, 4, 8, 16, 32], start.warps, "warps"),
+            "layout": dropdown(
+                {"padded by 16 B": "padded", "XOR swizzle": "swizzled", "plain": "plain"},
+                start.layout,
+                "rows",
+            ),
+            "device": dropdown(DEVICE_NAMES, start.device, "device"),
+        }
+        super().__init__("tile explorer", controls, self._explore, draw_tile, tile_html)
+        left = self.box.children[0]
+        left.children = (*left.children, self.status, self.cancel)
+
+    def _explore(self, **values) -> TileReport:
+        choice = TileChoice(**values)
+        report = explore(choice)
+        if self.compiler is None:
+            return report
+        if report.config is None:
+            self._show(None)
+            return report
+        # The first picture waits for its registers; after that the sliders never wait.
+        ask = self.compiler.compile_now if self._first else self.compiler.request
+        self._first = False
+        compilation = ask(report.config, report.device.arch)
+        self._show(compilation)
+        return explore(choice, compilation.registers) if compilation.registers else report
+
+    def _compiled(self, compilation: Compilation) -> None:
+        self._show(compilation)
+        if compilation.state in ("done", "failed") and self.report is not None:
+            self.refresh()
+
+    def _show(self, compilation: Compilation | None) -> None:
+        busy = compilation is not None and compilation.state in ("waiting", "compiling")
+        self.cancel.layout.display = "" if busy else "none"
+        self.status.value = "" if compilation is None else f"<small>{escape(str(compilation))}</small>"
+
+
+def tile_html(report: TileReport) -> str:
+    """The report's table, under the refusal if there is one."""
+    table = Table(report.facts(), {"quantity": "", "value": ""})._repr_html_()
+    return (notice(escape(report.refusal)) if report.refusal else "") + table
+
+
+@dataclass(frozen=True)
+class BankReport:
+    """A tile's layout and one access to it."""
+
+    tile: object
+    access: str
+    phase: int
+    name: str
+    request: BankRequest
+
+
+def explore_banks(row_halves: int, padding: int, swizzle: bool, access: str, phase: int) -> BankReport:
+    """The bank request of an access to a 32-row f16 tile of the kernels' own layout.
+
+    Args:
+        row_halves: f16 elements a row. padding: elements added to a row. swizzle: XOR the 16-byte chunks.
+        access: a key of `bank_view.ACCESSES`. phase: which phase to show, reduced to those that the access
+            has.
+
+    Raises:
+        ConfigRefused: a layout that the tile layer does not build.
+    """
+    from minfer.cuda.tile.shared import SharedTile
+
+    width = min(row_halves * 2, 128) if swizzle else 0
+    tile = SharedTile(32, row_halves * 2, padding * 2, width)
+    request = ACCESSES[access].request(tile.address)
+    layout = f"{width}-byte XOR swizzle" if swizzle else f"+{padding} halves" if padding else "no padding"
+    name = f"{row_halves} halves a row, {layout}"
+    return BankReport(tile, access, phase % len(request.degrees), name, request)
+
+
+def bank_html(report: BankReport) -> str:
+    """The verdict, then what each phase costs."""
+    colour = "#009E73" if report.request.degree == 1 else "#D55E00"
+    rows = [{"phase": i, "wavefronts": degree} for i, degree in enumerate(report.request.degrees)]
+    stride = f"rows are {report.tile.stride:,} B apart, the tile takes {report.tile.size_bytes:,} B"
+    return notice(verdict(report.request), colour) + f"<p>{stride}</p>" + Table(rows)._repr_html_()
+
+
+def bank_explorer() -> Explorer:
+    """The 32-bank map of a shared tile: padding, XOR swizzle, and three ways to read it."""
+    controls = {
+        "row_halves": slider([32, 64, 128], 64, "row (halves)"),
+        "padding": integers(0, 16, 0, "padding (halves)"),
+        "swizzle": checkbox("XOR swizzle"),
+        "access": dropdown({how.name: key for key, how in ACCESSES.items()}, "ldmatrix.x4", "access"),
+        "phase": integers(0, 3, 0, "phase"),
+    }
+
+    def picture(report: BankReport):
+        tile = report.tile
+        return draw_bank_map(tile.address, tile.row_bytes, report.access, report.phase, report.name)
+
+    return Explorer("bank map", controls, explore_banks, picture, bank_html)
+
+
+def occupancy_explorer() -> Explorer:
+    """Residency against shared memory and registers on any device of the table."""
+    controls = {
+        "where": dropdown(DEVICE_NAMES, "gb10", "device"),
+        "warps": slider([1, 2, 4, 8, 12, 16, 24, 32], 8, "warps a block"),
+        "registers": slider([*range(16, 256, 8), 255], 128, "registers"),
+        "shared_kib": integers(0, 227, 68, "shared (KiB)"),
+    }
+
+    def report(where: str, warps: int, registers: int, shared_kib: int) -> Occupancy:
+        return blocks_per_sm(device(where), warps * 32, registers, shared_kib * 1024)
+
+    def picture(o: Occupancy):
+        return draw_curves(o.device, o.threads, o.registers, {"this kernel": o.shared_bytes})
+
+    def html(o: Occupancy) -> str:
+        return notice(escape(str(o)), "#D55E00" if o.refusal else "#0072B2")
+
+    return Explorer("occupancy curve", controls, report, picture, html)
+
+
+def fragment_explorer() -> Explorer:
+    """The lanes and registers of an mma's fragments, one lane outlined."""
+    controls = {
+        "lane": integers(0, 31, 5, "lane"),
+        "dtype": dropdown({"f16 (m16n8k16)": "f16", "s8 (m16n8k32)": "s8"}, "f16", "operands"),
+    }
+
+    def report(lane: int, dtype: str) -> tuple[int, str]:
+        return lane, dtype
+
+    def html(chosen: tuple[int, str]) -> str:
+        lane, dtype = chosen
+        rows = [cell for cell in elements("matrix_a", dtype) if cell["lane"] == lane]
+        heads = {"register": "register", "part": "part", "row": "row", "column": "column"}
+        return f"<p>Lane {lane} of A:</p>" + Table(rows, heads)._repr_html_()
+
+    return Explorer("fragment map", controls, report, lambda chosen: draw_fragments(*chosen), html)

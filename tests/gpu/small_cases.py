@@ -1,0 +1,39 @@
+"""One or two small launches of every shipped kernel, on ragged shapes and buffers of exactly the size that
+the kernel may touch: what compute-sanitizer watches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.cuda.parity import Case
+
+
+def small_cases() -> Iterator[Case]:
+    """Every case."""
+    yield from _convert()
+    yield from _elementwise()
+
+
+def _convert() -> Iterator[Case]:
+    from tests.cuda.convert_cases import convert_case, store_kv_case
+
+    for vector in (1, 8):
+        yield convert_case(133, vector)
+    for vector in (1, 4):
+        yield store_kv_case(3, 130, vector)
+
+
+def _elementwise() -> Iterator[Case]:
+    import numpy as np
+
+    from tests.cuda import elementwise_cases as cases
+
+    for output in ("f32", "f16", "q8"):
+        yield cases.rmsnorm_case(3, 96, output, residual=True)
+        yield cases.swiglu_case(3, 96, output)
+    yield cases.bias_add_case(3, 52)
+    yield cases.residual_add_case(3, 52)
+    yield cases.rope_case(3, 2, 32, 32, interleaved=False)
+    yield cases.rope_store_case(3, 4, 2, 32, 32, False, True, "f16")
+    yield cases.embedding_case("Q4_K", 256, [0, 8, 3])
+    yield from cases.argmax_cases(np.random.default_rng(0).normal(size=1003).astype(np.float32))
