@@ -235,6 +235,22 @@ def make_gemm(config: GemmConfig) -> Kernel:
     a_settled, a_tile_bytes, b_tile_bytes = a_source.settled_tiles, a_tile.size_bytes, b_tile.size_bytes
     b_tiles = ring_bytes + a_settled * a_tile_bytes
 
+    # In functions of their own the compiler's front end sees these once, not once a fragment.
+    @device_function
+    @unrolled
+    def multiply_column(sums, a_registers, b_registers, b_at, column, byte, j):
+        load_b(b_registers, 0, b_at, column + 16 * j, byte)
+        for i in unroll(n_fragments):
+            multiply(sums, 8 * (i * m_fragments + j), a_registers, 4 * i, b_registers, 0)
+
+    @device_function
+    @unrolled
+    def multiply_k16(sums, a_registers, b_registers, a_at, b_at, row, column, k):
+        for i in unroll(n_fragments):
+            load_a(a_registers, 4 * i, a_at, row + 16 * i, 32 * k)
+        for j in unroll(m_fragments):
+            multiply_column(sums, a_registers, b_registers, b_at, column, 32 * k, j)
+
     @device_function
     def advance(offset):
         # A select and not a branch: the compiler would write the loop once for every stage.
@@ -291,12 +307,7 @@ def make_gemm(config: GemmConfig) -> Kernel:
                 # Past the last k-tile the last one is loaded again: harmless, and no branch.
                 fetch_b(words, b_pointer, depth, b_rows, (step + 1) * tile_k, depth, thread)
             for k in unroll(k_fragments):
-                for i in unroll(n_fragments):
-                    load_a(a_registers, 4 * i, a_at, warp_n + 16 * i, 32 * k)
-                for j in unroll(m_fragments):
-                    load_b(b_registers, 0, b_at, warp_m + 16 * j, 32 * k)
-                    for i in unroll(n_fragments):
-                        multiply(sums, 8 * (i * m_fragments + j), a_registers, 4 * i, b_registers, 0)
+                multiply_k16(sums, a_registers, b_registers, a_at, b_at, warp_n, warp_m, k)
             if b_blocks:
                 following = ring + b_tiles + ((step + 1) & 1) * b_tile_bytes
                 deposit_b(words, following, (step + 1) * tile_k, depth, thread)
