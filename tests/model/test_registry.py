@@ -179,6 +179,15 @@ class TestHub:
         assert hub == [("org/toy", "m-00001-of-00002.gguf"), ("org/toy", "m-00002-of-00002.gguf")]
         assert len(Model.load("hubtoy").file.paths) == 2
 
+    def test_a_download_that_is_no_model_is_removed(self, models, hub, tmp_path):
+        shard = tmp_path / "m-00002-of-00002.gguf"
+        shard.write_bytes(shard.read_bytes()[:-1])
+        with pytest.raises(PullError, match=r"hubtoy: what was downloaded is no model file and is removed: "):
+            pull("hubtoy", progress=False)
+        assert not list((models / "hubtoy").iterdir())
+        with pytest.raises(ModelFileError, match="not pulled yet"):
+            resolve("hubtoy")
+
     def test_offline(self, models, hub, monkeypatch):
         def unreachable(url, timeout):
             raise httpx.ConnectError("Name or service not known")

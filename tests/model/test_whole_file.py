@@ -13,7 +13,7 @@ from minfer.model.whole_file import whole_file
 def test_the_file_appears_when_it_is_whole(tmp_path):
     path = tmp_path / "new" / "m.gguf"
     with whole_file(path, 3) as partial:
-        assert partial.name == "m.gguf.partial"
+        assert partial.name == f"m.gguf.{os.getpid()}.partial"
         partial.write_bytes(b"abc")
         assert not path.exists()
     assert path.read_bytes() == b"abc"
