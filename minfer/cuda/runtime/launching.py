@@ -8,6 +8,7 @@ grid), and a limit that does not hold raises `LaunchRefused` with the numbers.
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from typing import Any
 
@@ -139,21 +140,23 @@ class LoadedKernel:
     def _launch(self, grid: Grid, args: tuple, stream: Any, pdl: bool) -> None:
         target = current_stream() if stream is None else Stream.of(stream)
         if checking.is_on():
-            checking.run_checked(self, lambda: self._fire(grid, args, target, pdl), args, target)
-        else:
-            self._fire(grid, args, target, pdl)
+            self._launch_checked(grid, args, target, pdl)
+            return
+        frame = self._frame
+        with self._lock:
+            if grid != frame.grid or pdl != frame.pdl:
+                frame.set_shape(grid, pdl)
+            frame.pack(args)
+            frame.fire(target)
+
+    def _launch_checked(self, grid: Grid, args: tuple, stream: Stream, pdl: bool) -> None:
+        # A launch of its own, and no lock held: checked mode waits for it.
+        bound = BoundLaunch(self, grid, args, pdl)
+        checking.run_checked(self, functools.partial(bound.fire, stream), args, stream)
 
     def prepare(self, grid: Grid, *args: Any, pdl: bool = False) -> BoundLaunch:
         """The launch with its grid and arguments bound, for fast repeats. The arrays are kept alive."""
         return BoundLaunch(self, grid, args, pdl)
-
-    def _fire(self, grid: Grid, args: tuple, stream: Stream, pdl: bool) -> None:
-        frame = self._frame
-        with self._lock:
-            if frame.shape != (grid, pdl):
-                frame.set_shape(grid, pdl)
-            frame.pack(args)
-            frame.fire(stream)
 
     def _failed(self, code: int, config: driver.LaunchConfig) -> Exception:
         grid, threads = tuple(config.grid), self.kernel.threads
@@ -184,7 +187,8 @@ class LaunchFrame:
             shared_bytes=kernel.shared_bytes,
             attributes=ctypes.addressof(self._programmatic),
         )
-        self.shape: tuple[Grid, bool] | None = None
+        self.grid: Grid | None = None
+        self.pdl = False
         self._stream = 0
         self._parameters = Parameters(kernel)
         self.pack = self._parameters.pack
@@ -197,7 +201,7 @@ class LaunchFrame:
         self.loaded.check_grid(grid)
         self.config.grid[:] = grid
         self.config.count = pdl
-        self.shape = (grid, pdl)
+        self.grid, self.pdl = grid, pdl
 
     def fire(self, stream: Stream) -> None:
         """Launch what was set, and count it."""
@@ -224,17 +228,18 @@ class BoundLaunch:
 
     def __init__(self, loaded: LoadedKernel, grid: Grid, args: tuple, pdl: bool) -> None:
         self.loaded, self.grid, self.args = loaded, grid, args
-        self._frame = LaunchFrame(loaded)
-        self._frame.set_shape(grid, pdl)
-        self._frame.pack(args)
+        frame = LaunchFrame(loaded)
+        frame.set_shape(grid, pdl)
+        frame.pack(args)
+        self.fire = frame.fire
 
     def __call__(self, stream: Any = None) -> None:
         """Launch into `stream` (None: the current one). Errors as `LoadedKernel.launch`."""
         target = current_stream() if stream is None else Stream.of(stream)
         if checking.is_on():
-            checking.run_checked(self.loaded, lambda: self._frame.fire(target), self.args, target)
+            checking.run_checked(self.loaded, functools.partial(self.fire, target), self.args, target)
         else:
-            self._frame.fire(target)
+            self.fire(target)
 
 
 def _check_shared(kernel: Kernel, static: int, device: Device) -> None:
