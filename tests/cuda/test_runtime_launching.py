@@ -131,7 +131,7 @@ class TestPacking:
         runtime.launch(kernel, (1, 1, 1), runtime.TensorMap(handle, None, (64, 64), 128))
         assert fake.launched[0].pointers == [ctypes.addressof(handle.data)]
         with pytest.raises(TypeError, match="'m', takes a TensorMap, got int"):
-            runtime.load(kernel).plan[0].convert(7)
+            runtime.launch(kernel, (1, 1, 1), 7)
 
 
 class TestBadArguments:

@@ -82,8 +82,9 @@ def test_overhead_of_plain_cuda_bindings(arguments, measure):
 
 
 def test_the_foreign_call_alone(arguments, measure):
-    bound = runtime.load(axpby()).prepare(GRID, *arguments)
-    call, addresses = bound._frame._call, bound._frame._addresses
+    loaded = runtime.load(axpby())
+    loaded.launch(GRID, *arguments)  # fills the structures
+    call, addresses = loaded._frame._call, loaded._frame._addresses
     measure("launch us: cuLaunchKernelEx through ctypes, alone", microseconds(lambda: call(*addresses)))
 
 
