@@ -48,7 +48,7 @@ class SwigluConfig:
         check_threads("swiglu", self.threads)
         if self.vector == 1 and (self.output, self.source) != ("f32", "f32"):
             raise ConfigRefused(
-                f"swiglu: {self.source} to {self.output} goes 4 elements at a time; take vector=4, ff % 4 == 0"
+                f"swiglu: {self.source} to {self.output} goes 4 elements at a time: vector=4, ff % 4 == 0"
             )
 
     def __str__(self) -> str:
