@@ -1,9 +1,9 @@
 """Notebook files as this project keeps them: executed, canonical, and checked.
 
-A canonical notebook differs from run to run only where its content does: no execution counts, no timings,
-    no user's
-metadata, widget ids numbered in order of appearance, keys sorted. Its outputs stay, the last pictures and
-the widgets' state among them, so that it shows them when it is opened without being run.
+A canonical notebook differs from run to run only where its content does: cells are counted from 1, there
+are no timings and no editor's metadata, widget ids are numbered in order of appearance, keys are sorted. Its
+outputs stay, the last pictures and the widgets' state among them: they show when it is opened without being
+run.
 
     python -m minfer.lab.notebooks execute notebooks/01_gemm_tiles.ipynb
     python -m minfer.lab.notebooks check notebooks/*.ipynb
@@ -36,6 +36,7 @@ _VOLATILE = re.compile(r"\bat 0x[0-9a-f]{6,}|/tmp/|/home/|/root/")
 def canonical(notebook: dict) -> dict:
     """A canonical copy of a notebook's JSON."""
     cells = [_cell(cell, number) for number, cell in enumerate(notebook["cells"])]
+    _number_runs(cells)
     state = notebook.get("metadata", {}).get("widgets", {}).get(WIDGET_STATE)
     metadata = dict(METADATA)
     if state is not None:
@@ -61,8 +62,19 @@ def _cell(cell: dict, number: int) -> dict:
         "source": _lines(cell["source"]),
     }
     if cell["cell_type"] == "code":
-        kept |= {"execution_count": None, "outputs": _outputs(cell.get("outputs", []))}
+        run = cell.get("execution_count") is not None
+        kept |= {"execution_count": 0 if run else None, "outputs": _outputs(cell.get("outputs", []))}
     return kept
+
+
+def _number_runs(cells: list[dict]) -> None:
+    """Count the cells that have run from 1: nbval compares only those, and a reader sees the order."""
+    run = [cell for cell in cells if cell.get("execution_count") is not None]
+    for number, cell in enumerate(run, 1):
+        cell["execution_count"] = number
+        for output in cell["outputs"]:
+            if output["output_type"] == "execute_result":
+                output["execution_count"] = number
 
 
 def _outputs(outputs: list[dict]) -> list[dict]:
