@@ -47,7 +47,7 @@ lab: $(RUN_SETUP)
 	$(BIN)/python -m jupyter lab $(AS_ROOT) $(LAB_ARGS) notebooks
 
 notebooks: $(RUN_SETUP)
-	$(BIN)/python -m minfer.lab.notebooks notebooks/*.ipynb
+	$(BIN)/python -m minfer.lab.notebooks execute notebooks/*.ipynb
 
 clean:
 	rm -rf $(VENV) build dist

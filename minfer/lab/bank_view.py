@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.patches import Rectangle
 
 from minfer.arithmetic.banks import (
@@ -129,30 +130,16 @@ def draw_bank_map(
 def _map(ax, rows: list[dict], height: int, width: int) -> None:
     style.bare(ax)
     numbers = width <= 40
+    colours = np.ones((height, width, 3))
     for cell in rows:
-        colour = style.GROUPS[cell["bank"] // 4]
-        ax.add_patch(
-            Rectangle(
-                (cell["word"], cell["row"]),
-                1,
-                1,
-                facecolor=colour if cell["read"] else style.tint(colour, 0.45),
-                edgecolor="white",
-                linewidth=0.4,
-            )
-        )
+        group = style.GROUPS[cell["bank"] // 4]
+        colours[cell["row"], cell["word"]] = style.tint(group, 0 if cell["read"] else 0.45)
+    style.cells(ax, colours)
+    for cell in rows:
         if numbers or cell["word"] % 4 == 0:
-            ax.text(
-                cell["word"] + (0.5 if numbers else 2),
-                cell["row"] + 0.54,
-                cell["bank"],
-                ha="center",
-                va="center",
-                fontsize=6.2 if numbers else 6,
-                color=style.INK,
-                alpha=1 if cell["read"] else 0.55,
-                fontweight="bold" if cell["read"] else "normal",
-            )
+            x = cell["word"] + (0.5 if numbers else 2)
+            look = {"fontweight": "bold"} if cell["read"] else {"alpha": 0.55}
+            style.write(ax, x, cell["row"] + 0.54, cell["bank"], fontsize=6.2, **look)
     for row, start, stop in _runs(rows):
         ax.add_patch(Rectangle((start, row), stop - start, 1, fill=False, edgecolor=style.INK, linewidth=1.6))
     ax.set_xlim(-0.1, width + 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
@@ -50,7 +51,7 @@ def elements(use: str, dtype: str) -> list[dict]:
 def draw_fragments(lane: int = 5, dtype: str = "f16") -> Picture:
     """The maps of A, B and the accumulator side by side, with one lane's elements outlined.
 
-    A cell carries its lane; the outlined ones also their register. The bold line in B and in the
+    A cell carries its lane; the outlined ones the register that starts there. The bold line in B and in the
     accumulator parts the two 8-column mma operands that a 16-column fragment is made of.
     """
     uses = {"matrix_a": dtype, "matrix_b": dtype, "accumulator": ACCUMULATOR[dtype]}
@@ -110,33 +111,20 @@ def lane_colour(lane: int) -> tuple[float, float, float]:
 def _draw(ax, cells: list[dict], use: str, lane: int) -> None:
     style.bare(ax)
     height, width = (max(cell[key] for cell in cells) + 1 for key in ("row", "column"))
+    colours = np.ones((height, width, 3))
     for cell in cells:
-        mine = cell["lane"] == lane
-        at = (cell["column"], cell["row"])
-        ax.add_patch(Rectangle(at, 1, 1, facecolor=lane_colour(cell["lane"]), edgecolor="white", lw=0.4))
-        if mine:
-            ax.add_patch(Rectangle(at, 1, 1, fill=False, edgecolor=style.RED, linewidth=2, zorder=4))
-        ax.text(
-            cell["column"] + 0.5,
-            cell["row"] + (0.72 if mine else 0.54),
-            cell["lane"],
-            ha="center",
-            va="center",
-            fontsize=5.2 if mine else 5.8,
-            color=style.INK,
-        )
-        if mine:
-            ax.text(
-                cell["column"] + 0.5,
-                cell["row"] + 0.32,
-                cell["register"],
-                ha="center",
-                va="center",
-                fontsize=6.2,
-                fontweight="bold",
-                color=style.INK,
-                zorder=5,
-            )
+        colours[cell["row"], cell["column"]] = lane_colour(cell["lane"])
+    style.cells(ax, colours)
+    for cell in cells:
+        x, y = cell["column"], cell["row"]
+        if cell["lane"] == lane:
+            ax.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor=style.RED, linewidth=2, zorder=4))
+            if cell["part"] == 0:
+                style.write(
+                    ax, x + 0.5, y + 0.52, cell["register"], fontsize=6.2, fontweight="bold", zorder=5
+                )
+        else:
+            style.write(ax, x + 0.5, y + 0.54, cell["lane"], fontsize=5.8)
     if use != "matrix_a":
         ax.plot([8, 8], [0, height], color=style.INK, linewidth=1.6)
     ax.set_xlim(-0.1, width + 0.1)
