@@ -12,6 +12,8 @@ def small_cases() -> Iterator[Case]:
     """Every case."""
     yield from _convert()
     yield from _elementwise()
+    yield from _attention()
+    yield from _gemm()
 
 
 def _convert() -> Iterator[Case]:
@@ -37,3 +39,22 @@ def _elementwise() -> Iterator[Case]:
     yield cases.rope_store_case(3, 4, 2, 32, 32, False, True, "f16")
     yield cases.embedding_case("Q4_K", 256, [0, 8, 3])
     yield from cases.argmax_cases(np.random.default_rng(0).normal(size=1003).astype(np.float32))
+
+
+def _attention() -> Iterator[Case]:
+    from minfer.cuda.attention import DecodeAttentionConfig, seed_steps
+    from tests.cuda.attention_cases import decode_cases, prefill_case
+
+    for config in seed_steps(3, 1, 64).values():
+        yield prefill_case(config, nt=9, kv_end=21)
+    yield from decode_cases(DecodeAttentionConfig(4, 2, 64), 37)
+
+
+def _gemm() -> Iterator[Case]:
+    from minfer.cuda.gemm import GemmConfig
+    from tests.gpu.gemm_cases import gemm_case
+
+    for layout in ("padded", "swizzled", "plain"):
+        yield gemm_case(GemmConfig(layout=layout), 70, 67, 72)
+    yield gemm_case(GemmConfig(a_source="f32_mirror"), 66, 64, 72)
+    yield gemm_case(GemmConfig(128, 128, 64, 3, layout="swizzled", out="f16"), 130, 136, 200)
