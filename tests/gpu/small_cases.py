@@ -14,6 +14,7 @@ def small_cases() -> Iterator[Case]:
     yield from _elementwise()
     yield from _attention()
     yield from _gemm()
+    yield from _gemv()
 
 
 def _convert() -> Iterator[Case]:
@@ -45,9 +46,21 @@ def _attention() -> Iterator[Case]:
     from minfer.cuda.attention import DecodeAttentionConfig, seed_steps
     from tests.cuda.attention_cases import decode_cases, prefill_case
 
-    for config in seed_steps(3, 1, 64).values():
-        yield prefill_case(config, nt=9, kv_end=21)
-    yield from decode_cases(DecodeAttentionConfig(4, 2, 64), 37)
+    for config in seed_steps(2, 1, 64).values():
+        yield prefill_case(config, nt=17, kv_end=83)
+    yield from decode_cases(DecodeAttentionConfig(6, 2, 64, splits=3), 37)
+
+
+def _gemv() -> Iterator[Case]:
+    from minfer.cuda.block_dots import DOTS
+    from minfer.cuda.gemv import GemvConfig
+    from tests.cuda.gemv_cases import gemv_case, quantize_case
+
+    yield quantize_case(3, 96)
+    for format, dot in DOTS.items():
+        config = GemvConfig(format, 3 * dot.weights, rows=2, warps=2, addend=True)
+        yield gemv_case(config, 13, grid=3)
+    yield gemv_case(GemvConfig("Q6_K", 5 * 256, slices=2, warps=2, slots=3), 13, grid=3)
 
 
 def _gemm() -> Iterator[Case]:

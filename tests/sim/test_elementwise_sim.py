@@ -24,7 +24,15 @@ def test_rmsnorm_in_place():
 
     out = case.arguments["out"].copy()
     simulator.launch(
-        case.kernel, case.grid, held["x"], held["residual"], held["residual"], case.arguments["weight"], out, 64, 1e-6
+        case.kernel,
+        case.grid,
+        held["x"],
+        held["residual"],
+        held["residual"],
+        case.arguments["weight"],
+        out,
+        64,
+        1e-6,
     )
     np.testing.assert_array_equal(held["residual"], case.expected["hidden"])
     np.testing.assert_allclose(out, case.expected["out"], 2e-6, 1e-7)
@@ -80,7 +88,9 @@ def test_rope_store(rotary, bias, query, interleaved):
 
 @pytest.mark.parametrize("format", BLOCKS)
 def test_embedding(format):
-    cases.embedding_case(format, 512 if BLOCKS[format].weights == 256 else 96, [3, 0, 8, -1, 9]).run_simulated()
+    cases.embedding_case(
+        format, 512 if BLOCKS[format].weights == 256 else 96, [3, 0, 8, -1, 9]
+    ).run_simulated()
 
 
 @pytest.mark.parametrize(
