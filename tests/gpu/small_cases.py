@@ -13,6 +13,7 @@ def small_cases() -> Iterator[Case]:
     yield from _convert()
     yield from _elementwise()
     yield from _attention()
+    yield from _gemm()
     yield from _gemv()
 
 
@@ -60,3 +61,13 @@ def _gemv() -> Iterator[Case]:
         config = GemvConfig(format, 3 * dot.weights, rows=2, warps=2, addend=True)
         yield gemv_case(config, 13, grid=3)
     yield gemv_case(GemvConfig("Q6_K", 5 * 256, slices=2, warps=2, slots=3), 13, grid=3)
+
+
+def _gemm() -> Iterator[Case]:
+    from minfer.cuda.gemm import GemmConfig
+    from tests.gpu.gemm_cases import gemm_case
+
+    for layout in ("padded", "swizzled", "plain"):
+        yield gemm_case(GemmConfig(layout=layout), 70, 67, 72)
+    yield gemm_case(GemmConfig(a_source="f32_mirror"), 66, 64, 72)
+    yield gemm_case(GemmConfig(128, 128, 64, 3, layout="swizzled", out="f16"), 130, 136, 200)
