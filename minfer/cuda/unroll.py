@@ -5,8 +5,8 @@ indexed by the loop variable goes to memory. A function decorated with `unrolled
 sees it. Undecorated, and in plain Python, `unroll` is `range`: the meaning is the same.
 
 The contract:
-- The arguments of `unroll` (as of `range`) are constant: literals, integers from the closure or the module,
-  variables of enclosing `unroll` loops, and arithmetic on them.
+- The arguments of `unroll` (as of `range`) are constant: literals, integers from the closure or the module
+  (elements of tuples there too), variables of enclosing `unroll` loops, and arithmetic on them.
 - The body does not assign the loop variable, and does not `break` or `continue` this loop (it may its own
   inner loops).
 - The loop variable is not used after the loop.
@@ -40,7 +40,7 @@ def unrolled(function: Callable) -> Callable:
     constants = {
         name: value
         for name, value in scope.items()
-        if isinstance(value, (int, float, str)) and name not in function.__code__.co_varnames
+        if isinstance(value, (int, float, str, tuple)) and name not in function.__code__.co_varnames
     }
     definition.body = _Unroller(constants, inspect.getsourcefile(function)).block(definition.body)
     # Compiled inside a function that has the free variables as parameters: they stay closure variables.
@@ -68,7 +68,16 @@ class _Unroller:
 
     def constant(self, node: ast.expr):
         """The value of a constant expression; raises LookupError if it is not one."""
-        allowed = (ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp)
+        allowed = (
+            ast.Constant,
+            ast.Name,
+            ast.BinOp,
+            ast.UnaryOp,
+            ast.BoolOp,
+            ast.Compare,
+            ast.IfExp,
+            ast.Subscript,
+        )
         syntax = (ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context)
         for part in ast.walk(node):
             if not isinstance(part, allowed + syntax):

@@ -5,6 +5,7 @@ import pytest
 
 from minfer.cuda import simulator
 from minfer.cuda.gemm import GemmConfig, make_gemm
+from minfer.cuda.trace import Op, Trace, check, global_lines, shared_lines
 
 PROOF = GemmConfig()
 #: One config of each mechanism; shapes are ragged in nt, od and the last k-tile.
@@ -55,3 +56,32 @@ def test_without_its_wait_the_result_is_wrong(monkeypatch):
     a, b, c = operands(config, 32, 32, 64)
     with pytest.raises(simulator.SimulatorError):
         simulator.launch(kernel, config.grid(32, 32), a, b, c, 32, 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("config", "ldmatrix", "copies"),
+    [
+        # 80-byte rows: reading 8 rows is conflict-free, writing two rows of 4 chunks is not quite
+        (PROOF, 1, 2),
+        (GemmConfig(layout="swizzled", stages=3), 1, 1),
+        (GemmConfig(layout="plain"), 4, 1),
+        (GemmConfig(tile_k=64, layout="plain"), 8, 1),
+        (GemmConfig(tile_k=64), 1, 1),
+        (GemmConfig(a_source="f32_mirror"), 1, 2),
+    ],
+    ids=str,
+)
+def test_traced_run_has_the_conflicts_of_its_layout_and_no_race(config, ldmatrix, copies):
+    a, b, c = operands(config, 64, 64, 128)
+    trace = Trace()
+    simulator.launch(make_gemm(config), 1, a, b, c, 64, 64, 128, trace=trace)
+    assert check(trace) == []
+    lines = shared_lines(trace)
+    assert {line.degree for line in lines if line.op is Op.LDMATRIX} == {ldmatrix}
+    assert max(line.degree for line in lines if line.op is Op.COPY_ISSUE) == copies
+    # whole sectors in and out
+    stores = [line for line in global_lines(trace) if line.op is Op.STORE_GLOBAL]
+    assert all(line.efficiency == 1 for line in stores)
+    reads = [line for line in global_lines(trace) if line.op is Op.COPY_READ]
+    read_bytes = sum(line.requests * 512 for line in reads)
+    assert read_bytes == a.nbytes + b.nbytes

@@ -31,8 +31,9 @@ class SwigluConfig:
         output: "f32", or "f16" or "q8" fused with the conversion that the next GEMM or GEMV needs.
         source: "f32" or "f16": what gate and up are.
         packed: one input [nt, 2 ff], gate then up in every row (the output of a stacked GEMM); else two
-            inputs [nt, ff]. vector: elements a thread: 4, or 1 (any ff; f32 in and out only). threads:
-            threads a block.
+            inputs [nt, ff].
+        vector: elements a thread: 4, or 1 (any ff; f32 in and out only).
+        threads: threads a block.
     """
 
     output: str = "f32"
@@ -48,7 +49,7 @@ class SwigluConfig:
         check_threads("swiglu", self.threads)
         if self.vector == 1 and (self.output, self.source) != ("f32", "f32"):
             raise ConfigRefused(
-                f"swiglu: {self.source} to {self.output} goes 4 elements at a time; take vector=4, ff % 4 == 0"
+                f"swiglu: {self.source} to {self.output} goes 4 elements at a time: vector=4, ff % 4 == 0"
             )
 
     def __str__(self) -> str:

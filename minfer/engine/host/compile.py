@@ -24,7 +24,7 @@ from numba.core import config, types
 FAST = {"nsz", "arcp", "contract", "afn", "reassoc"}
 MAX_ARGUMENTS = 14
 
-helper = numba.njit(fastmath=FAST, error_model="numpy", inline="never")
+helper = numba.njit(fastmath=FAST, error_model="numpy", forceinline=True)
 """Decorator of functions that kernels call: compiled into the kernel, never cached on their own."""
 
 
@@ -47,7 +47,9 @@ class Kernel:
         self.__doc__ = function.__doc__
         self.argument_count = function.__code__.co_argcount - 2
         if not 0 <= self.argument_count <= MAX_ARGUMENTS:
-            raise TypeError(f"kernel {self.__name__} has {self.argument_count} arguments, limit {MAX_ARGUMENTS}")
+            raise TypeError(
+                f"kernel {self.__name__} has {self.argument_count} arguments, limit {MAX_ARGUMENTS}"
+            )
 
     @cached_property
     def address(self) -> int:

@@ -102,7 +102,9 @@ def _yield_core(typingctx):
 
     def codegen(context, builder, signature, arguments):
         kind = ir.FunctionType(ir.IntType(32), [])
-        function = builder.module.globals.get("sched_yield") or ir.Function(builder.module, kind, "sched_yield")
+        function = builder.module.globals.get("sched_yield") or ir.Function(
+            builder.module, kind, "sched_yield"
+        )
         builder.call(function, [])
         return context.get_dummy_value()
 
