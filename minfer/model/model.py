@@ -14,6 +14,7 @@ from minfer.model.errors import ModelFileError
 from minfer.model.gguf_file import GGUFFile
 from minfer.model.quants import can_dequantize, dequantizable_types
 from minfer.model.registry import resolve
+from minfer.model.rope import frequencies
 
 if TYPE_CHECKING:
     from minfer.model.tokenizer import Tokenizer
@@ -67,6 +68,7 @@ class Model:
             self.config = ModelConfig.from_metadata(file.metadata, file.tensors)
             self.output = self.embedding if self.config.tied_output else "output.weight"
             self._check_tensors()
+            frequencies(self.config, self.rope_freqs)  # raises when they overflow
         except ModelFileError as error:
             raise error.within(file.paths[0]) from None
 
@@ -102,8 +104,7 @@ class Model:
             return None
         divisors = self.file.dequantized(_ROPE_FREQS)
         if not (np.isfinite(divisors) & (divisors > 0)).all():
-            path = self.file.paths[0]
-            raise ModelFileError(f"{path}: tensor {_ROPE_FREQS!r} has a divisor that is not a number above 0")
+            raise ModelFileError(f"tensor {_ROPE_FREQS!r} has a divisor that is not a number above 0")
         return divisors
 
     @cached_property

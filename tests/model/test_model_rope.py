@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from minfer.model.config import RopeConfig
+from minfer.model.errors import ModelFileError
 from minfer.model.model import Model
 from minfer.model.rope import frequencies
 
@@ -73,8 +74,8 @@ def test_yarn(config, fast, slow, ext, original):
     assert inv_freq[-1] == pytest.approx(plain[-1] / 4)
 
 
-def test_yarn_of_extreme_settings_is_finite():
-    """Whatever a file may say within the checked ranges gives numbers, not exceptions."""
+def test_yarn_of_extreme_settings_is_finite(config):
+    """Whatever a file may say within the checked ranges gives numbers, or an error of ours."""
     base_config = RopeConfig(2, 1.0000001, interleaved=True, scaling="yarn")
     for factor in (1e-30, 1.0, 1e30):
         for original in (1, 2**31 - 1):
@@ -82,6 +83,15 @@ def test_yarn_of_extreme_settings_is_finite():
                 rope = replace(
                     base_config, factor=factor, original_context=original, beta_fast=beta, beta_slow=beta
                 )
-                inv_freq, scale = frequencies(type("Config", (), {"rope": rope})())
+                inv_freq, scale = frequencies(replace(config, rope=rope))
                 assert np.isfinite(inv_freq).all()
                 assert math.isfinite(scale)
+
+
+@pytest.mark.parametrize("scaling", ["linear", "yarn"])
+def test_overflow_is_an_error(config, scaling):
+    rope = replace(config.rope, scaling=scaling, factor=1e-45, original_context=4096)
+    with pytest.raises(ModelFileError, match="RoPE frequencies overflow"):
+        frequencies(replace(config, rope=rope))
+    with pytest.raises(ModelFileError, match="RoPE frequencies overflow"):
+        frequencies(config, np.full(64, 1e-45, np.float32))
