@@ -35,12 +35,15 @@ class GemvConfig:
     """y[od] = W[od, dim] x[dim] (+ addend[od]).
 
     Attributes:
-        format: W's block format (a key of `minfer.cuda.blocks.BLOCKS`). dim: weights a row. rows: rows that
-        a warp takes at a time, a power of two; they share its lanes. slices: parts that a row is copied in,
-        one after another (rows == 1 only). warps: warps a block. slots: copies that a warp has in flight.
-        addend: add a vector (a bias, or the residual stream). pdl: programmatic dependent launch (sm_90):
-        the weights stream in while the kernel before still runs; launch with
-            `pdl=True`.
+        format: W's block format (a key of `minfer.cuda.blocks.BLOCKS`).
+        dim: weights a row.
+        rows: rows that a warp takes at a time, a power of two; they share its lanes.
+        slices: parts that a row is copied in, one after another (rows == 1 only).
+        warps: warps a block.
+        slots: copies that a warp has in flight.
+        addend: add a vector (a bias, or the residual stream).
+        pdl: programmatic dependent launch (sm_90): the weights stream in while the kernel before still runs;
+            launch with `pdl=True`.
         resident: blocks an SM that the grid is sized for.
     """
 
@@ -358,6 +361,7 @@ def gemv(config: GemvConfig) -> Kernel:
         shared_bytes=config.shared_bytes,
         arguments=arguments,
         min_arch=90 if dependent else 80,
+        min_blocks=config.resident,  # shared memory allows no more, so registers need not be spared for more
     )
 
 

@@ -22,16 +22,15 @@ class AttentionConfig:
     """Causal GQA prefill over an f16 KV cache, 64 query rows a block.
 
     Attributes:
-        heads, kv_heads: query heads and kv heads; heads % kv_heads == 0. head_dim: 64 or 128. tkv: rows of
-        a KV tile: 16, 32 or 64. softmax: "serial" (one thread a row), "warp_per_row" (8 warps x 8 rows,
-        shuffles), both on scores in shared memory;
-            "register" (the scores stay in the accumulators).
-        pv: how P.V runs: "scalar" FMAs, "shared" (tensor cores, P as f16 in shared memory), "register"
-        (tensor cores, P
-            is the repacked score fragment; with softmax="register" only).
+        heads, kv_heads: query heads and kv heads; heads % kv_heads == 0.
+        head_dim: 64 or 128.
+        tkv: rows of a KV tile: 16, 32 or 64.
+        softmax: "serial" (one thread a row) or "warp_per_row" (8 warps x 8 rows, shuffles), both on scores in
+            shared memory; "register" (the scores stay in the accumulators).
+        pv: how P.V runs: "scalar" FMAs; "shared": tensor cores, P as f16 in shared memory; "register": tensor
+            cores, P is the repacked score fragment (exactly with softmax="register").
         pad: halves that a row of Q, K, V is padded by: 8 (272 bytes at hd 128: no ldmatrix conflict) or 0
-        (256 bytes:
-            8-way conflict).
+            (256 bytes: 8-way conflict).
         score_pad: f32 that a row of scores is padded by, a multiple of 4.
         stages: KV tiles in shared memory: 1, or 2 (the next tile lands while this one is used).
         l2_prefetch: touch the next KV tile's lines in L2.
@@ -145,8 +144,7 @@ class AttentionConfig:
 
 
 def seed_steps(heads: int, kv_heads: int, head_dim: int = 128) -> dict[str, AttentionConfig]:
-    """The campaign's steps by name, each a config that runs alone. In the seeds' order; the last one is
-    ours."""
+    """The campaign's steps by name, each a config that runs alone: in the seeds' order, the last one ours."""
 
     def step(tkv: int, softmax: str, pv: str, **rest: object) -> AttentionConfig:
         return AttentionConfig(heads, kv_heads, head_dim, tkv, softmax, pv, **rest)  # type: ignore[arg-type]

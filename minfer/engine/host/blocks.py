@@ -1,13 +1,14 @@
 """Walks over the blocks of every format: unpack 16 weights at a time and hand them to a visitor.
 
-A walk `walk_q4_k(block, x, state) -> state` goes through one block of a row. The visitor decides what the walk
-is: `affine(state, x, q0, q1, scale, offset)` with its kin either accumulates a dot product with the activations at
-address `x` (dot_*), or writes the weights there (write_*). Layouts: ggml's block structs, as gguf-py's `quants.py`
-dequantizes them.
+A walk `walk_q4_k(block, x, state) -> state` goes through one block of a row. The visitor decides what the
+walk is: `affine(state, x, q0, q1, scale, offset)` with its kin either accumulates a dot product with the
+activations at address `x` (dot_*), or writes the weights there (write_*). Layouts: ggml's block structs,
+as gguf-py's `quants.py` dequantizes them.
 """
 
 from __future__ import annotations
 
+import numpy as np
 from gguf.constants import GGMLQuantizationType as Type
 
 from minfer.engine.host import simd
@@ -23,7 +24,6 @@ from minfer.engine.host.simd import (
     load_halves,
     load_s8,
     load_signed_bytes,
-    load_u8,
     load_u32,
     mul,
     shift_left,
@@ -75,6 +75,10 @@ def write_plain(state, x, weights):
     """x[:16] = weights."""
     store(x, weights)
     return state
+
+
+# What a walk calls; `_visit` binds these names anew for each kind of walk.
+scaled, affine, plain = dot_scaled, dot_affine, dot_plain
 
 
 # --- walks -----------------------------------------------------------------------------------------------
@@ -129,35 +133,45 @@ def walk_q8_0(block, x, state):
 
 
 @helper
-def scale_of(scales, i):
-    """The 6-bit scale of sub-block i in the 12 packed bytes of Q4_K and Q5_K."""
-    if i < 4:
-        return load_u8(scales + i) & 63
-    return (load_u8(scales + i + 4) & 15) | ((load_u8(scales + i - 4) >> 6) << 4)
+def packed_scales(scales):
+    """The eight 6-bit scales of Q4_K and Q5_K as bytes of an int64, from their 12 packed bytes."""
+    first = load_u32(scales)
+    last = load_u32(scales + 8)
+    return (first & 0x3F3F3F3F) | (((last & 0x0F0F0F0F) | ((first >> 2) & 0x30303030)) << 32)
 
 
 @helper
-def minimum_of(scales, i):
-    """The 6-bit minimum of sub-block i in the 12 packed bytes of Q4_K and Q5_K."""
-    if i < 4:
-        return load_u8(scales + i + 4) & 63
-    return (load_u8(scales + i + 4) >> 4) | ((load_u8(scales + i) >> 6) << 4)
+def packed_minimums(scales):
+    """The eight 6-bit minimums of Q4_K and Q5_K as bytes of an int64, from their 12 packed bytes."""
+    middle = load_u32(scales + 4)
+    last = load_u32(scales + 8)
+    return (middle & 0x3F3F3F3F) | ((((last >> 4) & 0x0F0F0F0F) | ((middle >> 2) & 0x30303030)) << 32)
+
+
+@helper
+def times_byte(factor, packed, i):
+    """factor times byte i of `packed`."""
+    return factor * np.float32((packed >> (8 * i)) & 63)
 
 
 def walk_q4_k(block, x, state):
-    """f16 d, dmin; 12 bytes of scales; 4 x 32 bytes: low nibbles sub-block 2j, high ones 2j+1. w = d*s*q - dmin*m."""
+    """f16 d, dmin; 12 bytes of scales; 4 x 32 bytes: low nibbles sub-block 2j, high ones 2j+1. w = d*s*q -
+    dmin*m.
+    """
     d = load_f16(block)
     dmin = load_f16(block + 2)
+    scales = packed_scales(block + 4)
+    minimums = packed_minimums(block + 4)
     for j in range(4):
         p0 = load_bytes(block + 16 + 32 * j)
         p1 = load_bytes(block + 32 + 32 * j)
-        scale = d * scale_of(block + 4, 2 * j)
-        offset = -dmin * minimum_of(block + 4, 2 * j)
+        scale = times_byte(d, scales, 2 * j)
+        offset = times_byte(-dmin, minimums, 2 * j)
         low0 = to_float(bits_and(p0, 15))
         low1 = to_float(bits_and(p1, 15))
         state = affine(state, x + 256 * j, low0, low1, scale, offset)
-        scale = d * scale_of(block + 4, 2 * j + 1)
-        offset = -dmin * minimum_of(block + 4, 2 * j + 1)
+        scale = times_byte(d, scales, 2 * j + 1)
+        offset = times_byte(-dmin, minimums, 2 * j + 1)
         high0 = to_float(shift_right(p0, 4))
         high1 = to_float(shift_right(p1, 4))
         state = affine(state, x + 256 * j + 128, high0, high1, scale, offset)
@@ -165,23 +179,27 @@ def walk_q4_k(block, x, state):
 
 
 def walk_q5_k(block, x, state):
-    """As Q4_K with 32 bytes of fifth bits after the scales: bit i of byte l belongs to weight l of sub-block i."""
+    """As Q4_K with 32 bytes of fifth bits after the scales: bit i of byte l belongs to weight l of sub-block
+    i.
+    """
     d = load_f16(block)
     dmin = load_f16(block + 2)
+    scales = packed_scales(block + 4)
+    minimums = packed_minimums(block + 4)
     h0 = load_bytes(block + 16)
     h1 = load_bytes(block + 32)
     for j in range(4):
         p0 = load_bytes(block + 48 + 32 * j)
         p1 = load_bytes(block + 64 + 32 * j)
-        scale = d * scale_of(block + 4, 2 * j)
-        offset = -dmin * minimum_of(block + 4, 2 * j)
+        scale = times_byte(d, scales, 2 * j)
+        offset = times_byte(-dmin, minimums, 2 * j)
         f0 = shift_left(bits_and(shift_right(h0, 2 * j), 1), 4)
         f1 = shift_left(bits_and(shift_right(h1, 2 * j), 1), 4)
         low0 = to_float(bits_or(bits_and(p0, 15), f0))
         low1 = to_float(bits_or(bits_and(p1, 15), f1))
         state = affine(state, x + 256 * j, low0, low1, scale, offset)
-        scale = d * scale_of(block + 4, 2 * j + 1)
-        offset = -dmin * minimum_of(block + 4, 2 * j + 1)
+        scale = times_byte(d, scales, 2 * j + 1)
+        offset = times_byte(-dmin, minimums, 2 * j + 1)
         f0 = shift_left(bits_and(shift_right(h0, 2 * j + 1), 1), 4)
         f1 = shift_left(bits_and(shift_right(h1, 2 * j + 1), 1), 4)
         high0 = to_float(bits_or(shift_right(p0, 4), f0))
@@ -194,11 +212,13 @@ def walk_q5_k(block, x, state):
 def q6_weights(nibbles, high, shift, d, scale):
     """16 weights of Q6_K: 4 low bits, 2 high bits at `shift`, one signed scale."""
     q = bits_or(nibbles, shift_left(bits_and(shift_right(high, shift), 3), 4))
-    return mul(splat(d * load_s8(scale)), to_float(subtract(q, 32)))
+    return mul(splat(d * np.float32(load_s8(scale))), to_float(subtract(q, 32)))
 
 
 def walk_q6_k(block, x, state):
-    """128 bytes low nibbles, 64 bytes of high bit pairs, 16 signed scales (16 weights each), f16 d. w = d*s*(q-32)."""
+    """128 bytes low nibbles, 64 bytes of high bit pairs, 16 signed scales (16 weights each), f16 d. w =
+    d*s*(q-32).
+    """
     d = load_f16(block + 208)
     for half in range(2):
         ql = block + 64 * half
