@@ -186,6 +186,18 @@ class GemmConfig:
         """FLOP of a block's k-step."""
         return 2 * self.tile_n * self.tile_m * self.tile_k
 
+    def check(self, nt: int, od: int, depth: int) -> None:
+        """Refuse (ConfigRefused) a product that this kernel cannot compute."""
+        if min(nt, od, depth) < 1:
+            raise ConfigRefused(f"gemm: {nt} x {od} x {depth}: every size must be at least 1")
+        multiple = 8
+        if self.b_source != "f16":
+            multiple = self.sources[1].block.weights
+        if depth % multiple:
+            raise ConfigRefused(
+                f"gemm: id = {depth} is no multiple of {multiple} ({self.b_source} rows of B)"
+            )
+
     def grid(self, nt: int, od: int) -> tuple[int, int, int]:
         """Blocks for an nt x od product: token tiles fastest."""
         return -(-nt // self.tile_n), -(-od // self.tile_m), 1
@@ -324,7 +336,7 @@ def make_gemm(config: GemmConfig) -> Kernel:
         Argument("depth", "scalar", "int32"),
     )
     return Kernel(
-        name="gemm_f16",
+        name="gemm_blocks" if b_blocks else "gemm_f16",
         config=config,
         function=gemm_f16,
         signature=signature_of(arguments),
