@@ -192,3 +192,18 @@ def measure():
             print(name, value)
 
     return keep
+
+
+@pytest.fixture(scope="session")
+def matrices():
+    """(torch, A [2048, 3584], B [4608, 3584] f16, A B^T in f64, the sums of magnitudes)."""
+    torch = pytest.importorskip("torch")
+    from tests.gpu.gemm_cases import LARGEST
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    nt, od, depth = LARGEST
+    a = torch.randn(nt, depth, device="cuda", generator=generator).half()
+    b = torch.randn(od, depth, device="cuda", generator=generator).half()
+    exact = a.double() @ b.double().T
+    magnitude = a.double().abs() @ b.double().abs().T
+    return torch, a, b, exact, magnitude

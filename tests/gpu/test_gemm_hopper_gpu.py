@@ -8,10 +8,8 @@ import pytest
 from minfer.cuda import runtime
 from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
 from minfer.cuda.registry import shipped_kernels
-from tests.gpu.gemm_cases import OUTPUT_ERROR, SUM_ERROR
-from tests.gpu.test_gemm_gpu import NT, matrices, milliseconds
+from tests.gpu.gemm_cases import NT, OUTPUT_ERROR, SUM_ERROR, milliseconds
 
-__all__ = ["matrices"]  # the fixture
 KERNELS = shipped_kernels()["gemm_hopper"]
 SMALL = [(1, 8, 8), (70, 72, 72), (129, 264, 136), (300, 520, 200), (515, 1032, 64)]
 SPEEDS = [(2048, 4608, 3584), (2048, 3584, 3584), (2048, 37888, 3584), (2048, 3584, 18944)]
