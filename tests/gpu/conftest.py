@@ -129,6 +129,8 @@ def _run_children(config, nodeids):
                 started = message.get("started", started)
                 if "report" in message:
                     report = pytest.TestReport._from_json(message["report"])
+                    if isinstance(report.longrepr, list):  # a skip's place and reason: JSON has no tuples
+                        report.longrepr = tuple(report.longrepr)
                     reports.setdefault(report.nodeid, []).append(report)
                 measured.update(message.get("measured", {}))
             text = output.read_text(errors="replace")[-4000:]
