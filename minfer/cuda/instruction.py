@@ -152,13 +152,9 @@ class Instruction:
 
     @functools.cached_property
     def _semantics(self) -> Callable:
-        from minfer.cuda.simulator.semantics import SEMANTICS
+        from minfer.cuda.simulator.semantics import semantics_of
 
-        try:
-            function = SEMANTICS[self.semantics_name]
-        except KeyError:
-            raise NotImplementedError(f"the simulator has no semantics for {self.name}") from None
-        return functools.partial(function, **self.parameters) if self.parameters else function
+        return semantics_of(self)
 
     def __call__(self, *args):
         return self._semantics(*args)

@@ -1,23 +1,23 @@
-"""Kernels compiled behind a slider: after a pause, in a process of their own, never twice, and cancelled
-when overtaken.
-"""
+"""Kernels compiled behind a slider: after a pause, in a process of their own, once; overtaken, cancelled."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from minfer.lab.tile_view import Registers
 
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = (sys.executable, "-m", "minfer.lab.compile_worker")
 DELAY = 0.4
-"""Seconds without a further request before a compile starts: a slider that is still moving compiles
-nothing.
-"""
+"""Seconds without a further request before a compile starts: a slider still moving compiles nothing."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Compilation:
         return {
             "waiting": f"compiling for {self.arch} when the sliders rest",
             "compiling": f"compiling for {self.arch} ...",
-            "done": f"compiled for {self.arch}: {self.registers} registers",
+            "done": f"compiled for {self.arch}",
             "failed": f"not compiled for {self.arch}: {self.error}",
             "cancelled": f"compile for {self.arch} cancelled",
         }[self.state]
@@ -47,12 +47,17 @@ class BackgroundCompiler:
         factory: where the kernel factory is, "module:function"; it takes the config and returns a Kernel.
         notify: called with a `Compilation` at every change, from a thread of this object's.
         delay: seconds to wait for a further request.
+        command: the process that compiles: a request as JSON on its stdin, an answer on its stdout.
     """
 
     def __init__(
-        self, factory: str, notify: Callable[[Compilation], None] = lambda _: None, delay: float = DELAY
+        self,
+        factory: str,
+        notify: Callable[[Compilation], None] = lambda _: None,
+        delay: float = DELAY,
+        command: Sequence[str] = WORKER,
     ) -> None:
-        self.factory, self.notify, self.delay = factory, notify, delay
+        self.factory, self.notify, self.delay, self.command = factory, notify, delay, tuple(command)
         self._known: dict[tuple[Any, str], Compilation] = {}
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
@@ -64,9 +69,7 @@ class BackgroundCompiler:
         return self._known.get((config, arch))
 
     def request(self, config: Any, arch: str) -> Compilation:
-        """Compile this config soon, instead of whatever was asked for before; at once if it is known
-        already.
-        """
+        """Compile this config soon, instead of what was asked for before; a known one is answered at once."""
         done = self.known(config, arch)
         self._stop()
         if done is not None:
@@ -109,8 +112,10 @@ class BackgroundCompiler:
         with self._lock:
             if self._wanted != (config, arch):
                 return
+            search = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
             process = subprocess.Popen(
-                [sys.executable, "-m", "minfer.lab.compile_worker"],
+                self.command,
+                env={**os.environ, "PYTHONPATH": search},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

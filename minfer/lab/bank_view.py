@@ -5,9 +5,10 @@ The layout comes as the kernel's own address function, so that the picture is of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.patches import Rectangle
 
 from minfer.arithmetic.banks import (
@@ -16,8 +17,10 @@ from minfer.arithmetic.banks import (
     BankRequest,
     TileAddress,
     bank_of,
+    global_request,
     ldmatrix_request,
     ldmatrix_rows,
+    padded,
     shared_request,
 )
 from minfer.lab import style
@@ -64,9 +67,7 @@ ACCESSES = {
 
 
 def words(tile: TileAddress, access: Access, row_bytes: int, phase: int = 0) -> list[dict]:
-    """Every word of the rows that the access touches: row, word, address, bank, and whether `phase` reads
-    it.
-    """
+    """Every word of the rows that the access touches: row, word, address, bank, read (by `phase`)."""
     read = {
         (row, column + step)
         for row, column, size in access.touched(phase)
@@ -127,30 +128,16 @@ def draw_bank_map(
 def _map(ax, rows: list[dict], height: int, width: int) -> None:
     style.bare(ax)
     numbers = width <= 40
+    colours = np.ones((height, width, 3))
     for cell in rows:
-        colour = style.GROUPS[cell["bank"] // 4]
-        ax.add_patch(
-            Rectangle(
-                (cell["word"], cell["row"]),
-                1,
-                1,
-                facecolor=colour if cell["read"] else style.tint(colour, 0.45),
-                edgecolor="white",
-                linewidth=0.4,
-            )
-        )
+        group = style.GROUPS[cell["bank"] // 4]
+        colours[cell["row"], cell["word"]] = style.tint(group, 0 if cell["read"] else 0.45)
+    style.cells(ax, colours)
+    for cell in rows:
         if numbers or cell["word"] % 4 == 0:
-            ax.text(
-                cell["word"] + (0.5 if numbers else 2),
-                cell["row"] + 0.54,
-                cell["bank"],
-                ha="center",
-                va="center",
-                fontsize=6.2 if numbers else 6,
-                color=style.INK,
-                alpha=1 if cell["read"] else 0.55,
-                fontweight="bold" if cell["read"] else "normal",
-            )
+            x = cell["word"] + (0.5 if numbers else 2)
+            look = {"fontweight": "bold"} if cell["read"] else {"alpha": 0.55}
+            style.write(ax, x, cell["row"] + 0.54, cell["bank"], fontsize=6.2, **look)
     for row, start, stop in _runs(rows):
         ax.add_patch(Rectangle((start, row), stop - start, 1, fill=False, edgecolor=style.INK, linewidth=1.6))
     ax.set_xlim(-0.1, width + 0.1)
@@ -186,15 +173,34 @@ def _runs(rows: list[dict]) -> list[tuple[int, int, int]]:
     return runs
 
 
-def padding_sweep(row_halves: int, access: str = "ldmatrix.x4", pads: range = range(0, 17)) -> list[dict]:
+def stride_rows(strides: Sequence[int]) -> list[dict]:
+    """A warp's read of one word a lane at each stride, in words."""
+    rows = []
+    for stride in strides:
+        request = shared_request([lane * stride * BANK_BYTES for lane in range(32)])
+        rows.append({"stride (words)": stride, "degree": request.degree, "wavefronts": request.wavefronts})
+    return rows
+
+
+def sector_rows(patterns: Mapping[str, tuple[int, int]]) -> list[dict]:
+    """A warp's global read for each named (stride in bytes, bytes a lane)."""
+    rows = []
+    for name, (stride, width) in patterns.items():
+        request = global_request([lane * stride for lane in range(32)], width)
+        row = {"pattern": name, "sectors": request.sectors, "bytes used": request.bytes_used}
+        rows.append({**row, "efficiency": f"{request.efficiency:.1%}"})
+    return rows
+
+
+def padding_sweep(
+    row_halves: int, access: str = "ldmatrix.x4", pads: Sequence[int] = range(17)
+) -> list[dict]:
     """Conflict degree and wavefronts of an access for every padding: rows of pad, degree, wavefronts,
     refused.
 
     A padding that the access cannot read (ldmatrix needs rows at multiples of 16 bytes) has `refused` and
     no numbers.
     """
-    from minfer.arithmetic.banks import padded
-
     rows = []
     for pad in pads:
         try:
@@ -204,3 +210,34 @@ def padding_sweep(row_halves: int, access: str = "ldmatrix.x4", pads: range = ra
             continue
         rows.append({"pad": pad, "degree": request.degree, "wavefronts": request.wavefronts, "refused": None})
     return rows
+
+
+def draw_padding(row_halves: int, pads: Sequence[int] = range(17)) -> Picture:
+    """The conflict degree of ldmatrix and of a column of words for every padding of an f16 tile's rows."""
+    fig, axes = style.figure(9.6, 3.0, columns=2)
+    rows = []
+    for ax, access in zip(axes, ("ldmatrix.x4", "column"), strict=True):
+        sweep = padding_sweep(row_halves, access, pads)
+        legal = [row for row in sweep if row["degree"] is not None]
+        colours = [style.BLUE if row["degree"] == 1 else style.RED for row in legal]
+        bars = ax.bar(
+            [row["pad"] for row in legal], [row["degree"] for row in legal], width=0.7, color=colours
+        )
+        ax.bar_label(bars, padding=2, fontsize=8.5)
+        for row in sweep:
+            if row["degree"] is None:
+                ax.text(row["pad"], 0.1, "x", ha="center", va="bottom", fontsize=8.5, color=style.QUIET)
+        ax.set_xticks(list(pads))
+        ax.set_xlim(pads[0] - 0.7, pads[-1] + 0.7)
+        ax.margins(y=0.18)
+        ax.grid(axis="x", visible=False)
+        style.label(ax, "padding (halves a row)", "conflict degree (1: none)")
+        refused = len(legal) < len(sweep)
+        note = (
+            "x: rows not aligned to the access, which the instruction refuses"
+            if refused
+            else ACCESSES[access].name
+        )
+        style.title(ax, "ldmatrix.x4" if access == "ldmatrix.x4" else "lane = row, one word each", note)
+        rows += [{"access": access, **row} for row in sweep]
+    return Picture(fig, f"Conflict degree against padding, rows of {row_halves} halves", rows)

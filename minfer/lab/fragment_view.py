@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
@@ -11,6 +12,7 @@ from minfer.lab.picture import Picture
 
 LETTER = {"matrix_a": "a", "matrix_b": "b", "accumulator": "c"}
 TITLE = {"matrix_a": "A", "matrix_b": "B", "accumulator": "accumulator"}
+ACCUMULATOR = {"f16": "f32", "bf16": "f32", "s8": "s32"}
 AXES = {
     "matrix_a": ("k (column of A)", "m (row of A)"),
     "matrix_b": ("n (column of B)", "k (row of B)"),
@@ -49,11 +51,10 @@ def elements(use: str, dtype: str) -> list[dict]:
 def draw_fragments(lane: int = 5, dtype: str = "f16") -> Picture:
     """The maps of A, B and the accumulator side by side, with one lane's elements outlined.
 
-    A cell carries its lane; the outlined ones also their register. The bold line in B and in the
+    A cell carries its lane; the outlined ones the register that starts there. The bold line in B and in the
     accumulator parts the two 8-column mma operands that a 16-column fragment is made of.
     """
-    accumulator = {"f16": "f32", "bf16": "f32", "s8": "s32"}[dtype]
-    uses = {"matrix_a": dtype, "matrix_b": dtype, "accumulator": accumulator}
+    uses = {"matrix_a": dtype, "matrix_b": dtype, "accumulator": ACCUMULATOR[dtype]}
     widths = {"f16": (1, 1, 1), "bf16": (1, 1, 1), "s8": (2, 1, 1)}[dtype]
     fig, axes = style.figure(9.6, 4.0 if dtype != "s8" else 5.2, columns=3, width_ratios=widths)
     rows = []
@@ -66,6 +67,31 @@ def draw_fragments(lane: int = 5, dtype: str = "f16") -> Picture:
         style.title(ax, f"{TITLE[use]} ({kind})", note)
         rows += [{"use": use, **cell} for cell in cells]
     return Picture(fig, f"Fragment maps of mma {dtype}: A, B and accumulator, lane {lane} outlined", rows)
+
+
+def lane_rows(lane: int, dtype: str = "f16") -> list[dict]:
+    """What one lane holds of A, B and the accumulator: its (row, column) places in register order."""
+    uses = {"matrix_a": dtype, "matrix_b": dtype, "accumulator": ACCUMULATOR[dtype]}
+    rows = []
+    for use, kind in uses.items():
+        mine = [cell for cell in elements(use, kind) if cell["lane"] == lane]
+        places = " ".join(f"({cell['row']},{cell['column']})" for cell in mine)
+        registers = len({cell["register"] for cell in mine})
+        rows.append({"fragment": f"{TITLE[use]} ({kind})", "registers": registers, "row, column": places})
+    return rows
+
+
+def ldmatrix_rows() -> list[dict]:
+    """Which lanes give `ldmatrix.x4` the rows of which 8 x 8 matrix of A, and the register where it lands."""
+    from minfer.cuda.tile.maps import Fragment
+
+    fragment = Fragment("matrix_a", "f16")
+    rows = []
+    for first in range(0, 32, 8):
+        (low, column), (high, _) = fragment.source(first), fragment.source(first + 7)
+        where = {"lanes": f"{first}-{first + 7}", "rows": f"{low}-{high}", "byte column": column}
+        rows.append({**where, "register": f"a{first // 8}"})
+    return rows
 
 
 def same_map(accumulator: str = "f32", operand: str = "f16") -> bool:
@@ -85,33 +111,20 @@ def lane_colour(lane: int) -> tuple[float, float, float]:
 def _draw(ax, cells: list[dict], use: str, lane: int) -> None:
     style.bare(ax)
     height, width = (max(cell[key] for cell in cells) + 1 for key in ("row", "column"))
+    colours = np.ones((height, width, 3))
     for cell in cells:
-        mine = cell["lane"] == lane
-        at = (cell["column"], cell["row"])
-        ax.add_patch(Rectangle(at, 1, 1, facecolor=lane_colour(cell["lane"]), edgecolor="white", lw=0.4))
-        if mine:
-            ax.add_patch(Rectangle(at, 1, 1, fill=False, edgecolor=style.RED, linewidth=2, zorder=4))
-        ax.text(
-            cell["column"] + 0.5,
-            cell["row"] + (0.72 if mine else 0.54),
-            cell["lane"],
-            ha="center",
-            va="center",
-            fontsize=5.2 if mine else 5.8,
-            color=style.INK,
-        )
-        if mine:
-            ax.text(
-                cell["column"] + 0.5,
-                cell["row"] + 0.32,
-                cell["register"],
-                ha="center",
-                va="center",
-                fontsize=6.2,
-                fontweight="bold",
-                color=style.INK,
-                zorder=5,
-            )
+        colours[cell["row"], cell["column"]] = lane_colour(cell["lane"])
+    style.cells(ax, colours)
+    for cell in cells:
+        x, y = cell["column"], cell["row"]
+        if cell["lane"] == lane:
+            ax.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor=style.RED, linewidth=2, zorder=4))
+            if cell["part"] == 0:
+                style.write(
+                    ax, x + 0.5, y + 0.52, cell["register"], fontsize=6.2, fontweight="bold", zorder=5
+                )
+        else:
+            style.write(ax, x + 0.5, y + 0.54, cell["lane"], fontsize=5.8)
     if use != "matrix_a":
         ax.plot([8, 8], [0, height], color=style.INK, linewidth=1.6)
     ax.set_xlim(-0.1, width + 0.1)

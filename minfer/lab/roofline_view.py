@@ -38,9 +38,9 @@ def draw_roofline(ax, device: Device, points: Mapping[str, RooflinePoint], dtype
         ax.annotate(
             f"{name}\n{point.intensity:,.0f} FLOP/B",
             (point.intensity, point.attainable / TERA),
-            (9, -4),
+            (9, -4) if point.wall == "memory" else (0, -9),
             textcoords="offset points",
-            ha="left",
+            ha="left" if point.wall == "memory" else "center",
             va="top",
             fontsize=8,
             color=style.INK,

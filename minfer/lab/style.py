@@ -8,6 +8,7 @@ pyplot.
 
 from __future__ import annotations
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
@@ -72,6 +73,19 @@ def bare(ax: Axes) -> Axes:
     for spine in ax.spines.values():
         spine.set_visible(False)
     return ax
+
+
+def cells(ax: Axes, colours: np.ndarray) -> None:
+    """A grid of cells from (rows, columns, 3) colours, parted by thin white lines, cell (0, 0) on top."""
+    height, width, _ = colours.shape
+    ax.imshow(colours, extent=(0, width, height, 0), aspect="auto", interpolation="nearest")
+    ax.hlines(range(1, height), 0, width, color="white", linewidth=0.5)
+    ax.vlines(range(1, width), 0, height, color="white", linewidth=0.5)
+
+
+def write(ax: Axes, x: float, y: float, text: object, **look) -> None:
+    """Text in the middle of a cell. It takes no part in the layout, which would cost more than drawing it."""
+    ax.text(x, y, str(text), ha="center", va="center", color=INK, **look).set_in_layout(False)
 
 
 def title(ax: Axes, text: str, note: str = "") -> None:

@@ -42,11 +42,10 @@ class Table:
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
     def _right(self) -> list[bool]:
-        numeric = (int, float)
-        return [
-            all(isinstance(row[key], numeric) or row[key] is None for row in self.rows)
-            for key in self.columns
-        ]
+        def number(value) -> bool:
+            return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+        return [all(number(row[key]) for row in self.rows) for key in self.columns]
 
     def __repr__(self) -> str:
         heads, cells, right = list(self.columns.values()), self.cells(), self._right()
@@ -74,6 +73,6 @@ class Table:
         head = row("th", list(self.columns.values()))
         body = "".join(row("td", cells) for cells in self.cells())
         return (
-            '<table style="font-variant-numeric:tabular-nums;border-collapse:collapse">'
+            '<table style="line-height:1.5;font-variant-numeric:tabular-nums;border-collapse:collapse">'
             f"<thead>{head}</thead><tbody>{body}</tbody></table>"
         )

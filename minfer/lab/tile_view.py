@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from matplotlib.patches import Rectangle
 
@@ -22,9 +23,7 @@ PANEL = 0.86
 
 @dataclass(frozen=True)
 class Registers:
-    """Registers a thread and how they are known: "ptxas" for a compiled kernel, "estimate" before it is
-    compiled.
-    """
+    """Registers a thread, and how they are known: from "ptxas, <arch>" or as an "estimate"."""
 
     count: int
     source: str = "estimate"
@@ -162,7 +161,9 @@ def draw_tile(report: TileReport) -> Picture:
     name = f"{report.choice.nt} x {report.choice.od} x {report.choice.id}"
     points = draw_roofline(right, report.device, {name: report.point})
     rows += [{"panel": "roofline", **row} for row in points]
-    style.title(right, f"{report.point.wall} is the wall", f"{report.device.name}, datasheet roofs")
+    derived = report.device.source("tensor_f16").startswith("derived")
+    roofs = "derived tensor rate" if derived else "datasheet rates"
+    style.title(right, f"{report.point.wall} is the wall", f"{report.device.name}, {roofs}")
     choice = report.choice
     shape = f"{choice.tile_n} x {choice.tile_m} x {choice.tile_k}"
     alt = f"GEMM tile {shape} on {report.device.name}: {report.refusal or report.occupancy}"
@@ -217,26 +218,27 @@ def _tile(ax, report: TileReport) -> list[dict]:
     ]
 
 
-def sweep(values: dict[str, list], base: TileChoice = TileChoice()) -> list[dict]:
-    """Reports over one or more fields of the choice, as rows: the fields, then the numbers of each.
+def probe_rows(choices: Sequence[TileChoice], devices: Sequence[Device]) -> list[dict]:
+    """Shared memory of each choice, and the blocks an SM that it alone leaves room for on each device.
 
-    Args:
-        values: field -> its values; several fields vary together (zipped), as in {"tile_m": [64, 128]}.
+    Raises:
+        ConfigRefused: a choice that no device can run.
     """
     rows = []
-    for combination in zip(*values.values(), strict=True):
-        choice = replace(base, **dict(zip(values, combination, strict=True)))
-        report = explore(choice)
+    for choice in choices:
+        config = choice.config()
         rows.append(
             {
-                **dict(zip(values, combination, strict=True)),
-                "staged_bytes": report.tile.staged_bytes,
-                "flop": report.tile.flop,
-                "bytes_per_kflop": report.tile.bytes_per_kflop,
-                "shared_bytes": report.occupancy.shared_bytes if report.occupancy else None,
-                "blocks": report.occupancy.blocks if report.occupancy else 0,
-                "limiter": report.occupancy.limiter if report.occupancy else None,
-                "refusal": report.refusal,
+                "TM": choice.tile_m,
+                "KS": choice.tile_k,
+                "warps": choice.warps,
+                "shared (B)": config.shared_bytes,
+                **{f"blocks, {d.key}": _room(d, config) for d in devices},
             }
         )
     return rows
+
+
+def _room(device: Device, config) -> int:
+    # 32 registers never limit first: what is left is the limit of shared memory.
+    return blocks_per_sm(device, config.threads, 32, config.shared_bytes).limits["shared"]

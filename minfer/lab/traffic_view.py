@@ -16,6 +16,50 @@ ORDERS = {
 """Orders in which blocks are numbered, and what that means. The kernels use the first."""
 
 
+def step_rows(tiles: list[GemmTile]) -> list[dict]:
+    """The ledger of one k-step of each tile, with units in the headings."""
+    return [
+        {
+            "TN": tile.tn,
+            "TM": tile.tm,
+            "KS": tile.ks,
+            "A (B)": tile.a_bytes,
+            "B (B)": tile.b_bytes,
+            "FLOP": tile.flop,
+            "B a kFLOP": round(tile.bytes_per_kflop, 2),
+            "barriers a MFLOP": round(tile.barriers_per_mflop, 2),
+        }
+        for tile in tiles
+    ]
+
+
+def gemm_rows(ledgers: list[GemmLedger]) -> list[dict]:
+    """The ledger of a whole GEMM on each tile, with units in the headings."""
+    return [
+        {
+            "TM": ledger.tile.tm,
+            "KS": ledger.tile.ks,
+            "blocks": ledger.blocks,
+            "k-steps": ledger.k_steps,
+            "barriers": ledger.barriers,
+            "A through L2 (GB)": round(ledger.a_l2_bytes / 1e9, 2),
+            "B through L2 (GB)": round(ledger.b_l2_bytes / 1e9, 2),
+        }
+        for ledger in ledgers
+    ]
+
+
+def order_rows(ledger: GemmLedger, resident: int, l2_bytes: int) -> list[dict]:
+    """What the first wave of each launch order reads, and whether L2 holds it."""
+    rows = []
+    for order in ORDERS:
+        panels = panels_in_wave(waves(ledger, resident, order))
+        size = panel_bytes(ledger, panels)
+        row = {"order": order, "panels of A": panels["a"], "panels of B": panels["b"], "bytes": size}
+        rows.append({**row, "fits in L2": size <= l2_bytes})
+    return rows
+
+
 def traffic_rows(tiles: list[GemmTile]) -> list[dict]:
     """Each tile's share of A and B in the bytes a kFLOP, and its barriers a MFLOP."""
     return [
@@ -87,12 +131,13 @@ def draw_orders(ledger: GemmLedger, resident: int) -> Picture:
     fig, axes = style.figure(9.6, 3.9, columns=2)
     colours = ListedColormap([style.BLUE, style.ORANGE, style.GREEN, style.PAPER])
     everything = []
+    edges = 0.3 if ledger.m_tiles <= 80 else 0
     for ax, (order, meaning) in zip(axes, ORDERS.items(), strict=True):
         rows = waves(ledger, resident, order)
         grid = np.full((ledger.n_tiles, ledger.m_tiles), 3)
         for row in rows[: 3 * resident]:
             grid[row["n_tile"], row["m_tile"]] = row["wave"]
-        ax.pcolormesh(grid, cmap=colours, vmin=-0.5, vmax=3.5, edgecolors="white", linewidth=0.3)
+        ax.pcolormesh(grid, cmap=colours, vmin=-0.5, vmax=3.5, edgecolors="white", linewidth=edges)
         ax.invert_yaxis()
         ax.grid(False)
         style.label(ax, "output tile (a panel of B each)", "token tile (a panel of A each)")

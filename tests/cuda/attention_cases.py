@@ -18,8 +18,8 @@ DECODE_TOLERANCE = {"f32": (1e-4, 2e-5), "f16": (1e-3, 2e-5), "q8": (0.0, 0.0)}
 
 
 def prefill_inputs(nt, kv_end, heads, kv_heads, head_dim, bias=0.0, seed=0):
-    """(q f32, k f16, v f16). `bias` is what Qwen2's key and query biases are: one large component that all rows share,
-    which puts scores past f16's range."""
+    """(q f32, k f16, v f16). `bias` is what Qwen2's key and query biases are: one large component that all
+    rows share, which puts scores past f16's range."""
     rng = np.random.default_rng(seed + nt * 100 + kv_end)
     q = rng.normal(size=(nt, heads, head_dim)).astype(np.float32)
     k = rng.normal(size=(kv_end, kv_heads, head_dim))
@@ -30,8 +30,11 @@ def prefill_inputs(nt, kv_end, heads, kv_heads, head_dim, bias=0.0, seed=0):
     return q.astype(np.float16).astype(np.float32), k.astype(np.float16), v.astype(np.float16)
 
 
-def prefill_case(config: AttentionConfig, nt: int, kv_end: int | None = None, bias: float = 0.0, offset=None) -> Case:
-    """`nt` queries at the end of `kv_end` stored rows (default: nt); the cache is larger, and NaN from kv_end on."""
+def prefill_case(
+    config: AttentionConfig, nt: int, kv_end: int | None = None, bias: float = 0.0, offset=None
+) -> Case:
+    """`nt` queries at the end of `kv_end` stored rows (default: nt); the cache is larger, and NaN from
+    kv_end on."""
     kv_end = nt if kv_end is None else kv_end
     offset = kv_end - nt if offset is None else offset
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
@@ -55,7 +58,13 @@ def prefill_case(config: AttentionConfig, nt: int, kv_end: int | None = None, bi
     }
     # P and V are f16: half an ulp of each weight, over weights that sum to 1 and values of a few units.
     return Case(
-        attention_prefill(config), config.grid(nt), arguments, {"out": wanted}, 2e-3, 2e-3, f"nt={nt} kv={kv_end}"
+        attention_prefill(config),
+        config.grid(nt),
+        arguments,
+        {"out": wanted},
+        2e-3,
+        2e-3,
+        f"nt={nt} kv={kv_end}",
     )
 
 
@@ -102,7 +111,5 @@ def decode_cases(config: DecodeAttentionConfig, length: int, bias: float = 0.0) 
             {"partial": keep(partial), "statistics": keep(statistics)},
             name=name,
         ),
-        Case(
-            attention_combine(config), config.combine_grid(), combine, {"out": expected}, *tolerance, name
-        ),
+        Case(attention_combine(config), config.combine_grid(), combine, {"out": expected}, *tolerance, name),
     ]

@@ -1,4 +1,5 @@
-"""Random quantized matrices and their dequantized values, by the gguf package's own dequantizer (the oracle)."""
+"""Random quantized matrices and their dequantized values, by the gguf package's own dequantizer (the
+oracle)."""
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -7,11 +8,14 @@ from gguf.quants import dequantize
 from minfer.cuda.blocks import BLOCKS
 
 # Byte offsets of the f16 scales of a block.
-_SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # fmt: skip
+_ONE, _TWO = (0,), (0, 2)
+_SCALES = {"Q4_0": _ONE, "Q5_0": _ONE, "Q8_0": _ONE, "Q4_1": _TWO, "Q5_1": _TWO, "Q4_K": _TWO}
+_SCALES |= {"Q5_K": _TWO, "Q6_K": (208,)}
 
 
 def random_matrix(format: str, rows: int, dim: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(bytes uint8 [rows, row bytes], values float32 [rows, dim]): every bit of the blocks random, scales sane."""
+    """(bytes uint8 [rows, row bytes], values float32 [rows, dim]): every bit of the blocks random, scales
+    sane."""
     rng = np.random.default_rng(seed)
     block = BLOCKS[format]
     if format in ("F32", "F16", "BF16"):

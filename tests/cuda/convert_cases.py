@@ -9,11 +9,15 @@ from tests.cuda.parity import Case, poisoned
 
 def convert_case(n: int, vector: int, threads: int = 64) -> Case:
     x = np.random.default_rng(n).normal(size=n).astype(np.float32)
-    special = np.array([65504, 65520, -1e6, 2.0**-24, 2.0**-26, -0.0, np.inf, np.nan, 1 + 2.0**-11], np.float32)
+    special = np.array(
+        [65504, 65520, -1e6, 2.0**-24, 2.0**-26, -0.0, np.inf, np.nan, 1 + 2.0**-11], np.float32
+    )
     x[: special.size] = special[:n]
     config = ConvertConfig(vector=vector, threads=threads)
     arguments = {"x": x, "out": poisoned(n, np.float16), "n": n}
-    return Case(convert_f32_f16(config), config.grid(n), arguments, {"out": reference.convert_f16(x)}, name=f"n={n}")
+    return Case(
+        convert_f32_f16(config), config.grid(n), arguments, {"out": reference.convert_f16(x)}, name=f"n={n}"
+    )
 
 
 def store_kv_case(nt: int, width: int, vector: int, capacity: int = 0, threads: int = 32) -> Case:
@@ -25,4 +29,6 @@ def store_kv_case(nt: int, width: int, vector: int, capacity: int = 0, threads: 
     config = StoreKvConfig(vector=vector, threads=threads)
     arguments = {"rows": rows, "cache": cache, "positions": positions, "width": width}
     expected = {"cache": reference.store_kv(cache, rows, positions)}
-    return Case(store_kv_f16(config), config.grid(nt, width), arguments, expected, name=f"nt={nt} width={width}")
+    return Case(
+        store_kv_f16(config), config.grid(nt, width), arguments, expected, name=f"nt={nt} width={width}"
+    )

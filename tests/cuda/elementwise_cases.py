@@ -13,8 +13,8 @@ ROWS = {"f32": np.float32, "f16": np.float16}
 
 
 def check_records(values: np.ndarray):
-    """An assertion on q8 records of `values` [nt, dim]: int8 within half a step, scales and sums as defined, the unused
-    half of the last record zero."""
+    """An assertion on q8 records of `values` [nt, dim]: int8 within half a step, scales and sums as
+    defined, the unused half of the last record zero."""
 
     def check(records: np.ndarray) -> None:
         dim = values.shape[-1]
@@ -23,7 +23,9 @@ def check_records(values: np.ndarray):
         np.testing.assert_allclose(d, np.abs(blocks).max(-1) / 127, rtol=3e-5, atol=1e-12)
         step = np.repeat(d.astype(np.float64), 32, axis=-1)
         assert np.all(np.abs(q * step - values) <= step * 0.502 + np.abs(values) * 2e-5)
-        np.testing.assert_allclose(s, d * q.reshape(blocks.shape).sum(-1, dtype=np.int64), rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(
+            s, d * q.reshape(blocks.shape).sum(-1, dtype=np.int64), rtol=1e-6, atol=1e-12
+        )
         padded = -(-dim // 64) * 64
         if padded != dim:
             tail, tail_d, tail_s = reference.unpack_q8(records, padded)
@@ -47,13 +49,21 @@ def _case(kernel: Kernel, grid, arguments, expected, kind: str, name: str) -> Ca
     return Case(kernel, grid, arguments, expected, rtol, atol, name)
 
 
-def rmsnorm_case(nt: int, dim: int, output: str = "f32", residual: bool = False, vector: int = 4, threads: int = 256):
+def rmsnorm_case(
+    nt: int,
+    dim: int,
+    output: str = "f32",
+    residual: bool = False,
+    vector: int = 4,
+    threads: int = 256,
+    residual_type: str = "f32",
+):
     rng = np.random.default_rng(nt + dim)
     x = rng.normal(size=(nt, dim)).astype(np.float32) * 3
-    added = rng.normal(size=(nt, dim)).astype(np.float32)
+    added = rng.normal(size=(nt, dim)).astype(ROWS[residual_type])
     weight = rng.normal(size=dim).astype(np.float32)
     hidden, y = reference.rmsnorm(x, weight, 1e-6, added if residual else None)
-    config = ew.RmsNormConfig(output, residual, vector, threads)
+    config = ew.RmsNormConfig(output, residual, vector, threads, residual_type)
     buffer, wanted = output_for(output, y)
     arguments, expected = {"x": x}, {"out": wanted}
     if residual:
@@ -74,7 +84,9 @@ def swiglu_case(nt: int, ff: int, output="f32", source="f32", packed=False, vect
     if not packed:
         inputs = {"gate": both[:, 0].copy(), "up": both[:, 1].copy()}
     arguments = {**inputs, "out": buffer, "ff": ff}
-    return _case(ew.swiglu(config), config.grid(nt, ff), arguments, {"out": wanted}, output, f"nt={nt} ff={ff}")
+    return _case(
+        ew.swiglu(config), config.grid(nt, ff), arguments, {"out": wanted}, output, f"nt={nt} ff={ff}"
+    )
 
 
 def bias_add_case(nt: int, dim: int, vector: int = 4, threads: int = 256) -> Case:
@@ -82,7 +94,9 @@ def bias_add_case(nt: int, dim: int, vector: int = 4, threads: int = 256) -> Cas
     x, bias = rng.normal(size=(nt, dim)).astype(np.float32), rng.normal(size=dim).astype(np.float32)
     config = ew.AddConfig(vector, threads)
     arguments = {"x": x, "bias": bias, "dim": dim}
-    return Case(ew.bias_add(config), config.grid(nt, dim), arguments, {"x": x + bias}, name=f"nt={nt} dim={dim}")
+    return Case(
+        ew.bias_add(config), config.grid(nt, dim), arguments, {"x": x + bias}, name=f"nt={nt} dim={dim}"
+    )
 
 
 def residual_add_case(nt: int, dim: int, vector: int = 4, threads: int = 256) -> Case:
@@ -90,7 +104,9 @@ def residual_add_case(nt: int, dim: int, vector: int = 4, threads: int = 256) ->
     a, b = (rng.normal(size=(nt, dim)).astype(np.float32) for _ in range(2))
     config = ew.AddConfig(vector, threads)
     arguments = {"a": a, "b": b, "out": poisoned(a.shape, np.float32), "dim": dim}
-    return Case(ew.residual_add(config), config.grid(nt, dim), arguments, {"out": a + b}, name=f"nt={nt} dim={dim}")
+    return Case(
+        ew.residual_add(config), config.grid(nt, dim), arguments, {"out": a + b}, name=f"nt={nt} dim={dim}"
+    )
 
 
 def _rope_inputs(rng, nt: int, rotary: int, factors: bool):
@@ -101,7 +117,9 @@ def _rope_inputs(rng, nt: int, rotary: int, factors: bool):
     return positions, ew.rope_table(frequencies, nt + 2)
 
 
-def rope_case(nt: int, heads: int, head_dim: int, rotary: int, interleaved: bool, factors=False, pad: int = 0) -> Case:
+def rope_case(
+    nt: int, heads: int, head_dim: int, rotary: int, interleaved: bool, factors=False, pad: int = 0
+) -> Case:
     rng = np.random.default_rng(nt * heads + rotary)
     stride = heads * head_dim + pad
     x = rng.normal(size=(nt, stride)).astype(np.float32)
@@ -114,25 +132,46 @@ def rope_case(nt: int, heads: int, head_dim: int, rotary: int, interleaved: bool
     return Case(ew.rope(config), config.grid(nt), arguments, {"x": wanted}, 2e-6, 1e-6, f"nt={nt}")
 
 
-def rope_store_case(nt, heads, kv_heads, head_dim, rotary, interleaved, bias, query, threads=128) -> Case:
+def rope_store_case(
+    nt,
+    heads,
+    kv_heads,
+    head_dim,
+    rotary,
+    interleaved,
+    bias,
+    query,
+    threads=128,
+    norm=False,
+    source="f32",
+) -> Case:
     rng = np.random.default_rng(nt * heads + rotary)
-    config = ew.RopeStoreConfig(heads, kv_heads, head_dim, rotary, interleaved, bias, query, threads)
-    qkv = rng.normal(size=(nt, config.width)).astype(np.float32)
+    config = ew.RopeStoreConfig(
+        heads, kv_heads, head_dim, rotary, interleaved, bias, query, threads, norm, source
+    )
+    qkv = rng.normal(size=(nt, config.width)).astype(ROWS[source])
     offsets = (rng.normal(size=config.width) * 100).astype(np.float32)
     positions, table = _rope_inputs(rng, nt, rotary, False)
+    row = qkv.astype(np.float32)
     q, k, v = np.split(
-        (qkv + offsets if bias else qkv).reshape(nt, -1, head_dim), [heads, heads + kv_heads], axis=1
+        (row + offsets if bias else row).reshape(nt, -1, head_dim), [heads, heads + kv_heads], axis=1
     )
+    norms = {}
+    if norm:
+        norms = {name: rng.normal(size=head_dim).astype(np.float32) for name in ("q_norm", "k_norm")}
+        q, k = (reference.rmsnorm(x, norms[n], 1e-6)[1] for x, n in ((q, "q_norm"), (k, "k_norm")))
     caches = [rng.normal(size=(nt + 2, kv_heads * head_dim)).astype(np.float16) for _ in range(2)]
     rotated = [reference.rope(part, positions, table, interleaved).reshape(nt, -1) for part in (q, k)]
     arguments = {
         "qkv": qkv,
         **({"bias": offsets} if bias else {}),
+        **norms,
         "positions": positions,
         "table": table,
         "q": poisoned((nt, heads * head_dim), ROWS[query]),
         "k_cache": caches[0],
         "v_cache": caches[1],
+        **({"eps": 1e-6} if norm else {}),
     }
     expected = {
         "q": rotated[0].astype(ROWS[query]),
@@ -167,7 +206,10 @@ def argmax_cases(logits: np.ndarray, threads: int = 256, blocks: int | None = No
     index = np.array([reference.argmax(logits)], np.int32)
     return [
         Case(
-            ew.argmax(first), grid, {"logits": logits, "candidates": candidates, "n": logits.size}, {"candidates": keep}
+            ew.argmax(first),
+            grid,
+            {"logits": logits, "candidates": candidates, "n": logits.size},
+            {"candidates": keep},
         ),
         Case(
             ew.argmax(second),

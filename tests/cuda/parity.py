@@ -1,7 +1,7 @@
 """One launch with its expected outputs, run by the simulator or by a GPU.
 
-Outputs start as poison (NaN, or a canary for integers), buffers have exactly the size that the kernel may touch, and every
-output is compared whole.
+Outputs start as poison (NaN, or a canary for integers), buffers have exactly the size that the kernel may
+touch, and every output is compared whole.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def poisoned(shape: Any, dtype: Any) -> np.ndarray:
 class Case:
     """A launch: arguments in the kernel's order, and what outputs must be.
 
-    `expected` maps an argument's name to an array (compared within `rtol` and `atol`, exactly where both are 0) or to a
-    function that asserts on the result.
+    `expected` maps an argument's name to an array (compared within `rtol` and `atol`, exactly where both
+    are 0) or to a function that asserts on the result.
     """
 
     kernel: Kernel
@@ -57,16 +57,18 @@ class Case:
                 np.testing.assert_array_equal(got, wanted, err_msg=f"{self}: {name}")
             else:
                 np.testing.assert_allclose(
-                    got.astype(np.float64), wanted.astype(np.float64), self.rtol, self.atol, err_msg=f"{self}: {name}"
+                    got.astype(np.float64),
+                    wanted.astype(np.float64),
+                    self.rtol,
+                    self.atol,
+                    err_msg=f"{self}: {name}",
                 )
 
     def run_simulated(self, **options: Any) -> None:
         """Run in the simulator on copies of the arguments, and check."""
         from minfer.cuda import simulator
 
-        self.results = {
-            k: v.copy() if isinstance(v, np.ndarray) else v for k, v in self.arguments.items()
-        }
+        self.results = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in self.arguments.items()}
         simulator.launch(self.kernel, self.grid, *self.results.values(), **options)
         self.check()
 
@@ -79,7 +81,9 @@ class Case:
         self.check()
         for name in self.expected:
             np.testing.assert_array_equal(
-                first[name].view(np.uint8), self.results[name].view(np.uint8), err_msg=f"{self}: {name} differs"
+                first[name].view(np.uint8),
+                self.results[name].view(np.uint8),
+                err_msg=f"{self}: {name} differs",
             )
 
     def _gpu_results(self, runtime: Any) -> dict[str, np.ndarray]:

@@ -31,7 +31,11 @@ def test_parts_of_the_widest_tile():
 
 def test_threads_and_grid():
     assert config().threads == 128 and config(softmax="serial", pv="scalar").threads == 256
-    assert config().grid(1) == (28, 1, 1) and config().grid(65) == (28, 2, 1) and config().grid(2048) == (28, 32, 1)
+    assert (
+        config().grid(1) == (28, 1, 1)
+        and config().grid(65) == (28, 2, 1)
+        and config().grid(2048) == (28, 32, 1)
+    )
 
 
 @pytest.mark.parametrize(

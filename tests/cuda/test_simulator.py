@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from simulated import make_kernel
 
 from minfer.cuda import ptx, simulator
 from minfer.cuda.instruction import device_function
+from minfer.cuda.kernel import Argument
 
 u32 = types.uint32
 
@@ -245,8 +247,24 @@ def test_read_only_argument():
     target = np.zeros(32, np.float32)
     target.flags.writeable = False
     kernel = make_kernel(copy_kernel, "source: float32", "target: float32", "n = int32")
-    with pytest.raises(simulator.SimulatorError, match="target, which is read-only"):
+    with pytest.raises(simulator.SimulatorError, match="writes target, which is"):
         simulator.launch(kernel, 1, np.zeros(32, np.float32), target, 32)
+
+
+def test_inputs_may_not_be_written():
+    def kernel(data):
+        data[0] = 1.0
+
+    inputs = replace(make_kernel(kernel, "data: float32"), arguments=(Argument("data", "in"),))
+    with pytest.raises(simulator.SimulatorError, match="writes data, which is an input"):
+        simulator.launch(inputs, 1, np.zeros(4, np.float32))
+
+
+def test_one_array_as_input_and_output():
+    data = np.arange(32, dtype=np.float32)
+    kernel = make_kernel(copy_kernel, "source: float32", "target: float32", "n = int32")
+    arguments = (Argument("source", "in"), Argument("target", "out"), Argument("n", "scalar"))
+    simulator.launch(replace(kernel, arguments=arguments), 1, data, data, 32)
 
 
 def test_local_arrays_are_checked():

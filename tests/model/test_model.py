@@ -278,11 +278,13 @@ def test_rope_freqs(tmp_path):
     for bad in (0.0, -1.0, np.nan, np.inf):
         divisors[2] = bad
         path = write_model(tmp_path / "m.gguf", "llama", tensors={"rope_freqs.weight": divisors})
-        model = Model.load(path)
-        with pytest.raises(
-            ModelFileError, match=r"tensor 'rope_freqs.weight' has a divisor that is not a number"
-        ):
-            _ = model.rope_freqs
+        assert failure(path) == "tensor 'rope_freqs.weight' has a divisor that is not a number above 0"
+
+
+def test_rope_that_overflows(tmp_path):
+    settings = {"rope.scaling.type": "linear", "rope.scaling.factor": 1e-44}
+    message = failure(write_model(tmp_path / "m.gguf", settings=settings))
+    assert message == "the RoPE frequencies overflow: rope.scaling or rope_freqs.weight is out of range"
 
 
 def test_a_chat_template_must_be_a_string(tmp_path):

@@ -87,7 +87,6 @@ def write_model(
     `settings` overrides or (None) removes `ARCH.key` values, `tensors` adds, replaces or (None) removes
     tensors. Returns the path of the file to open.
     """
-    random = np.random.default_rng(0)
     n_tensors = 2 * (9 + 3 * (arch == "qwen2" and bias) + 2 * (arch == "qwen3")) + 2 + (not tied)
     per_shard = 0 if shards == 1 else -(-n_tensors // shards)
     writer = GGUFWriter(path, arch, split_max_tensors=per_shard)
@@ -118,7 +117,7 @@ def write_model(
         writer.add_token_types([TokenType.NORMAL] * 260 + [TokenType.CONTROL])
         writer.add_token_merges(["h e", "l l", "he ll", "hell o"])
         writer.add_eos_token_id(260)
-    arrays = _arrays(random, arch, tied, bias) | (tensors or {})
+    arrays = model_arrays(arch, tied, bias) | (tensors or {})
     for name, array in arrays.items():
         if array is None:
             continue
@@ -133,7 +132,10 @@ def write_model(
     return path if shards == 1 else path.with_name(f"{path.stem}-00001-of-{shards:05d}.gguf")
 
 
-def _arrays(random: np.random.Generator, arch: str, tied: bool, bias: bool) -> dict[str, np.ndarray]:
+def model_arrays(arch: str, tied: bool = False, bias: bool = True) -> dict[str, np.ndarray]:
+    """The weights that `write_model` writes, the same on every call."""
+    random = np.random.default_rng(0)
+
     def matrix(*shape: int) -> np.ndarray:
         return (random.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
 

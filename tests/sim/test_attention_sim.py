@@ -58,7 +58,9 @@ def test_f32_queries_and_outputs(softmax):
 def test_stored_range_ends_before_the_causal_one():
     """kv_end is a predicate of its own: queries past the stored range see what is stored."""
     prefill_case(REGISTER, nt=6, kv_end=3, offset=0).run_simulated()
-    prefill_case(AttentionConfig(1, 1, 64, 16, "warp_per_row", "shared"), nt=6, kv_end=3, offset=0).run_simulated()
+    prefill_case(
+        AttentionConfig(1, 1, 64, 16, "warp_per_row", "shared"), nt=6, kv_end=3, offset=0
+    ).run_simulated()
 
 
 @pytest.mark.parametrize("step", ["P5.3", "FAP2"])
@@ -69,7 +71,12 @@ def test_chunks_equal_the_whole(step):
     parts = []
     for begin, end in ((0, 7), (7, 20)):
         arguments = dict(whole.arguments)
-        arguments |= {"q": whole.arguments["q"][begin:end].copy(), "nt": end - begin, "q_offset": begin, "kv_end": end}
+        arguments |= {
+            "q": whole.arguments["q"][begin:end].copy(),
+            "nt": end - begin,
+            "q_offset": begin,
+            "kv_end": end,
+        }
         arguments["out"] = np.full_like(whole.arguments["out"][begin:end], np.nan)
         simulator.launch(whole.kernel, config.grid(end - begin), *arguments.values())
         parts.append(arguments["out"])

@@ -24,7 +24,15 @@ def test_rmsnorm_in_place():
 
     out = case.arguments["out"].copy()
     simulator.launch(
-        case.kernel, case.grid, held["x"], held["residual"], held["residual"], case.arguments["weight"], out, 64, 1e-6
+        case.kernel,
+        case.grid,
+        held["x"],
+        held["residual"],
+        held["residual"],
+        case.arguments["weight"],
+        out,
+        64,
+        1e-6,
     )
     np.testing.assert_array_equal(held["residual"], case.expected["hidden"])
     np.testing.assert_allclose(out, case.expected["out"], 2e-6, 1e-7)
@@ -78,9 +86,29 @@ def test_rope_store(rotary, bias, query, interleaved):
     cases.rope_store_case(3, 3, 1, 64, rotary, interleaved, bias, query, threads=32).run_simulated()
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2, 3, 1, 64, 64, False, True, "f32", 64, True),
+        (2, 4, 2, 128, 64, True, True, "f16", 32, True),
+        (3, 3, 1, 64, 64, False, True, "f16", 32, False, "f16"),
+        (3, 0, 2, 64, 64, True, False, "f16", 32),
+    ],
+    ids=["head norms", "head norms, part rotates", "f16 rows", "k and v alone"],
+)
+def test_rope_store_options(shape):
+    cases.rope_store_case(*shape).run_simulated()
+
+
+def test_rmsnorm_adds_f16():
+    cases.rmsnorm_case(3, 96, "f16", True, threads=32, residual_type="f16").run_simulated()
+
+
 @pytest.mark.parametrize("format", BLOCKS)
 def test_embedding(format):
-    cases.embedding_case(format, 512 if BLOCKS[format].weights == 256 else 96, [3, 0, 8, -1, 9]).run_simulated()
+    cases.embedding_case(
+        format, 512 if BLOCKS[format].weights == 256 else 96, [3, 0, 8, -1, 9]
+    ).run_simulated()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Configs of the prefill attention: one family that holds every step of the seeds.
 
-The steps (seed 000 sections 2.2 and 3.2, seed 002 sections 2.2 and 3.2): P.V by scalar FMAs, P.V on tensor cores with P in
-shared memory (P5.0), softmax by one warp a row and padded rows (P5.3), KV tiles of 32 instead of 64 (r23), softmax in
-registers with P rebuilt as the A fragment (FAP2), the L2 prefetch of the next KV tile (seed 003, a null probe).
+The steps (seed 000 sections 2.2 and 3.2, seed 002 sections 2.2 and 3.2): P.V by scalar FMAs, P.V on tensor
+cores with P in shared memory (P5.0), softmax by one warp a row and padded rows (P5.3), KV tiles of 32
+instead of 64 (r23), softmax in registers with P rebuilt as the A fragment (FAP2), the L2 prefetch of the
+next KV tile (seed 003, a null probe).
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class AttentionConfig:
         heads, kv_heads: query heads and kv heads; heads % kv_heads == 0.
         head_dim: 64 or 128.
         tkv: rows of a KV tile: 16, 32 or 64.
-        softmax: "serial" (one thread a row), "warp_per_row" (8 warps x 8 rows, shuffles), both on scores in shared memory;
-            "register" (the scores stay in the accumulators).
-        pv: how P.V runs: "scalar" FMAs, "shared" (tensor cores, P as f16 in shared memory), "register" (tensor cores, P
-            is the repacked score fragment; with softmax="register" only).
-        pad: halves that a row of Q, K, V is padded by: 8 (272 bytes at hd 128: no ldmatrix conflict) or 0 (256 bytes:
-            8-way conflict).
+        softmax: "serial" (one thread a row) or "warp_per_row" (8 warps x 8 rows, shuffles), both on scores in
+            shared memory; "register" (the scores stay in the accumulators).
+        pv: how P.V runs: "scalar" FMAs; "shared": tensor cores, P as f16 in shared memory; "register": tensor
+            cores, P is the repacked score fragment (exactly with softmax="register").
+        pad: halves that a row of Q, K, V is padded by: 8 (272 bytes at hd 128: no ldmatrix conflict) or 0
+            (256 bytes: 8-way conflict).
         score_pad: f32 that a row of scores is padded by, a multiple of 4.
         stages: KV tiles in shared memory: 1, or 2 (the next tile lands while this one is used).
         l2_prefetch: touch the next KV tile's lines in L2.
@@ -64,7 +65,7 @@ class AttentionConfig:
         for field, legal in choices.items():
             if getattr(self, field) not in legal:
                 raise ConfigRefused(
-                    f"attention: {field}={getattr(self, field)!r}; the variants are {', '.join(map(str, legal))}"
+                    f"attention: {field}={getattr(self, field)!r}; variants: {', '.join(map(str, legal))}"
                 )
         if self.kv_heads < 1 or self.heads < 1 or self.heads % self.kv_heads:
             raise ConfigRefused(
@@ -72,22 +73,23 @@ class AttentionConfig:
             )
         if (self.softmax == "register") != (self.pv == "register"):
             raise ConfigRefused(
-                f"attention: softmax={self.softmax} with pv={self.pv}; P is rebuilt in registers exactly when the softmax "
-                "is in registers: take both, or neither"
+                f"attention: softmax={self.softmax}, pv={self.pv}; P is rebuilt in registers exactly when "
+                "the softmax is in registers: take both, or neither"
             )
         if self.score_pad % 4 or self.score_pad < 0 or (self.score_pad and self.softmax == "register"):
             raise ConfigRefused(
-                f"attention: score rows padded by {self.score_pad}; take a multiple of 4 (16-byte rows for ldmatrix), 0 "
-                "with softmax=register"
+                f"attention: score rows padded by {self.score_pad}; take a multiple of 4 (16-byte rows for "
+                "ldmatrix), 0 with softmax=register"
             )
         if self.shared_bytes > SHARED_LIMIT:
             raise ConfigRefused(
-                f"attention: {self.shared_bytes} bytes of shared memory a block, the limit is {SHARED_LIMIT}: smaller "
-                "tkv, or stages=1"
+                f"attention: {self.shared_bytes} bytes of shared memory a block, the limit is {SHARED_LIMIT}"
+                ": take a smaller tkv, or stages=1"
             )
 
     def __str__(self) -> str:
-        text = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} tkv={self.tkv} softmax={self.softmax} pv={self.pv}"
+        text = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} tkv={self.tkv}"
+        text += f" softmax={self.softmax} pv={self.pv}"
         if self.pad != 8:
             text += f" pad={self.pad}"
         if self.score_pad:
@@ -142,7 +144,7 @@ class AttentionConfig:
 
 
 def seed_steps(heads: int, kv_heads: int, head_dim: int = 128) -> dict[str, AttentionConfig]:
-    """The campaign's steps by name, each a config that runs alone. In the seeds' order; the last one is ours."""
+    """The campaign's steps by name, each a config that runs alone: in the seeds' order, the last one ours."""
 
     def step(tkv: int, softmax: str, pv: str, **rest: object) -> AttentionConfig:
         return AttentionConfig(heads, kv_heads, head_dim, tkv, softmax, pv, **rest)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """Decode attention: one query token over the f16 KV cache, split along the cache (flash-decoding).
 
-The number of stored rows is read from device memory, so that a captured graph replays at every position. Each split writes
-an unnormalised sum and its statistics; a second kernel combines the splits, and may write what the next GEMV reads.
+The number of stored rows is read from device memory, so that a captured graph replays at every position.
+Each split writes an unnormalised sum and its statistics; a second kernel combines the splits, and may write
+what the next GEMV reads.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class DecodeAttentionConfig:
         check_choice("attention_decode", "warps", self.warps, (1, 2, 4, 8))
         if self.kv_heads < 1 or self.heads < 1 or self.heads % self.kv_heads:
             raise ConfigRefused(
-                f"attention_decode: {self.heads} heads on {self.kv_heads} kv heads; take a multiple of the kv heads"
+                f"attention_decode: {self.heads} heads on {self.kv_heads} kv heads; take a multiple"
             )
         if self.splits < 1:
             raise ConfigRefused(f"attention_decode: {self.splits} splits; take at least 1")
         if self.shared_bytes > SHARED_LIMIT:
             raise ConfigRefused(
-                f"attention_decode: {self.shared_bytes} bytes of shared memory a block, the limit is {SHARED_LIMIT}: take "
-                "fewer warps"
+                f"attention_decode: {self.shared_bytes} bytes of shared memory a block, the limit is "
+                f"{SHARED_LIMIT}: take fewer warps"
             )
 
     def __str__(self) -> str:
@@ -119,10 +120,11 @@ def _unpack8(values, at, w0, w1, w2, w3):
 def attention_decode(config: DecodeAttentionConfig) -> Kernel:
     """Each split's part of softmax(scale * q K^T) V over cache rows 0 .. length - 1.
 
-    Arguments: q [heads * head_dim] f16 or f32, k_cache and v_cache f16 [capacity, kv_heads * head_dim], partial f32
-    [heads, splits, head_dim], statistics f32 [heads, splits, 2], length int32 [1] in device memory (rows stored, the
-    query's own included), scale float32. A split without rows writes zeros and a maximum of -1e30. A block serves all query
-    heads of a kv head (up to 8), so that K and V are read once. Dao et al. 2023, "Flash-Decoding".
+    Arguments: q [heads * head_dim] f16 or f32, k_cache and v_cache f16 [capacity, kv_heads * head_dim],
+    partial f32 [heads, splits, head_dim], statistics f32 [heads, splits, 2], length int32 [1] in device
+    memory (rows stored, the query's own included), scale float32. A split without rows writes zeros and a
+    maximum of -1e30. A block serves all query heads of a kv head (up to 8), so that K and V are read once.
+    Dao et al. 2023, "Flash-Decoding".
     """
     heads, kv_heads, head_dim, splits = config.heads, config.kv_heads, config.head_dim, config.splits
     served, groups, threads = config.block_heads, config.row_groups, config.threads
@@ -202,7 +204,7 @@ def attention_decode(config: DecodeAttentionConfig) -> Kernel:
         for i in range(dims):
             sums[i] = float32(0)
         c = scale * float32(LOG2_E)
-        # The whole block goes round together: the dot products shuffle. Two rows a turn, to have more loads in flight.
+        # The whole block goes round together: the dot products shuffle. Two rows a turn, for more loads.
         for base in range(begin, end, 2 * groups):
             row = int32(base) + group
             inside_a = row < end
@@ -258,9 +260,8 @@ def attention_decode(config: DecodeAttentionConfig) -> Kernel:
                 total += factor * ptx.ld_shared_f32(at + uint32(d * 4))
                 weight += factor * ptx.ld_shared_f32(at + uint32(head_dim * 4 + 4))
             index = uint64((first_head + h) * splits + split)
-            ptx.st_global_f32(
-                ptx.global_address(partial) + (index * uint64(head_dim) + uint64(d)) * uint64(4), total
-            )
+            target = ptx.global_address(partial) + (index * uint64(head_dim) + uint64(d)) * uint64(4)
+            ptx.st_global_f32(target, total)
             if d == 0:
                 ptx.st_global_v2_f32(ptx.global_address(statistics) + index * uint64(8), top, weight)
 
@@ -287,8 +288,9 @@ def attention_decode(config: DecodeAttentionConfig) -> Kernel:
 def attention_combine(config: DecodeAttentionConfig) -> Kernel:
     """The attention output from its splits' parts.
 
-    Arguments: partial f32 [heads, splits, head_dim], statistics f32 [heads, splits, 2], out [heads * head_dim] f32 or f16,
-    or q8 records of it. One warp a block, 4 outputs a lane; sums over splits in a fixed order.
+    Arguments: partial f32 [heads, splits, head_dim], statistics f32 [heads, splits, 2], out [heads *
+    head_dim] f32 or f16, or q8 records of it. One warp a block, 4 outputs a lane; sums over splits in a
+    fixed order.
     """
     head_dim, splits = config.head_dim, config.splits
     total = config.heads * head_dim

@@ -1,7 +1,7 @@
 """Causal GQA prefill attention over an f16 KV cache, on mma.sync: every softmax and P.V variant of the seeds.
 
-Scores stay f32 from the tensor cores to the exponential, so that biases as large as Qwen2's, whose scores overflow f16,
-cost nothing; P is in [0, 1] and goes to f16 for its product with V, the sums are f32.
+Scores stay f32 from the tensor cores to the exponential, so that biases as large as Qwen2's, whose scores
+overflow f16, cost nothing; P is in [0, 1] and goes to f16 for its product with V, the sums are f32.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ _wait_but_one = ptx.cp_async_wait_group(1)
 def attention_prefill(config: AttentionConfig) -> Kernel:
     """out[t, h] = softmax(scale * q[t, h] K^T) V over the cache rows that query t sees.
 
-    Arguments: q [nt, heads * head_dim] f16 or f32, k_cache and v_cache f16 [capacity, kv_heads * head_dim], out
-    [nt, heads * head_dim] f16 or f32, nt int32, q_offset int32 (position of query 0: a prompt in chunks goes onto the
-    filled cache), kv_end int32 (cache rows stored: rows from there on are never used; at least 1), scale float32 (usually
-    1 / sqrt(head_dim)). Query t sees rows 0 .. min(q_offset + t, kv_end - 1).
+    Arguments: q [nt, heads * head_dim] f16 or f32, k_cache and v_cache f16 [capacity, kv_heads * head_dim],
+    out [nt, heads * head_dim] f16 or f32, nt int32, q_offset int32 (position of query 0: a prompt in chunks
+    goes onto the filled cache), kv_end int32 (cache rows stored: rows from there on are never used; at
+    least 1), scale float32 (usually 1 / sqrt(head_dim)). Query t sees rows 0 .. min(q_offset + t, kv_end -
+    1).
 
-    Seeds 000 (P5.0, P5.3) and 002 (TKV, both mask predicates, FAP2); online softmax as in FlashAttention-2 (Dao 2023).
+    Seeds 000 (P5.0, P5.3) and 002 (TKV, both mask predicates, FAP2); online softmax as in FlashAttention-2
+    (Dao 2023).
     """
     function = _registers(config) if config.softmax == "register" else _shared(config)
     dtypes = {"f16": "float16", "f32": "float32"}
@@ -70,8 +72,8 @@ def _quad_sum(v):
 
 
 def _load_tiles(config: AttentionConfig) -> Callable:
-    """Device function (K tiles, V tiles, keys, values, first, limit): have the tile that starts at row `first` on its way,
-    K before V, and with two stages the next one behind it."""
+    """Device function (K tiles, V tiles, keys, values, first, limit): have the tile that starts at row
+    `first` on its way, K before V, and with two stages the next one behind it."""
     stages, tkv, size = config.stages, config.tkv, config.kv_bytes
     stage, prefetch, ahead = tiles.stage_kv(config), tiles.prefetch_kv(config), config.l2_prefetch
 
@@ -151,7 +153,8 @@ def _registers(config: AttentionConfig) -> Callable:
 
     @device_function
     def multiply(out, scores, rows):
-        """out += P V: the accumulators of 16 columns of scores are, as f16 pairs, the A fragment of 16 rows of V."""
+        """out += P V: the accumulators of 16 columns of scores are, as f16 pairs, the A fragment of 16 rows
+        of V."""
         for k in range(tkv // 16):
             accumulate(
                 out,
@@ -226,7 +229,8 @@ def _registers(config: AttentionConfig) -> Callable:
 
 
 def _shared(config: AttentionConfig) -> Callable:
-    """Scores, statistics and P in shared memory: 8 warps; a pair shares 16 query rows, half the columns each."""
+    """Scores, statistics and P in shared memory: 8 warps; a pair shares 16 query rows, half the columns
+    each."""
     head_dim, tkv, stages = config.head_dim, config.tkv, config.stages
     heads, group = config.heads, config.heads // config.kv_heads
     stride, size, score_stride = config.row_stride, config.kv_bytes, config.score_stride
@@ -247,7 +251,8 @@ def _shared(config: AttentionConfig) -> Callable:
 
     @device_function
     def store_scores(scores, address, c):
-        """The warp's 16 x tkv / 2 scores, times c, to the score tile (address of row lane / 4, first column)."""
+        """The warp's 16 x tkv / 2 scores, times c, to the score tile (address of row lane / 4, first
+        column)."""
         at = address + uint32((ptx.lane_id() & uint32(3)) * uint32(8))
         for j in range(half_columns // 8):
             ptx.st_shared_v2_f32(at + uint32(j * 32), scores[4 * j] * c, scores[4 * j + 1] * c)
@@ -290,8 +295,9 @@ def _shared(config: AttentionConfig) -> Callable:
 
     @device_function
     def softmax_warp_per_row(base, first, position, kv_end):
-        """8 warps x 8 rows; a lane takes columns lane and lane + 32. A lane whose column is not in the tile (tkv 16) must
-        not count, even where that column is within the stored range: both predicates are needed."""
+        """8 warps x 8 rows; a lane takes columns lane and lane + 32. A lane whose column is not in the tile
+        (tkv 16) must not count, even where that column is within the stored range: both predicates are
+        needed."""
         thread = int32(cuda.threadIdx.x)
         lane = thread & 31
         for r in range(8):

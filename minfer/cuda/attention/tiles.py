@@ -1,7 +1,7 @@
 """What both prefill kernels share: staging of Q, K and V tiles, score fragments, P.V steps and the epilogue.
 
-Fragments are those of mma.m16n8k16: an accumulator's c0 c1 are row lane / 4, columns 2 (lane % 4) and the next; c2 c3 the
-same of row + 8. A warp owns 16 query rows.
+Fragments are those of mma.m16n8k16: an accumulator's c0 c1 are row lane / 4, columns 2 (lane % 4) and the
+next; c2 c3 the same of row + 8. A warp owns 16 query rows.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from minfer.cuda.instruction import device_function
 
 
 def stage_kv(config: AttentionConfig) -> Callable:
-    """Device function (shared address, address of the head's row 0, first row, end): cp.async of `tkv` cache rows; rows at
-    or past `end` are zero."""
+    """Device function (shared address, address of the head's row 0, first row, end): cp.async of `tkv`
+    cache rows; rows at or past `end` are zero."""
     threads, stride, chunks = config.threads, config.row_stride, config.head_dim // 8
     total = config.tkv * chunks
     rounds = -(-total // threads)
@@ -45,8 +45,8 @@ def stage_kv(config: AttentionConfig) -> Callable:
 
 
 def stage_query(config: AttentionConfig) -> Callable:
-    """Device function (shared address, address of the head in row 0 of the tile, rows): the Q tile, as f16; rows at or past
-    `rows` are zero. f16 queries arrive by cp.async, f32 ones through registers."""
+    """Device function (shared address, address of the head in row 0 of the tile, rows): the Q tile, as f16;
+    rows at or past `rows` are zero. f16 queries arrive by cp.async, f32 ones through registers."""
     threads, stride, chunks = config.threads, config.row_stride, config.head_dim // 8
     rounds = TILE_ROWS * chunks // threads
     pitch = config.heads * config.head_dim
@@ -90,7 +90,8 @@ def stage_query(config: AttentionConfig) -> Callable:
 
 
 def prefetch_kv(config: AttentionConfig) -> Callable:
-    """Device function (address of the head's row 0, first row, end): touch the tile's 128-byte lines in L2."""
+    """Device function (address of the head's row 0, first row, end): touch the tile's 128-byte lines in
+    L2."""
     threads, lines = config.threads, config.head_dim * 2 // 128
     total = config.tkv * lines
     pitch = config.kv_heads * config.head_dim * 2
@@ -107,7 +108,8 @@ def prefetch_kv(config: AttentionConfig) -> Callable:
 
 
 def query_fragments(config: AttentionConfig) -> Callable:
-    """Device function (u32 array of head_dim / 4, shared address of the warp's 16 rows): the A fragments of Q."""
+    """Device function (u32 array of head_dim / 4, shared address of the warp's 16 rows): the A fragments of
+    Q."""
     stride, steps = config.row_stride, config.head_dim // 16
 
     @device_function
@@ -125,8 +127,8 @@ def query_fragments(config: AttentionConfig) -> Callable:
 
 
 def score_fragments(config: AttentionConfig, columns: int) -> Callable:
-    """Device function (f32 array of columns / 2, A fragments of Q, shared address of the K tile's first of `columns` rows):
-    scores[16, columns] = Q K^T, unscaled."""
+    """Device function (f32 array of columns / 2, A fragments of Q, shared address of the K tile's first of
+    `columns` rows): scores[16, columns] = Q K^T, unscaled."""
     stride, steps = config.row_stride, config.head_dim // 16
 
     @device_function
@@ -193,8 +195,8 @@ def score_fragments(config: AttentionConfig, columns: int) -> Callable:
 
 
 def accumulate_pv(config: AttentionConfig, columns: int) -> Callable:
-    """Device function (f32 array of columns / 2, a0 .. a3, shared address of V's 16 rows at the first column):
-    out[16, columns] += P[16, 16] V[16, columns]."""
+    """Device function (f32 array of columns / 2, a0 .. a3, shared address of V's 16 rows at the first
+    column): out[16, columns] += P[16, 16] V[16, columns]."""
     stride = config.row_stride
 
     @device_function
@@ -228,8 +230,8 @@ def scale_rows(columns: int) -> Callable:
 
 
 def store_rows(config: AttentionConfig, columns: int) -> Callable:
-    """Device function (f32 array of columns / 2, address of (row lane / 4, the warp's first column), whether that row is
-    one, whether row + 8 is)."""
+    """Device function (f32 array of columns / 2, address of (row lane / 4, the warp's first column),
+    whether that row is one, whether row + 8 is)."""
     element = 2 if config.output == "f16" else 4
     below = 8 * config.heads * config.head_dim * element
 

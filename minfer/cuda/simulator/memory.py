@@ -192,4 +192,4 @@ def check_aligned(address: int, alignment: int, what: str) -> None:
 
 def check_writable(region: Region) -> None:
     if not region.writable:
-        raise SimulatorError(f"writes {region.name}, which is read-only")
+        raise SimulatorError(f"writes {region.name}, which is an input or a read-only array")

@@ -76,7 +76,8 @@ class _Memory:
         ] = {}  # thread, clock, site, fences of the thread then
         self.reads: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # thread -> clock, site
         self.landing: dict[int, tuple[int, int]] = {}  # thread, site of a copy in flight
-        self.reading: dict[int, dict[int, int]] = defaultdict(dict)  # thread -> site of a reader in flight
+        # (thread or warpgroup, number) -> site of a reader in flight
+        self.reading: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
 
 
 class _Checker:
@@ -114,9 +115,11 @@ class _Checker:
         self.first_block = int(rows["block"].min() // info.cluster * info.cluster)
         threads = info.cluster * info.threads
         landings = {unpack_mbarrier(int(e))[:2] for e in np.unique(rows["extra"][rows["op"] == Op.TMA_LAND])}
-        # mbarriers that count bytes have a clock of their own, which those who wait for them learn
+        # mbarriers that count bytes, and warpgroups as readers, have a clock of their own, which those who
+        # wait for them learn
         self.agents = {mbarrier: threads + i for i, mbarrier in enumerate(sorted(landings))}
-        size = threads + len(self.agents)
+        self.warpgroups = threads + len(self.agents)
+        size = self.warpgroups + -(-threads // 128)
         self.clocks = [array("i", bytes(4 * size)) for _ in range(size)]
         self.views = [np.frombuffer(clock, np.intc) for clock in self.clocks]
         for thread in range(size):
@@ -215,13 +218,14 @@ class _Checker:
                 del memory.reads[granule]
             asynchronous = memory.reading.get(granule)
             if asynchronous:
+                (reader, _), read_site = next(iter(asynchronous.items()))
                 self.report(
                     "overwrites asynchronous read",
                     "shared",
                     where,
                     thread,
                     site,
-                    next(iter(asynchronous.items())),
+                    (reader, read_site),
                 )
                 break
 
@@ -260,13 +264,28 @@ class _Checker:
     def read_begin(self, rank, thread, site, address, length, extra):
         self.read(rank, thread, site, address, length, extra, asynchronous=True)
         for granule in self.granules(address, length):
-            self.shared[rank].reading[granule][thread] = site
+            self.shared[rank].reading[granule][thread, 0] = site
 
     def read_end(self, rank, thread, site, address, length, extra):
         memory, now = self.shared[rank], self.clocks[thread][thread]
         for granule in self.granules(address, length):
-            begun = memory.reading[granule].pop(thread, site)
+            begun = memory.reading[granule].pop((thread, 0), site)
             memory.reads[granule][thread] = (now, begun)
+
+    def wgmma_begin(self, rank, thread, site, address, length, extra):
+        self.read(rank, thread, site, address, length, extra, asynchronous=True)
+        for granule in self.granules(address, length):
+            self.shared[rank].reading[granule][self.warpgroups + thread // 128, extra] = site
+
+    def wgmma_end(self, rank, thread, site, address, length, extra):
+        memory, agent = self.shared[rank], self.warpgroups + thread // 128
+        for granule in self.granules(address, length):
+            begun = memory.reading[granule].pop((agent, extra), site)
+            memory.reads[granule][agent] = (extra + 1, begun)
+
+    def wgmma_wait(self, rank, thread, site, address, length, extra):
+        clock, agent = self.clocks[thread], self.warpgroups + thread // 128
+        clock[agent] = max(clock[agent], extra + 1)
 
     def atomic(self, rank, thread, site, address, length, extra):
         if address < _GLOBAL_SPAN:
@@ -373,8 +392,9 @@ _HANDLERS = {
     Op.TMA_LAND: _Checker.tma_land,
     Op.BULK_READ_BEGIN: _Checker.read_begin,
     Op.BULK_READ_END: _Checker.read_end,
-    Op.WGMMA_READ_BEGIN: _Checker.read_begin,
-    Op.WGMMA_READ_END: _Checker.read_end,
+    Op.WGMMA_READ_BEGIN: _Checker.wgmma_begin,
+    Op.WGMMA_READ_END: _Checker.wgmma_end,
+    Op.WGMMA_WAIT: _Checker.wgmma_wait,
     Op.BARRIER_ARRIVE: _Checker.barrier_arrive,
     Op.BARRIER_LEAVE: _Checker.barrier_leave,
     Op.WARP_ARRIVE: _Checker.warp_arrive,

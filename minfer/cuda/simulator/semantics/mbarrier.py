@@ -7,18 +7,20 @@ when it was issued.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minfer.cuda.simulator.errors import AsyncHazard, InvalidInstruction
-from minfer.cuda.simulator.executor import Block
 from minfer.cuda.simulator.lanes import Lane, current_lane
 from minfer.cuda.simulator.memory import check_aligned, check_writable
 from minfer.cuda.simulator.semantics.arithmetic import signed32
 from minfer.cuda.simulator.semantics.table import semantics
 from minfer.cuda.simulator.tensor_map import TensorMap, swizzle_units
 from minfer.cuda.trace.ops import Op, pack_mbarrier
+
+if TYPE_CHECKING:
+    from minfer.cuda.simulator.executor import Block
 
 _MASK = 0xFFFFFFFF
 
