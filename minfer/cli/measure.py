@@ -34,9 +34,9 @@ def bench(
     backend: BackendOption = Backend.auto,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure prefill (pp) and decode (tg) in tokens a second, as llama-bench does [default: -p 512 -n 128].
+    """Measure prefill (pp) and decode (tg) in tokens a second, as llama-bench does.
 
-    pp N is one prompt of N tokens with the logits of the last one only, tg N is N single-token decodes from an
+    Without -p and -n: pp512 and tg128. pp N is one prompt of N tokens with the logits of the last one only, tg N is N single-token decodes from an
     empty context; nothing is tokenized or sampled.
     """
     from minfer.engine.backend import choose_backend
@@ -79,7 +79,7 @@ def perplexity(
     backend: BackendOption = Backend.auto,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how well a model predicts a text, as llama.cpp does: it scores the second half of each window."""
+    """Measure how well a model predicts a text, as llama.cpp does: the second half of each window counts."""
     from minfer.engine.backend import choose_backend
     from minfer.engine.perplexity import perplexity as measure
     from minfer.engine.session import Session
