@@ -95,7 +95,8 @@ def _as_text(summary: ModelSummary) -> list[str]:
     if summary.config is not None:
         lines.append(
             f"memory: {_size(summary.weights_bytes + summary.kv_bytes)} = "
-            f"weights {_size(summary.weights_bytes)} (mapped from the file) + f16 KV cache {_size(summary.kv_bytes)} for {summary.n_ctx:,} tokens"
+            f"weights {_size(summary.weights_bytes)} (mapped from the file) + "
+            f"f16 KV cache {_size(summary.kv_bytes)} for {summary.n_ctx:,} tokens"
         )
     else:
         lines.append(f"minfer cannot run this file: {summary.problem}")
