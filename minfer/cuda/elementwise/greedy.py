@@ -8,6 +8,7 @@ from numba import cuda
 from numba.cuda.types import int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
+from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import check_choice, check_threads
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
@@ -23,17 +24,19 @@ class ArgmaxConfig:
     Attributes:
         stage: "partial" (logits -> one candidate a block) or "final" (candidates -> the index, one block).
         threads: threads a block.
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
 
     stage: str = "partial"
     threads: int = 256
+    pdl: bool = False
 
     def __post_init__(self) -> None:
         check_choice("argmax", "stage", self.stage, ("partial", "final"))
         check_threads("argmax", self.threads)
 
     def __str__(self) -> str:
-        return f"{self.stage} threads={self.threads}"
+        return f"{self.stage} threads={self.threads}{' pdl' if self.pdl else ''}"
 
     @property
     def shared_bytes(self) -> int:
@@ -65,7 +68,7 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
     blocks); one block.
     """
     threads = config.threads
-    warps = threads // 32
+    warps, start = threads // 32, dependent_start(config.pdl)
 
     @device_function
     def better(key, index, other_key, other_index):
@@ -94,11 +97,12 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
         return key, index
 
     def argmax_partial(logits, candidates, n):
+        start()
         source = ptx.global_address(logits)
         key = uint32(0)
         index = uint32(0x7FFFFFFF)
         for i in range(cuda.blockIdx.x * threads + cuda.threadIdx.x, n, cuda.gridDim.x * threads):
-            found = _key(ptx.ld_global_nc_u32(source + uint64(i) * uint64(4)))
+            found = _key(ptx.ld_global_u32(source + uint64(i) * uint64(4)))
             if better(key, index, found, uint32(i)):
                 key = found
                 index = uint32(i)
@@ -108,11 +112,12 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
             ptx.st_global_v2_u32(target, key, index)
 
     def argmax_final(candidates, index, n):
+        start()
         source = ptx.global_address(candidates)
         key = uint32(0)
         best = uint32(0x7FFFFFFF)
         for i in range(int32(cuda.threadIdx.x), n, threads):
-            other_key, other_index = ptx.ld_global_nc_v2_u32(source + uint64(i) * uint64(8))
+            other_key, other_index = ptx.ld_global_v2_u32(source + uint64(i) * uint64(8))
             if better(key, best, other_key, other_index):
                 key = other_key
                 best = other_index
@@ -133,9 +138,10 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
         threads=threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
+        min_arch=least_arch(config.pdl),
     )
 
 
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
-    return [argmax(ArgmaxConfig(stage)) for stage in ("partial", "final")]
+    return [argmax(ArgmaxConfig(stage, pdl=pdl)) for stage in ("partial", "final") for pdl in (False, True)]

@@ -8,6 +8,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint64
 
 from minfer.cuda import ptx
+from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import (
     OUTPUTS,
     block_sum,
@@ -32,12 +33,14 @@ class RmsNormConfig:
         residual: add a second input first and write the sum too: saves a pass over three rows.
         vector: 4 (dim % 4 == 0: 16-byte accesses) or 1 (any dim; f32 output only).
         threads: threads a block; a block owns a row.
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
 
     output: str = "f32"
     residual: bool = False
     vector: int = 4
     threads: int = 256
+    pdl: bool = False
 
     def __post_init__(self) -> None:
         check_choice("rmsnorm", "output", self.output, OUTPUTS)
@@ -49,8 +52,8 @@ class RmsNormConfig:
             )
 
     def __str__(self) -> str:
-        fused = " residual" if self.residual else ""
-        return f"output={self.output}{fused} vector={self.vector} threads={self.threads}"
+        extra = (" residual" if self.residual else "") + (" pdl" if self.pdl else "")
+        return f"output={self.output} vector={self.vector} threads={self.threads}{extra}"
 
     @property
     def shared_bytes(self) -> int:
@@ -72,7 +75,7 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
     """
     threads, vector, fused = config.threads, config.vector, config.residual
     store, bytes_of, walked = store4(config.output), row_bytes(config.output), covered(config.output)
-    total = block_sum(threads // 32)
+    total, start = block_sum(threads // 32), dependent_start(config.pdl)
 
     @device_function
     def square_sum_vector(source, added, kept, dim):
@@ -133,6 +136,7 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
 
     @device_function
     def normalise(source, added, kept, gains, target, dim, eps):
+        start()
         scratch = ptx.shared_address(cuda.shared.array(0, uint8))
         mean = total(square_sum(source, added, kept, dim), scratch) * ptx.rcp_approx(float32(dim))
         scaled(kept, gains, target, dim, ptx.rsqrt_approx(mean + eps))
@@ -174,6 +178,7 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
         threads=threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
+        min_arch=least_arch(config.pdl),
     )
 
 
@@ -183,4 +188,5 @@ def shipped() -> list[Kernel]:
         rmsnorm(RmsNormConfig(vector=1)),
         rmsnorm(RmsNormConfig(vector=1, residual=True)),
         *(rmsnorm(RmsNormConfig(output=o, residual=r)) for o in OUTPUTS for r in (False, True)),
+        *(rmsnorm(RmsNormConfig(output="q8", residual=r, pdl=True)) for r in (False, True)),
     ]

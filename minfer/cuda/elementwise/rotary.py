@@ -15,6 +15,7 @@ from numba.cuda.types import int32, uint64
 from numpy.typing import ArrayLike, NDArray
 
 from minfer.cuda import ptx
+from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import check_choice, check_threads
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
@@ -153,6 +154,7 @@ class RopeStoreConfig:
         bias: add a bias to the row first.
         query: "f16" or "f32": what the rotated queries are written as.
         threads: threads a block.
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
 
     heads: int
@@ -163,6 +165,7 @@ class RopeStoreConfig:
     bias: bool = False
     query: str = "f16"
     threads: int = 128
+    pdl: bool = False
 
     def __post_init__(self) -> None:
         _check_head("rope_store", self.head_dim, self.rotary)
@@ -177,7 +180,7 @@ class RopeStoreConfig:
         kind = "interleaved" if self.interleaved else "neox"
         bias = " bias" if self.bias else ""
         shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary}"
-        return f"{kind} {shape}{bias} query={self.query}"
+        return f"{kind} {shape}{bias} query={self.query}{' pdl' if self.pdl else ''}"
 
     @property
     def width(self) -> int:
@@ -206,7 +209,7 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
     heads, kv_heads, width, rotary = config.heads, config.kv_heads, config.width, config.rotary
     per_head = head_dim // 8
     rotating = rotary // 8
-    interleaved, biased = config.interleaved, config.bias
+    interleaved, biased, start = config.interleaved, config.bias, dependent_start(config.pdl)
     rotate = _rotate_adjacent if interleaved else _rotate
 
     @device_function
@@ -224,6 +227,7 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
 
     @device_function
     def process(source, bias, positions, table, q, k_cache, v_cache):
+        start()
         unit = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
         if unit < width // 8:
             t = cuda.blockIdx.x
@@ -239,8 +243,8 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
                 high = low + half
             column = head * head_dim
             at = source + (uint64(t) * uint64(width) + uint64(column)) * uint64(4)
-            a0, a1, a2, a3 = ptx.ld_global_nc_v4_f32(at + uint64(low * 4))
-            b0, b1, b2, b3 = ptx.ld_global_nc_v4_f32(at + uint64(high * 4))
+            a0, a1, a2, a3 = ptx.ld_global_v4_f32(at + uint64(low * 4))
+            b0, b1, b2, b3 = ptx.ld_global_v4_f32(at + uint64(high * 4))
             if biased:
                 gain = bias + uint64(column * 4)
                 c0, c1, c2, c3 = ptx.ld_global_nc_v4_f32(gain + uint64(low * 4))
@@ -310,6 +314,7 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
         threads=threads,
         shared_bytes=0,
         arguments=arguments,
+        min_arch=least_arch(config.pdl),
     )
 
 
@@ -326,4 +331,7 @@ def shipped() -> list[Kernel]:
             rope_store(RopeStoreConfig(heads, kv_heads, head_dim, head_dim, interleaved, bias, query))
             for query in ("f16", "f32")
         ]
+        kernels.append(
+            rope_store(RopeStoreConfig(heads, kv_heads, head_dim, head_dim, interleaved, bias, pdl=True))
+        )
     return kernels
