@@ -114,6 +114,10 @@ def test_argmax(logits):
         case.run_simulated()
 
 
+def test_advance():
+    cases.advance_case(6).run_simulated()
+
+
 def test_dependent_launches_compute_the_same():
     factories = {
         "rmsnorm": ew.rmsnorm,

@@ -32,7 +32,7 @@ class RmsNormConfig:
         output: "f32", "f16" (what the GEMM reads) or "q8" (records for the decode GEMV).
         residual: add a second input first and write the sum too: saves a pass over three rows.
         vector: 4 (dim % 4 == 0: 16-byte accesses) or 1 (any dim; f32 output only).
-        threads: threads a block; a block owns a row.
+        threads: threads a block; a block owns a row (a single row of a decode step wants 1024).
         pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
 
@@ -188,5 +188,5 @@ def shipped() -> list[Kernel]:
         rmsnorm(RmsNormConfig(vector=1)),
         rmsnorm(RmsNormConfig(vector=1, residual=True)),
         *(rmsnorm(RmsNormConfig(output=o, residual=r)) for o in OUTPUTS for r in (False, True)),
-        *(rmsnorm(RmsNormConfig(output="q8", residual=r, pdl=True)) for r in (False, True)),
+        *(rmsnorm(RmsNormConfig(output="q8", residual=r, threads=1024, pdl=True)) for r in (False, True)),
     ]
