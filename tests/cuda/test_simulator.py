@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numba import cuda
 from numba.cuda import types
 from simulated import make_kernel
@@ -14,6 +16,7 @@ from simulated import make_kernel
 from minfer.cuda import ptx, simulator
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument
+from minfer.cuda.simulator.scalars import CASTS
 
 u32 = types.uint32
 
@@ -345,6 +348,13 @@ def test_atomics():
 
 
 # ---- numbers
+
+
+@given(st.integers(-(2**66), 2**66), st.sampled_from([8, 16, 32, 64]))
+def test_integer_casts_keep_the_low_bits(value, bits):
+    low = value % 2**bits
+    assert CASTS[f"uint{bits}"](value) == low
+    assert CASTS[f"int{bits}"](value) == (low if low < 2 ** (bits - 1) else low - 2**bits)
 
 
 def test_casts_wrap_and_products_do_not():

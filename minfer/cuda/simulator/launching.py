@@ -149,7 +149,6 @@ def _argument(kernel: Kernel, argument: Argument, numba_type: Any, value: Any, m
     if argument.kind.startswith("tensor_map"):
         if not isinstance(value, TensorMap):
             raise TypeError(f"{name} is a tensor map; pass minfer.cuda.simulator.tensor_map(array, ...)")
-        memory.add(value.array, argument.name)
         address = memory.add_object(value)
         return TensorMapArgument(address) if element is not None else address
     if isinstance(value, np.ndarray):
