@@ -36,14 +36,15 @@ def launch(
     seed: int | None = None,
     strict: bool = True,
 ) -> None:
-    """Run `kernel` over `grid` blocks. NumPy arrays among `args` are global memory and are modified in place.
+    """Run `kernel` over `grid` blocks. NumPy arrays among `args` are global memory, modified in place.
 
     Args:
-        grid: blocks along x, or (x, y, z). args: C-contiguous arrays for pointers, numbers for scalars,
-        `TensorMap`s for tensor maps. trace: records what every lane does. blocks: run only these blocks
-        (indices along x, or (x, y, z)). seed: run threads in an arbitrary order, and let asynchronous
-        copies land early now and then, as drawn from
-            this seed: what a missing barrier allows shows up in the results.
+        grid: blocks along x, or (x, y, z).
+        args: C-contiguous arrays for pointers, numbers for scalars, `TensorMap`s for tensor maps.
+        trace: records what every lane does.
+        blocks: run only these blocks (indices along x, or (x, y, z)).
+        seed: run threads in an arbitrary order, and let asynchronous copies land early now and then, as
+            drawn from this seed: what a missing barrier allows shows up in the results.
         strict: reads of shared memory that nothing has written raise.
 
     Raises:
