@@ -361,6 +361,7 @@ def gemv(config: GemvConfig) -> Kernel:
         shared_bytes=config.shared_bytes,
         arguments=arguments,
         min_arch=90 if dependent else 80,
+        min_blocks=config.resident,  # shared memory allows no more, so registers need not be spared for more
     )
 
 

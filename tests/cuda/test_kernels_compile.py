@@ -1,5 +1,5 @@
-"""The convert, elementwise, attention and GEMV kernels compiled without a GPU: no spills, no local memory, and
-the instructions that the design asks for."""
+"""The convert, elementwise, attention and GEMV kernels compiled without a GPU: no spills, no local memory,
+and the instructions that the design asks for."""
 
 import pytest
 
