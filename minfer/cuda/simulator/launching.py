@@ -86,8 +86,11 @@ def launch(
                 arrays=tuple(TracedArray(region.name, region.base, region.size) for region in memory.regions),
             )
         )
-    for cluster in _clusters(shape, kernel.cluster, blocks):
-        run.run(cluster)
+    try:
+        for cluster in _clusters(shape, kernel.cluster, blocks):
+            run.run(cluster)
+    finally:
+        run.close()
 
 
 def _three(grid: int | tuple[int, ...]) -> tuple[int, int, int]:
