@@ -56,6 +56,18 @@ def test_three_dimensional_grid():
     assert out[1, 2, 3] == 123 and out[0, 1, 0] == 10
 
 
+def test_numbers_of_threads_in_the_grid():
+    out = np.zeros((2, 3 * 32), np.int32)
+
+    def mark(out):
+        x, y = cuda.grid(2)
+        assert cuda.grid(1) == x and cuda.gridsize(1) == 96 and cuda.gridsize(2) == (96, 2)
+        out[y * cuda.gridsize(1) + x] = 1000 * y + x
+
+    simulator.launch(make_kernel(mark, "out: int32"), (3, 2), out)
+    np.testing.assert_array_equal(out, 1000 * np.arange(2)[:, None] + np.arange(96))
+
+
 def reduce_kernel(source, out, barrier):
     shared = cuda.shared.array(4, types.float32)
     total = source[cuda.threadIdx.x]
@@ -390,14 +402,16 @@ def test_float32_arithmetic_rounds_to_float32():
 
 
 def test_numpy_integers_in_closures_are_plain_integers():
-    big = np.uint32(0x80000000)
-    out = np.zeros(1, np.uint32)
+    big, (cast, four) = np.uint32(0x80000000), (types.uint32, np.int32(4))
+    pair = (types.uint8, np.uint8(255))
+    out = np.zeros(2, np.uint32)
 
     def kernel(out):
-        out[0] = u32((big - 1) ^ (big * 4))
+        out[0] = u32((big - 1) ^ (big * four))
+        out[1] = cast(-1) + pair[1] - pair[0](256 + 255)
 
     simulator.launch(make_kernel(kernel, "out: uint32", threads=1), 1, out)
-    assert out[0] == 0x7FFFFFFF
+    assert out.tolist() == [0x7FFFFFFF, 0xFFFFFFFF]
 
 
 def test_arguments_are_checked():
