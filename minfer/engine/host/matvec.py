@@ -86,7 +86,8 @@ def finish(out, row, value, bias, residual):
     store_f32(out + 4 * row, value)
 
 
-def _geometry(kind: Type) -> dict[str, int]:
+def format_geometry(kind: Type) -> dict[str, int]:
+    """BLOCK_SIZE (weights) and BLOCK_BYTES of a format, as its kernels see them."""
     size, size_bytes = GGML_QUANT_SIZES[kind]
     if kind in FLOATS:  # a "block" is one vector
         size, size_bytes = 16, 16 * size_bytes
@@ -96,15 +97,17 @@ def _geometry(kind: Type) -> dict[str, int]:
 @cache
 def matvec_kernel(kind: Type) -> Kernel:
     """The `matvec` kernel of one format."""
-    return Kernel(specialise(matvec, f"matvec_{kind.name}", walk=dot_walk(kind), **_geometry(kind)))
+    return Kernel(specialise(matvec, f"matvec_{kind.name}", walk=dot_walk(kind), **format_geometry(kind)))
 
 
 @cache
 def unpack_kernel(kind: Type) -> Kernel:
     """The `unpack_rows` kernel of one format."""
-    return Kernel(specialise(unpack_rows, f"unpack_{kind.name}", walk=write_walk(kind), **_geometry(kind)))
+    return Kernel(
+        specialise(unpack_rows, f"unpack_{kind.name}", walk=write_walk(kind), **format_geometry(kind))
+    )
 
 
 def blocks_in_row(kind: Type, columns: int) -> int:
     """How many blocks of `kind` hold `columns` weights (columns: a multiple of the block size)."""
-    return columns // _geometry(kind)["BLOCK_SIZE"]
+    return columns // format_geometry(kind)["BLOCK_SIZE"]
