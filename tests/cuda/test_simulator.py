@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda
 from numba.cuda import types
-from simulated import make_kernel
 
 from minfer.cuda import ptx, simulator
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument
 from minfer.cuda.simulator.scalars import CASTS
+from tests.cuda.simulated import make_kernel
 
 u32 = types.uint32
 
