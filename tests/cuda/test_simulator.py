@@ -381,7 +381,7 @@ def test_casts_wrap_and_products_do_not():
         out[4] = -7 // 2
         out[5] = types.int8(200)
 
-    from simulated import _NUMBA
+    from tests.cuda.simulated import _NUMBA
 
     _NUMBA["int64"] = types.int64
     simulator.launch(
