@@ -45,7 +45,7 @@ class LaunchRefused(RuntimeError):
         self.kernel, self.config, self.asked, self.allowed = kernel, config, asked, allowed
         self.device, self.resource, self.remedy = device, resource, remedy
         message = f"{kernel} [{config}] refused on {device}: asks for {asked} {resource}, allowed {allowed}"
-        super().__init__(f"{message}. {remedy}" if remedy else f"{message}.")
+        super().__init__(f"{message}: {remedy}" if remedy else message)
 
 
 class NoDevice(RuntimeError):

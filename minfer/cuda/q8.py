@@ -1,15 +1,15 @@
 """q8 activation records: what the decode GEMV multiplies with, and how every producer writes them.
 
-A token's activations are int8 in runs of 32 with one f32 scale each (llama.cpp's q8_1 with f32 scales). 64 of them make
-a record of 80 bytes: 64 int8 in their natural order, scales d0 d1, sums s0 s1 (s = d * sum of the int8), all little
-endian. The lanes of a warp that read runs 64 weights apart then start 80 bytes apart: 20 banks, so that the 16-byte
-loads of 8 lanes touch every bank of shared memory once, where a plain int8 array would conflict 4-way.
+A token's activations are int8 in runs of 32 with one f32 scale each (llama.cpp's q8_1 with f32 scales). 64
+of them make a record of 80 bytes: 64 int8 in their natural order, scales d0 d1, sums s0 s1 (s = d * sum of
+the int8), all little endian. The lanes of a warp that read runs 64 weights apart then start 80 bytes apart:
+20 banks, so that the 16-byte loads of 8 lanes touch every bank of shared memory once, where a plain int8
+array would conflict 4-way.
 """
 
 from __future__ import annotations
 
-
-import numpy as np
+from numba.cuda.types import float32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
@@ -26,23 +26,23 @@ def q8_record_bytes(dim: int) -> int:
 @device_function
 def magnitude_bits(v):
     """|v| as its bit pattern: integer order is the order of magnitudes, and NaN is above everything."""
-    return np.uint32(ptx.bitcast_u32_f32(v) & np.uint32(0x7FFFFFFF))
+    return uint32(ptx.bitcast_u32_f32(v) & uint32(0x7FFFFFFF))
 
 
 @device_function
 def store_q8(record, index, dim, v0, v1, v2, v3):
-    """Quantize and store activations `index` .. `index + 3` (a multiple of 4) of a token of `dim`; `record` is the u64
-    address of the token's records. All 32 lanes call it, neighbouring lanes on neighbouring fours: 8 lanes share a run
-    of 32. From `dim` to the end of the last record the values must be zero; past it nothing is stored. A NaN makes its
-    run's scale NaN, an infinity makes it infinite."""
+    """Quantize and store activations `index` .. `index + 3` (a multiple of 4) of a token of `dim`; `record`
+    is the u64 address of the token's records. All 32 lanes call it, neighbouring lanes on neighbouring
+    fours: 8 lanes share a run of 32. From `dim` to the end of the last record the values must be zero; past
+    it nothing is stored. A NaN makes its run's scale NaN, an infinity makes it infinite."""
     largest = max(max(magnitude_bits(v0), magnitude_bits(v1)), max(magnitude_bits(v2), magnitude_bits(v3)))
     largest = max(largest, ptx.shfl_xor_u32(largest, 1))
     largest = max(largest, ptx.shfl_xor_u32(largest, 2))
     largest = max(largest, ptx.shfl_xor_u32(largest, 4))
     top = ptx.bitcast_f32_u32(largest)
-    inverse = np.float32(0)
+    inverse = float32(0)
     if largest != 0:
-        inverse = np.float32(127) * ptx.rcp_approx(top)
+        inverse = float32(127) * ptx.rcp_approx(top)
     q0 = ptx.cvt_rni_s32_f32(v0 * inverse)
     q1 = ptx.cvt_rni_s32_f32(v1 * inverse)
     q2 = ptx.cvt_rni_s32_f32(v2 * inverse)
@@ -54,10 +54,10 @@ def store_q8(record, index, dim, v0, v1, v2, v3):
     if index >= ((dim + 63) & -64):
         return
     word = (q0 & 255) | ((q1 & 255) << 8) | ((q2 & 255) << 16) | ((q3 & 255) << 24)
-    base = record + np.uint64((index >> 6) * 80)
-    ptx.st_global_u32(base + np.uint64(index & 63), np.uint32(word))
+    base = record + uint64((index >> 6) * 80)
+    ptx.st_global_u32(base + uint64(index & 63), uint32(word))
     if (index & 31) == 0:
-        scale = top * np.float32(1.0 / 127.0)
-        tail = base + np.uint64(64 + ((index & 32) >> 3))
+        scale = top * float32(1.0 / 127.0)
+        tail = base + uint64(64 + ((index & 32) >> 3))
         ptx.st_global_f32(tail, scale)
-        ptx.st_global_f32(tail + np.uint64(8), scale * total)
+        ptx.st_global_f32(tail + uint64(8), scale * total)

@@ -1,9 +1,9 @@
 """What the convert, elementwise, attention and GEMV kernels compute, in NumPy.
 
-The gates and the tests compare every kernel variant with these. They compute in float64 and round once, to the
-dtype that the kernel writes, so that a kernel's error is measured against the mathematics and not against
-another kernel's summation order. Inputs keep the dtypes that the kernels read. Nothing here knows block
-formats: weights come in as float arrays, dequantized by whoever holds the oracle.
+The gates and the tests compare every kernel variant with these. They compute in float64 and round once, to
+the dtype that the kernel writes, so that a kernel's error is measured against the mathematics and not
+against another kernel's summation order. Inputs keep the dtypes that the kernels read. Nothing here knows
+block formats: weights come in as float arrays, dequantized by whoever holds the oracle.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def convert_f16(x: ArrayLike) -> NDArray[np.float16]:
 
 
 def store_kv(cache: NDArray[np.float16], rows: ArrayLike, positions: ArrayLike) -> NDArray[np.float16]:
-    """A copy of `cache` [capacity, kv_heads * head_dim] whose rows `positions` [nt] are `rows` [nt, ...] in f16
-    (seed 000, section 3.2: store_kv_f16)."""
+    """A copy of `cache` [capacity, kv_heads * head_dim] whose rows `positions` [nt] are `rows` [nt, ...] in
+    f16 (seed 000, section 3.2: store_kv_f16)."""
     out = cache.copy()
     out[np.asarray(positions)] = convert_f16(rows)
     return out
@@ -31,23 +31,14 @@ def store_kv(cache: NDArray[np.float16], rows: ArrayLike, positions: ArrayLike) 
 def rmsnorm(
     x: ArrayLike, weight: ArrayLike, eps: float, residual: ArrayLike | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(h, y): h = x (+ residual) rounded to f32, y = h / sqrt(mean(h^2) + eps) * weight, over the last axis."""
+    """(h, y): h = x (+ residual) rounded to f32, y = h / sqrt(mean(h^2) + eps) * weight, over the last
+    axis."""
     h = np.asarray(x, np.float32)
     if residual is not None:
         h = h + np.asarray(residual, np.float32)
     wide = h.astype(np.float64)
     scale = 1.0 / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return h, (wide * scale * np.asarray(weight, np.float64)).astype(np.float32)
-
-
-def rope_table(frequencies: ArrayLike, positions: int, scale: float = 1.0) -> NDArray[np.float32]:
-    """[positions, rotary / 2, 2] f32: scale * cos and scale * sin of position * frequency.
-
-    `frequencies` [rotary / 2] are radians a position, frequency factors already divided in; `scale` is YaRN's
-    attention scale. Angles are taken in float64, where f32 would lose whole turns at long contexts.
-    """
-    angles = np.arange(positions, dtype=np.float64)[:, None] * np.asarray(frequencies, np.float64)[None, :]
-    return (np.stack([np.cos(angles), np.sin(angles)], axis=-1) * scale).astype(np.float32)
 
 
 def rope(
@@ -78,8 +69,8 @@ def swiglu(gate: ArrayLike, up: ArrayLike) -> NDArray[np.float32]:
 
 
 def argmax(logits: ArrayLike) -> int:
-    """Index of the largest logit, the lowest of equals; -1 where any logit is NaN (the forward pass is broken,
-    and a token must not be made of it)."""
+    """Index of the largest logit, the lowest of equals; -1 where any logit is NaN (the forward pass is
+    broken, and a token must not be made of it)."""
     values = np.asarray(logits, np.float32).reshape(-1)
     return -1 if np.isnan(values).any() else int(np.argmax(values))
 
@@ -98,9 +89,10 @@ def attention(
 ) -> NDArray[np.float32]:
     """Causal grouped-query attention.
 
-    q [nt, heads, head_dim], k and v [kv_end, kv_heads, head_dim]; query t sits at position q_offset + t and sees
-    cache rows 0 .. min(q_offset + t, kv_end - 1). Head h reads kv head h // (heads / kv_heads). Scores, softmax
-    and the sum over values in float64. `scale` defaults to 1 / sqrt(head_dim). Returns [nt, heads, head_dim].
+    q [nt, heads, head_dim], k and v [kv_end, kv_heads, head_dim]; query t sits at position q_offset + t and
+    sees cache rows 0 .. min(q_offset + t, kv_end - 1). Head h reads kv head h // (heads / kv_heads).
+    Scores, softmax and the sum over values in float64. `scale` defaults to 1 / sqrt(head_dim). Returns [nt,
+    heads, head_dim].
     """
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     nt, heads, head_dim = q.shape
@@ -129,11 +121,9 @@ def quantize_q8(x: ArrayLike) -> tuple[NDArray[np.int8], NDArray[np.float32], ND
     return q.reshape(np.shape(x)), d, s
 
 
-def pack_q8(
-    q: NDArray[np.int8], d: NDArray[np.float32], s: NDArray[np.float32]
-) -> NDArray[np.uint8]:
-    """Records [..., ceil(id / 64) * 80] bytes of (q, d, s): 64 int8, d of both halves, s of both halves, f32 little
-    endian. An odd last half is zero."""
+def pack_q8(q: NDArray[np.int8], d: NDArray[np.float32], s: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Records [..., ceil(id / 64) * 80] bytes of (q, d, s): 64 int8, d of both halves, s of both halves,
+    f32 little endian. An odd last half is zero."""
     lead, dim = q.shape[:-1], q.shape[-1]
     groups = -(-dim // Q8_GROUP)
     record = np.zeros((*lead, groups, Q8_RECORD_BYTES), np.uint8)

@@ -9,8 +9,8 @@ from minfer.cuda.kernel import Argument
 
 
 def signature_of(arguments: tuple[Argument, ...]) -> Callable[[], Any]:
-    """Zero-argument function that returns `types.void(...)`: a raw pointer for every array, the type itself for
-    every scalar. Lazy, so that describing a kernel imports no numba. Tensor maps are not covered."""
+    """Zero-argument function that returns `types.void(...)`: a raw pointer for every array, the type itself
+    for every scalar. Lazy, so that describing a kernel imports no numba. Tensor maps are not covered."""
 
     def signature() -> Any:
         from numba.cuda import types

@@ -7,7 +7,10 @@ names that Hugging Face templates expect.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -19,6 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from minfer.model.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+RENDER_LIMIT_S = 10.0
+"""A template that runs longer than this is given up: it is a program that anyone may have written."""
 
 
 class TemplateError(ValueError):
@@ -69,9 +74,10 @@ class ChatTemplate:
             TemplateError: the template raises, or asks for something that the sandbox forbids.
         """
         try:
-            return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._names
-            )
+            with _time_limit(RENDER_LIMIT_S):
+                return self._template.render(
+                    messages=list(messages), add_generation_prompt=add_generation_prompt, **self._names
+                )
         except Exception as error:  # the template is a program: it can raise anything
             name = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             raise TemplateError(f"the model's chat template raises: {name}{_one_line(error)}") from None
@@ -82,6 +88,24 @@ class ChatTemplate:
         if tokenizer.add_bos and ids[:1] != [tokenizer.bos_id]:
             ids.insert(0, tokenizer.bos_id)
         return ids
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise in this thread's Python code once the time is up."""
+    end = time.monotonic() + seconds
+
+    def check(frame: Any, event: str, argument: Any) -> Callable[..., Any]:
+        if time.monotonic() > end:
+            raise jinja2.TemplateError(f"it has not ended after {seconds:g} s")
+        return check
+
+    before = sys.gettrace()
+    sys.settrace(check)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def _one_line(error: BaseException) -> str:

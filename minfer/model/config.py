@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minfer.model.errors import ModelFileError
@@ -23,8 +23,9 @@ _NEUTRAL = {"expert_count": 0, "attention.scale": 0.0, "logit_scale": 0.0, "resi
 class RopeConfig:
     """Rotary position embedding.
 
-    scaling is "none", "linear" (positions divided by `factor`) or "yarn" (arXiv:2309.00071; `ext_factor`,
-    `attn_factor`, `beta_fast`, `beta_slow` as in llama.cpp). `original_context` is the context of training.
+    scaling is "none", "linear" (positions divided by `factor`) or "yarn" (arXiv:2309.00071); `ext_factor`,
+    `beta_fast`, `beta_slow` and `original_context` (tokens, in training) are YaRN's, as llama.cpp has them.
+    `attn_factor` multiplies the cosines and sines.
     """
 
     dimension_count: int
@@ -63,7 +64,7 @@ class ModelConfig:
     def from_metadata(cls, metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
         """Read and check the hyper-parameters; raises ModelFileError naming the key."""
         architecture = metadata.get("general.architecture")
-        if architecture not in ARCHITECTURES:
+        if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
             raise ModelFileError(
                 f"general.architecture is {architecture!r} (supported: {', '.join(sorted(ARCHITECTURES))})"
             )
@@ -81,9 +82,10 @@ class ModelConfig:
             )
         head_dim = _head_dim(keys, hidden, n_heads)
         context_length = keys.size("context_length")
+        name = metadata.get("general.name")
         return cls(
             architecture=architecture,
-            name=str(metadata.get("general.name", architecture)),
+            name=name if isinstance(name, str) else architecture,
             n_layers=keys.size("block_count"),
             hidden=hidden,
             n_heads=n_heads,
@@ -122,11 +124,13 @@ class _Keys:
             )
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+    def number(self, key: str, default: float | None = None, above: float = 0.0) -> float:
+        """A finite number larger than `above`."""
         value = self.get(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-            raise ModelFileError(f"{self.prefix}{key} is {value!r}; it must be a finite number above 0")
+        if type(value) not in (int, float) or not math.isfinite(value) or value <= above:
+            raise ModelFileError(
+                f"{self.prefix}{key} is {value!r}; it must be a finite number above {above:g}"
+            )
         return float(value)
 
 
@@ -173,7 +177,7 @@ def _rope(keys: _Keys, interleaved: bool, head_dim: int, context_length: int) ->
             f"{keys.prefix}rope.dimension_count is {dimension_count}, not the head size {head_dim}: "
             "rotating a part of a head is not supported"
         )
-    base = keys.number("rope.freq_base", 10000.0)
+    base = keys.number("rope.freq_base", 10000.0, above=1.0)
     scaling = keys.get("rope.scaling.type")
     factor_key = "rope.scaling.factor" if keys.get("rope.scaling.factor") is not None else "rope.scale_linear"
     if scaling is None:  # llama.cpp: a factor without a type scales linearly
@@ -182,20 +186,17 @@ def _rope(keys: _Keys, interleaved: bool, head_dim: int, context_length: int) ->
         raise ModelFileError(
             f"{keys.prefix}rope.scaling.type is {scaling!r} (supported: {', '.join(ROPE_SCALINGS)})"
         )
+    attn_factor = keys.number("rope.scaling.attn_factor", 1.0)
+    rope = RopeConfig(dimension_count, base, interleaved, attn_factor=attn_factor)
     if scaling == "none":
-        return RopeConfig(dimension_count, base, interleaved)
-    factor = keys.number(factor_key, 1.0)
+        return rope
+    rope = replace(rope, scaling=scaling, factor=keys.number(factor_key, 1.0))
     if scaling == "linear":
-        return RopeConfig(dimension_count, base, interleaved, "linear", factor)
-    return RopeConfig(
-        dimension_count,
-        base,
-        interleaved,
-        "yarn",
-        factor,
-        keys.size("rope.scaling.original_context_length", context_length),
+        return rope
+    return replace(
+        rope,
+        original_context=keys.size("rope.scaling.original_context_length", context_length),
         ext_factor=keys.number("rope.scaling.yarn_ext_factor", 1.0),
-        attn_factor=keys.number("rope.scaling.attn_factor", 1.0),
         beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
     )

@@ -90,7 +90,7 @@ class GGUFFile:
         try:
             return dequantize(self.raw(name), tensor.type).reshape(tensor.shape)
         except ModelFileError as error:
-            raise ModelFileError(f"{self.paths[tensor.shard]}: tensor {name!r}: {error}") from None
+            raise ModelFileError(f"tensor {name!r}: {error}").within(self.paths[tensor.shard]) from None
 
     def _tensor(self, name: str) -> TensorInfo:
         if name not in self.tensors:

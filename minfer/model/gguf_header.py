@@ -94,12 +94,15 @@ class Metadata(Mapping[str, Any]):
 
     def __init__(self, path: str, buffer: mmap.mmap, values: dict[str, Any], types: dict[str, GGUFValueType]):
         self._path, self._buffer, self._values, self._types = path, buffer, values, types
+        self._lists: dict[str, list[Any]] = {}
 
     def __getitem__(self, key: str) -> Any:
         value = self._values[key]
-        if isinstance(value, ArraySpan):
-            value = self._values[key] = self._decode_array(key, value)
-        return value
+        if not isinstance(value, ArraySpan):
+            return value
+        if key not in self._lists:
+            self._lists[key] = self._decode_array(key, value)
+        return self._lists[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -114,12 +117,10 @@ class Metadata(Mapping[str, Any]):
         """The value's type in the file (for an array: ARRAY)."""
         return self._types[key]
 
-    def array_length(self, key: str) -> int | None:
-        """Number of elements of an array, without decoding it; None for a scalar or string."""
+    def array_span(self, key: str) -> ArraySpan | None:
+        """Element type and count of an array, which is not decoded for it; None for a scalar or a string."""
         value = self._values[key]
-        if isinstance(value, ArraySpan):
-            return value.count
-        return len(value) if isinstance(value, list) else None
+        return value if isinstance(value, ArraySpan) else None
 
     def _decode_array(self, key: str, span: ArraySpan) -> list[Any]:
         if span.type == GGUFValueType.STRING:

@@ -12,10 +12,14 @@ import numpy as np
 from minfer.model.config import ModelConfig
 from minfer.model.errors import ModelFileError
 from minfer.model.gguf_file import GGUFFile
+from minfer.model.quants import can_dequantize, dequantizable_types
 from minfer.model.registry import resolve
+from minfer.model.rope import frequencies
 
 if TYPE_CHECKING:
     from minfer.model.tokenizer import Tokenizer
+
+_ROPE_FREQS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,9 @@ class Model:
             self.config = ModelConfig.from_metadata(file.metadata, file.tensors)
             self.output = self.embedding if self.config.tied_output else "output.weight"
             self._check_tensors()
+            frequencies(self.config, self.rope_freqs)  # raises when they overflow
         except ModelFileError as error:
-            raise ModelFileError(f"{file.paths[0]}: {error}") from None
+            raise error.within(file.paths[0]) from None
 
     @classmethod
     def load(cls, path_or_name: str | os.PathLike[str]) -> Model:
@@ -95,9 +100,12 @@ class Model:
 
     @cached_property
     def rope_freqs(self) -> np.ndarray | None:
-        return (
-            self.file.dequantized("rope_freqs.weight") if "rope_freqs.weight" in self.file.tensors else None
-        )
+        if _ROPE_FREQS not in self.file.tensors:
+            return None
+        divisors = self.file.dequantized(_ROPE_FREQS)
+        if not (np.isfinite(divisors) & (divisors > 0)).all():
+            raise ModelFileError(f"tensor {_ROPE_FREQS!r} has a divisor that is not a number above 0")
+        return divisors
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -107,7 +115,10 @@ class Model:
 
     @property
     def chat_template(self) -> str | None:
-        return self.file.metadata.get("tokenizer.chat_template")
+        template = self.file.metadata.get("tokenizer.chat_template")
+        if template is not None and not isinstance(template, str):
+            raise ModelFileError(f"{self.file.paths[0]}: tokenizer.chat_template is not a string")
+        return template
 
     def _check_tensors(self) -> None:
         config = self.config
@@ -115,9 +126,9 @@ class Model:
         self._check(self.output, (config.vocab_size, config.hidden))
         self._check(self.output_norm, (config.hidden,))
         used = {self.embedding, self.output, self.output_norm}
-        if "rope_freqs.weight" in self.file.tensors:
-            self._check("rope_freqs.weight", (config.head_dim // 2,))
-            used.add("rope_freqs.weight")
+        if _ROPE_FREQS in self.file.tensors:
+            self._check(_ROPE_FREQS, (config.head_dim // 2,))
+            used.add(_ROPE_FREQS)
         q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         shapes = {
             "attn_norm": (config.hidden,),
@@ -154,3 +165,6 @@ class Model:
             raise ModelFileError(f"tensor {name!r} is missing; its shape would be {shape}")
         if tensor.shape != shape:
             raise ModelFileError(f"tensor {name!r} has shape {tensor.shape}, not {shape}")
+        if not can_dequantize(tensor.type):
+            names = ", ".join(kind.name for kind in dequantizable_types())
+            raise ModelFileError(f"tensor {name!r} has type {tensor.type.name} (supported: {names})")

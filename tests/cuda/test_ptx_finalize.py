@@ -7,7 +7,7 @@ import pytest
 from minfer.cuda import ptx
 from minfer.cuda.instruction import finalize_ptx
 from minfer.cuda.kernel import Argument, Kernel
-from tests.cuda.offline import compile_offline
+from minfer.cuda.runtime import compile_kernel
 
 
 def tma_kernel(cluster=1):
@@ -40,7 +40,7 @@ def tma_kernel(cluster=1):
 
 
 def test_tensor_maps_are_passed_by_value():
-    compiled = compile_offline(tma_kernel(), "sm_90a")
+    compiled = compile_kernel(tma_kernel(), "sm_90a")
     declared = re.findall(r"\.param (\.align 64 \.b8 \w+\[128\]|\.u\w+ \w+)", compiled.ptx)
     assert [d.split()[0] for d in declared] == [".align", ".align", ".u32"]
     # The maps are read from the parameter bank: no pointer is loaded.
@@ -49,7 +49,7 @@ def test_tensor_maps_are_passed_by_value():
 
 
 def test_cluster_and_blocks_directives():
-    compiled = compile_offline(tma_kernel(cluster=2), "sm_90a")
+    compiled = compile_kernel(tma_kernel(cluster=2), "sm_90a")
     assert ".reqnctapercluster 2, 1, 1" in compiled.ptx
     assert ".explicitcluster" in compiled.ptx
     assert ".minnctapersm" in compiled.ptx

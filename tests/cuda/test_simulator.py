@@ -3,15 +3,20 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numba import cuda
 from numba.cuda import types
 from simulated import make_kernel
 
 from minfer.cuda import ptx, simulator
 from minfer.cuda.instruction import device_function
+from minfer.cuda.kernel import Argument
+from minfer.cuda.simulator.scalars import CASTS
 
 u32 = types.uint32
 
@@ -49,6 +54,18 @@ def test_three_dimensional_grid():
 
     simulator.launch(make_kernel(mark, "out: int32"), (4, 3, 2), out)
     assert out[1, 2, 3] == 123 and out[0, 1, 0] == 10
+
+
+def test_numbers_of_threads_in_the_grid():
+    out = np.zeros((2, 3 * 32), np.int32)
+
+    def mark(out):
+        x, y = cuda.grid(2)
+        assert cuda.grid(1) == x and cuda.gridsize(1) == 96 and cuda.gridsize(2) == (96, 2)
+        out[y * cuda.gridsize(1) + x] = 1000 * y + x
+
+    simulator.launch(make_kernel(mark, "out: int32"), (3, 2), out)
+    np.testing.assert_array_equal(out, 1000 * np.arange(2)[:, None] + np.arange(96))
 
 
 def reduce_kernel(source, out, barrier):
@@ -245,8 +262,24 @@ def test_read_only_argument():
     target = np.zeros(32, np.float32)
     target.flags.writeable = False
     kernel = make_kernel(copy_kernel, "source: float32", "target: float32", "n = int32")
-    with pytest.raises(simulator.SimulatorError, match="target, which is read-only"):
+    with pytest.raises(simulator.SimulatorError, match="writes target, which is"):
         simulator.launch(kernel, 1, np.zeros(32, np.float32), target, 32)
+
+
+def test_inputs_may_not_be_written():
+    def kernel(data):
+        data[0] = 1.0
+
+    inputs = replace(make_kernel(kernel, "data: float32"), arguments=(Argument("data", "in"),))
+    with pytest.raises(simulator.SimulatorError, match="writes data, which is an input"):
+        simulator.launch(inputs, 1, np.zeros(4, np.float32))
+
+
+def test_one_array_as_input_and_output():
+    data = np.arange(32, dtype=np.float32)
+    kernel = make_kernel(copy_kernel, "source: float32", "target: float32", "n = int32")
+    arguments = (Argument("source", "in"), Argument("target", "out"), Argument("n", "scalar"))
+    simulator.launch(replace(kernel, arguments=arguments), 1, data, data, 32)
 
 
 def test_local_arrays_are_checked():
@@ -329,6 +362,13 @@ def test_atomics():
 # ---- numbers
 
 
+@given(st.integers(-(2**66), 2**66), st.sampled_from([8, 16, 32, 64]))
+def test_integer_casts_keep_the_low_bits(value, bits):
+    low = value % 2**bits
+    assert CASTS[f"uint{bits}"](value) == low
+    assert CASTS[f"int{bits}"](value) == (low if low < 2 ** (bits - 1) else low - 2**bits)
+
+
 def test_casts_wrap_and_products_do_not():
     out = np.zeros(6, np.int64)
     alias = types.int32
@@ -362,20 +402,22 @@ def test_float32_arithmetic_rounds_to_float32():
 
 
 def test_numpy_integers_in_closures_are_plain_integers():
-    big = np.uint32(0x80000000)
-    out = np.zeros(1, np.uint32)
+    big, (cast, four) = np.uint32(0x80000000), (types.uint32, np.int32(4))
+    pair = (types.uint8, np.uint8(255))
+    out = np.zeros(2, np.uint32)
 
     def kernel(out):
-        out[0] = u32((big - 1) ^ (big * 4))
+        out[0] = u32((big - 1) ^ (big * four))
+        out[1] = cast(-1) + pair[1] - pair[0](256 + 255)
 
     simulator.launch(make_kernel(kernel, "out: uint32", threads=1), 1, out)
-    assert out[0] == 0x7FFFFFFF
+    assert out.tolist() == [0x7FFFFFFF, 0xFFFFFFFF]
 
 
 def test_arguments_are_checked():
     kernel = make_kernel(copy_kernel, "source: float32", "target: float32", "n = int32")
     array = np.zeros(4, np.float32)
-    with pytest.raises(TypeError, match="takes 3 arguments .source, target, n., 2 were given"):
+    with pytest.raises(TypeError, match=r"takes 3 arguments .source, target, n., 2 were given"):
         simulator.launch(kernel, 1, array, array)
     with pytest.raises(ValueError, match="does not fit"):
         simulator.launch(kernel, 1, array, array, 2**31)
@@ -394,7 +436,7 @@ def test_unknown_cuda_attribute_is_named():
     def kernel():
         cuda.const.array_like(None)
 
-    with pytest.raises(AttributeError, match="no cuda.const") as caught:
+    with pytest.raises(AttributeError, match=r"no cuda\.const") as caught:
         simulator.launch(make_kernel(kernel), 1)
     assert "thread 0" in caught.value.__notes__[0]
 
@@ -422,7 +464,8 @@ def test_a_launch_can_follow_one_that_failed():
 def test_runs_with_numbas_own_simulator_switched_on():
     code = (
         "import sys; sys.path.insert(0, 'tests/cuda'); import test_simulator as t;"
-        "t.test_copy_over_blocks(); t.test_block_reduction(); t.test_casts_wrap_and_products_do_not(); print('ran')"
+        "t.test_copy_over_blocks(); t.test_block_reduction(); t.test_casts_wrap_and_products_do_not();"
+        "print('ran')"
     )
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
     done = subprocess.run(

@@ -127,6 +127,38 @@ def test_tma_store_clips(x, y):
     np.testing.assert_array_equal(matrix, expected)
 
 
+def test_tensor_maps_of_row_slices():
+    whole = np.full((16, 80), -1, np.int32)
+    tensor_map = simulator.tensor_map(whole[:, 16:48], 16, 32)
+    kernel = make_kernel(
+        store_box,
+        "target: map",
+        "x = int32",
+        "y = int32",
+        "wait = int32",
+        "overwrite = int32",
+        shared_bytes=2048,
+    )
+    simulator.launch(kernel, 1, tensor_map, 16, 0, 1, 0)
+    assert (whole[:, :32] == -1).all() and (whole[:, 48:] == -1).all() and (whole[:, 32:48] >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("matrix", "box"),
+    [
+        (np.zeros((8, 12), np.float16), (8, 8)),  # rows of 24 bytes
+        (np.zeros((8, 64), np.float16).T, (8, 8)),
+        (np.zeros(64, np.float16), (8, 8)),
+        (np.zeros((8, 256), np.float16), (8, 128)),  # a box row of 256 bytes under a swizzle of 128
+        (np.zeros((8, 64), np.float16), (257, 64)),
+        (np.zeros((8, 64), np.float16), (8, 4)),  # a box row of 8 bytes
+    ],
+)
+def test_tensor_maps_that_the_hardware_refuses(matrix, box):
+    with pytest.raises(ValueError, match=r"TMA needs|tensor map needs|swizzle|box"):
+        simulator.tensor_map(matrix, *box)
+
+
 def test_stores_must_be_waited_for():
     kernel = make_kernel(
         store_box,
@@ -260,7 +292,8 @@ def run_wgmma(
     k_bytes = a.shape[1] * a.itemsize
     steps = steps or k_bytes // 32
     instruction = ptx.wgmma(
-        n, dtype, a_in, steps, "operand" if start is not None else False, transpose_b=transpose_b, swizzle=swizzle,
+        n, dtype, a_in, steps, False if start is None else "operand",
+        transpose_b=transpose_b, swizzle=swizzle,
         b_offsets=tuple(16 * swizzle * step for step in range(steps)) if transpose_b else None,
     )  # fmt: skip
     wait = ptx.wgmma_wait(0, n // 2, "s32" if dtype in ("s8", "u8") else "f32")
@@ -313,7 +346,7 @@ def run_wgmma(
     assert k_columns * steps == a.shape[1]
     out = np.zeros((128, n // 2), out_dtype)
     kernel = make_kernel(
-        kernel, "tm_a: map", "tm_b: map", "out: " + ("int32" if out_dtype == np.int32 else "float32"), "scale = int32",
+        kernel, "tm_a: map", "tm_b: map", f"out: {np.dtype(out_dtype)}", "scale = int32",
         threads=128, shared_bytes=64 * 128 + b_bytes + 8,
     )  # fmt: skip
     map_a = simulator.tensor_map(a, 64, k_bytes // a.itemsize, swizzle)

@@ -20,7 +20,10 @@ from pathlib import Path
 
 import pytest
 
+from minfer.cuda.kernel import NoDevice
+from minfer.cuda.runtime import DriverError, device
 from tests.gpu.record import write_record
+from tests.gpu.warm import warm_cache
 
 HERE = Path(__file__).parent
 CHILD = "MINFER_GPU_CHILD"  # set in a child: the file that it reports to
@@ -34,9 +37,6 @@ def _in_process() -> bool:
 
 
 def pytest_collection_modifyitems(config, items):
-    from minfer.cuda.kernel import NoDevice
-    from minfer.cuda.runtime import device
-
     mine = [item for item in items if HERE in Path(item.path).parents]
     for item in mine:
         item.add_marker(pytest.mark.gpu)
@@ -86,8 +86,6 @@ def pytest_sessionfinish(session, exitstatus):
 
 
 def _faulted() -> bool:
-    from minfer.cuda.runtime import DriverError, device
-
     try:
         device().synchronize()
     except DriverError:
@@ -99,11 +97,14 @@ def _faulted() -> bool:
 
 
 def pytest_runtest_protocol(item, nextitem):
-    if _in_process() or item.get_closest_marker("skip"):
+    # pytest asks this of every test, not only of those in this folder.
+    if _in_process() or HERE not in Path(item.path).parents or item.get_closest_marker("skip"):
         return None
     session = item.session
     if not hasattr(session, "_gpu_reports"):
         nodeids = [i.nodeid for i in session.items if HERE in Path(i.path).parents]
+        if len(nodeids) > 20:
+            warm_cache(device().arch)
         session._gpu_reports, measured = _run_children(session.config, nodeids)
         session._gpu_record = write_record(session._gpu_reports, measured, session.config.rootpath)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -128,6 +129,8 @@ def _run_children(config, nodeids):
                 started = message.get("started", started)
                 if "report" in message:
                     report = pytest.TestReport._from_json(message["report"])
+                    if isinstance(report.longrepr, list):  # a skip's place and reason: JSON has no tuples
+                        report.longrepr = tuple(report.longrepr)
                     reports.setdefault(report.nodeid, []).append(report)
                 measured.update(message.get("measured", {}))
             text = output.read_text(errors="replace")[-4000:]
@@ -191,3 +194,18 @@ def measure():
             print(name, value)
 
     return keep
+
+
+@pytest.fixture(scope="session")
+def matrices():
+    """(torch, A [2048, 3584], B [4608, 3584] f16, A B^T in f64, the sums of magnitudes)."""
+    torch = pytest.importorskip("torch")
+    from tests.gpu.gemm_cases import LARGEST
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    nt, od, depth = LARGEST
+    a = torch.randn(nt, depth, device="cuda", generator=generator).half()
+    b = torch.randn(od, depth, device="cuda", generator=generator).half()
+    exact = a.double() @ b.double().T
+    magnitude = a.double().abs() @ b.double().abs().T
+    return torch, a, b, exact, magnitude

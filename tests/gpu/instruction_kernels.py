@@ -1,5 +1,6 @@
-"""Small kernels around one PTX instruction each, with random inputs: the same source runs on the GPU and in the
-simulator, and both must give the same words."""
+"""Small kernels around one PTX instruction each, with random inputs.
+
+The same source runs on the GPU and in the simulator, and both must give the same words."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numba import cuda
+from numba.cuda import types
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import Instruction, f32, s32
@@ -68,7 +70,7 @@ def _kernel(name: str, function: Callable, inputs: tuple, shared_bytes: int = 0,
 
 def _compiled(source: str, **names: Any) -> Callable:
     """The function `kernel` of a source text: one text serves instructions of any number of operands."""
-    scope = {"cuda": cuda, "ptx": ptx, "np": np, **names}
+    scope = {"cuda": cuda, "ptx": ptx, "types": types, **names}
     exec(source, scope)
     return scope["kernel"]
 
@@ -79,7 +81,7 @@ def _result_words(instruction: Instruction) -> list[str]:
     words = []
     for i, scalar in enumerate(instruction.returns):
         value = f"r[{i}]" if several else "r"
-        words.append(f"ptx.bitcast_u32_f32({value})" if scalar is f32 else f"np.uint32({value})")
+        words.append(f"ptx.bitcast_u32_f32({value})" if scalar is f32 else f"types.uint32({value})")
     return words
 
 
@@ -92,15 +94,15 @@ def register_probe(
     """Every lane calls `instruction` on its own words (u32 arrays of THREADS, one an operand)."""
     operands = []
     for i, (_, scalar) in enumerate(instruction.operands):
-        word = f"in0[np.int32({i * THREADS}) + tid]"
-        operands.append(
-            f"ptx.bitcast_f32_u32({word})" if scalar is f32 else f"np.int32({word})" if scalar is s32 else word
-        )
-    stores = [f"    out[np.int32({i * THREADS}) + tid] = {w}" for i, w in enumerate(_result_words(instruction))]
+        word = f"in0[types.int32({i * THREADS}) + tid]"
+        signed = f"types.int32({word})" if scalar is s32 else word
+        operands.append(f"ptx.bitcast_f32_u32({word})" if scalar is f32 else signed)
+    results = _result_words(instruction)
+    stores = [f"    out[types.int32({i * THREADS}) + tid] = {word}" for i, word in enumerate(results)]
     source = "\n".join(
         [
             "def kernel(in0, out):",
-            "    tid = np.int32(cuda.threadIdx.x)",
+            "    tid = types.int32(cuda.threadIdx.x)",
             f"    r = op({', '.join(operands)})",
             *stores,
         ]
@@ -110,7 +112,7 @@ def register_probe(
     return Probe(kernel, inputs, len(stores) * THREADS, rtol, atol)
 
 
-_SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 3e38, 1e-20], np.float32)
+_SPECIAL = np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 3e38, 1e-20])
 
 
 def _floats(rng, scale: float = 4.0, special: bool = True) -> np.ndarray:
@@ -145,8 +147,8 @@ def _bits_of_warps(rng) -> np.ndarray:
     return warps.reshape(-1)
 
 
-# name -> (words of the operands, relative and absolute tolerance). The approximations' errors are those that the
-# PTX ISA gives; a tensor core adds in an order and precision of its own.
+# name -> (words of the operands, relative and absolute tolerance). The approximations' errors are those that
+# the PTX ISA gives; a tensor core adds in an order and precision of its own.
 _REGISTER_CASES: dict[str, tuple[Callable, float, float]] = {
     "dp4a": (lambda g: [_words(g), _words(g), _words(g)], 0, 0),
     "udiv_u32": (lambda g: [_words(g), _words(g, 1000) + np.uint32(1)], 0, 0),
@@ -209,9 +211,9 @@ def global_load_probe(name: str) -> Probe:
     source = "\n".join(
         [
             "def kernel(in0, out):",
-            "    tid = np.int32(cuda.threadIdx.x)",
-            f"    r = op(ptx.global_address(in0) + np.uint64(tid) * np.uint64({size}))",
-            *(f"    out[np.int32({i * THREADS}) + tid] = {word}" for i, word in enumerate(results)),
+            "    tid = types.int32(cuda.threadIdx.x)",
+            f"    r = op(ptx.global_address(in0) + types.uint64(tid) * types.uint64({size}))",
+            *(f"    out[types.int32({i * THREADS}) + tid] = {word}" for i, word in enumerate(results)),
         ]
     )
     inputs = (_bytes(name, THREADS * size),)
@@ -225,8 +227,8 @@ def global_store_probe(name: str) -> Probe:
     source = "\n".join(
         [
             "def kernel(in0, out):",
-            "    tid = np.int32(cuda.threadIdx.x)",
-            f"    address = ptx.global_address(out) + np.uint64(tid) * np.uint64({size})",
+            "    tid = types.int32(cuda.threadIdx.x)",
+            f"    address = ptx.global_address(out) + types.uint64(tid) * types.uint64({size})",
             f"    op(address, {', '.join(values)})",
         ]
     )
@@ -235,18 +237,18 @@ def global_store_probe(name: str) -> Probe:
 
 
 _FILL = [
-    "    tid = np.int32(cuda.threadIdx.x)",
-    "    base = ptx.shared_address(cuda.shared.array(0, np.uint8))",
+    "    tid = types.int32(cuda.threadIdx.x)",
+    "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
     "    for i in range({words} // 128):",
-    "        at = np.int32(i * 128) + tid",
-    "        ptx.st_shared_u32(base + np.uint32(at * 4), in0[at])",
+    "        at = types.int32(i * 128) + tid",
+    "        ptx.st_shared_u32(base + types.uint32(at * 4), in0[at])",
     "    cuda.syncthreads()",
 ]
 _DRAIN = [
     "    cuda.syncthreads()",
     "    for i in range({words} // 128):",
-    "        at = np.int32(i * 128) + tid",
-    "        out[at] = ptx.ld_shared_u32(base + np.uint32(at * 4))",
+    "        at = types.int32(i * 128) + tid",
+    "        out[at] = ptx.ld_shared_u32(base + types.uint32(at * 4))",
 ]
 
 
@@ -262,8 +264,8 @@ def shared_load_probe(name: str) -> Probe:
         [
             "def kernel(in0, out):",
             *_shared_lines(_FILL, words),
-            f"    r = op(base + np.uint32(tid * {size}))",
-            *(f"    out[np.int32({i * THREADS}) + tid] = {word}" for i, word in enumerate(results)),
+            f"    r = op(base + types.uint32(tid * {size}))",
+            *(f"    out[types.int32({i * THREADS}) + tid] = {word}" for i, word in enumerate(results)),
         ]
     )
     inputs = (_bytes(name, 4 * words).view(np.uint32),)
@@ -279,7 +281,7 @@ def shared_store_probe(name: str) -> Probe:
         [
             "def kernel(in0, out):",
             *_shared_lines(_FILL, words),
-            f"    op(base + np.uint32(tid * {size}), {', '.join(_value_words(instruction))})",
+            f"    op(base + types.uint32(tid * {size}), {', '.join(_value_words(instruction))})",
             *_shared_lines(_DRAIN, words),
         ]
     )
@@ -297,8 +299,8 @@ def ldmatrix_probe(name: str, row_bytes: int = 80) -> Probe:
             "def kernel(in0, out):",
             *_shared_lines(_FILL, words),
             "    lane, warp = tid % 32, tid // 32",
-            f"    r = op(base + np.uint32((warp * 16 + lane % 16) * {row_bytes} + lane // 16 * 16))",
-            *(f"    out[np.int32({i * THREADS}) + tid] = {word}" for i, word in enumerate(results)),
+            f"    r = op(base + types.uint32((warp * 16 + lane % 16) * {row_bytes} + lane // 16 * 16))",
+            *(f"    out[types.int32({i * THREADS}) + tid] = {word}" for i, word in enumerate(results)),
         ]
     )
     inputs = (_bytes(name, 4 * words).view(np.uint32),)
@@ -314,7 +316,7 @@ def stmatrix_probe(name: str, row_bytes: int = 80) -> Probe:
             "def kernel(in0, out):",
             *_shared_lines(_FILL, words),
             "    lane, warp = tid % 32, tid // 32",
-            f"    address = base + np.uint32((warp * 16 + lane % 16) * {row_bytes} + lane // 16 * 16)",
+            f"    address = base + types.uint32((warp * 16 + lane % 16) * {row_bytes} + lane // 16 * 16)",
             "    op(address, in0[tid * 4], in0[tid * 4 + 1], in0[tid * 4 + 2], in0[tid * 4 + 3])",
             *_shared_lines(_DRAIN, words),
         ]
@@ -332,8 +334,8 @@ def cp_async_probe(name: str) -> Probe:
         [
             "def kernel(in0, out):",
             *_shared_lines(_FILL, words),
-            f"    source = ptx.global_address(in0) + np.uint64(tid) * np.uint64({size})",
-            f"    op(base + np.uint32(tid * {size}), source, np.uint32(tid % {size + 1}))",
+            f"    source = ptx.global_address(in0) + types.uint64(tid) * types.uint64({size})",
+            f"    op(base + types.uint32(tid * {size}), source, types.uint32(tid % {size + 1}))",
             "    ptx.cp_async_commit()",
             "    wait()",
             *_shared_lines(_DRAIN, words),
@@ -350,22 +352,85 @@ def bulk_load_probe(name: str) -> Probe:
     source = "\n".join(
         [
             "def kernel(in0, out):",
-            "    tid = np.int32(cuda.threadIdx.x)",
-            "    base = ptx.shared_address(cuda.shared.array(0, np.uint8))",
-            f"    bar = base + np.uint32({4 * words})",
+            "    tid = types.int32(cuda.threadIdx.x)",
+            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
+            f"    bar = base + types.uint32({4 * words})",
             "    if tid == 0:",
-            "        ptx.mbarrier_init(bar, np.uint32(1))",
+            "        ptx.mbarrier_init(bar, types.uint32(1))",
             "        ptx.fence_mbarrier_init()",
             "    cuda.syncthreads()",
             "    if tid == 0:",
-            f"        ptx.mbarrier_arrive_expect_tx(bar, np.uint32({4 * words}))",
-            f"        ptx.bulk_load(base, ptx.global_address(in0), np.uint32({4 * words}), bar)",
-            "    ptx.mbarrier_wait(bar, np.uint32(0))",
+            f"        ptx.mbarrier_arrive_expect_tx(bar, types.uint32({4 * words}))",
+            f"        ptx.bulk_load(base, ptx.global_address(in0), types.uint32({4 * words}), bar)",
+            "    ptx.mbarrier_wait(bar, types.uint32(0))",
             *_shared_lines(_DRAIN, words),
         ]
     )
     inputs = (_bytes(name, 4 * words).view(np.uint32),)
     return Probe(_kernel(name, _compiled(source), inputs, 4 * words + 16, min_arch=90), inputs, words)
+
+
+def named_barrier_probe(name: str) -> Probe:
+    """Two warps write and arrive, two wait and read."""
+    source = "\n".join(
+        [
+            "def kernel(in0, out):",
+            "    tid = types.int32(cuda.threadIdx.x)",
+            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
+            "    if tid < 64:",
+            "        ptx.st_shared_u32(types.uint32(base + tid * 4), in0[tid])",
+            "        ptx.bar_arrive(types.uint32(1), types.uint32(128))",
+            "        out[tid] = in0[tid + 64]",
+            "    else:",
+            "        ptx.bar_sync(types.uint32(1), types.uint32(128))",
+            "        out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
+        ]
+    )
+    inputs = (_bytes(name, 512).view(np.uint32),)
+    return Probe(_kernel(name, _compiled(source), inputs, 256), inputs, THREADS)
+
+
+def mbarrier_probe(name: str) -> Probe:
+    """Two phases of an mbarrier: 128 arrivals before each, in the second only from even threads."""
+    source = "\n".join(
+        [
+            "def kernel(in0, out):",
+            "    tid = types.int32(cuda.threadIdx.x)",
+            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
+            "    first, second = types.uint32(base + 512), types.uint32(base + 520)",
+            "    if tid == 0:",
+            "        ptx.mbarrier_init(first, types.uint32(128))",
+            "        ptx.mbarrier_init(second, types.uint32(64))",
+            "    cuda.syncthreads()",
+            "    ptx.st_shared_u32(types.uint32(base + tid * 4), in0[tid])",
+            "    ptx.mbarrier_arrive(first)",
+            "    ptx.mbarrier_wait(first, types.uint32(0))",
+            "    out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
+            "    ptx.mbarrier_arrive(first)",
+            "    ptx.mbarrier_wait(first, types.uint32(1))",
+            "    ptx.st_shared_u32(types.uint32(base + tid * 4), types.uint32(tid))",
+            "    ptx.mbarrier_arrive_if(second, types.uint32(tid & 1 ^ 1))",
+            "    ptx.mbarrier_wait(second, types.uint32(0))",
+            "    out[tid + 128] = ptx.ld_shared_u32(types.uint32(base + (tid & 126) * 4))",
+        ]
+    )
+    inputs = (_bytes(name, 512).view(np.uint32),)
+    return Probe(_kernel(name, _compiled(source), inputs, 528, min_arch=90), inputs, 2 * THREADS)
+
+
+def prefetch_probe(name: str) -> Probe:
+    """A prefetch changes nothing."""
+    source = "\n".join(
+        [
+            "def kernel(in0, out):",
+            "    tid = types.int32(cuda.threadIdx.x)",
+            "    ptx.prefetch_global_l2(ptx.global_address(in0))",
+            "    ptx.syncwarp()",
+            "    out[tid] = in0[tid]",
+        ]
+    )
+    inputs = (_bytes(name, 512).view(np.uint32),)
+    return Probe(_kernel(name, _compiled(source), inputs), inputs, THREADS)
 
 
 def access_bytes(name: str) -> int:
@@ -411,10 +476,10 @@ def probes() -> tuple[Probe, ...]:
     found += [ldmatrix_probe(name) for name in _names("ldmatrix")]
     found += [stmatrix_probe(name) for name in _names("stmatrix")]
     found += [cp_async_probe(name) for name in _names("cp_async_ca", "cp_async_cg")]
-    found += [bulk_load_probe("bulk_load")]
+    found += [
+        bulk_load_probe("bulk_load"),
+        named_barrier_probe("bar_sync"),
+        mbarrier_probe("mbarrier_arrive"),
+    ]
+    found += [prefetch_probe("prefetch_global_l2")]
     return tuple(found)
-
-
-def covered() -> set[str]:
-    """Names in minfer.cuda.ptx that a probe of this module exercises as its subject."""
-    return {str(p.kernel.config).partition("_0x")[0] for p in probes()}

@@ -82,9 +82,18 @@ def test_overhead_of_plain_cuda_bindings(arguments, measure):
 
 
 def test_the_foreign_call_alone(arguments, measure):
-    bound = runtime.load(axpby()).prepare(GRID, *arguments)
-    call, addresses = bound._frame._call, bound._frame._addresses
+    loaded = runtime.load(axpby())
+    loaded.launch(GRID, *arguments)  # fills the structures
+    call, addresses = loaded._frame._call, loaded._frame._addresses
     measure("launch us: cuLaunchKernelEx through ctypes, alone", microseconds(lambda: call(*addresses)))
+    plain = ctypes.PyDLL("libcuda.so.1").cuLaunchKernel
+    pointer, word = ctypes.c_void_p, ctypes.c_uint
+    plain.argtypes = (pointer, *(word,) * 7, pointer, pointer, pointer)
+    _, function, parameters, _ = addresses
+    measure(
+        "launch us: cuLaunchKernel through ctypes, alone",
+        microseconds(lambda: plain(function, *GRID, 128, 1, 1, 0, None, parameters, None)),
+    )
 
 
 def test_graph_replay(measure):
@@ -106,12 +115,23 @@ def test_graph_replay(measure):
     measure("graph of 300 kernels: host us a replay", round(host * 1e6, 1))
 
 
-SECOND_PROCESS = """ import json, time start = time.perf_counter() from tests.gpu.tiny import TinyConfig,
-shared_echo from minfer.cuda import runtime imported = time.perf_counter() runtime.device() opened =
-time.perf_counter() compiled = runtime.compile_kernel(shared_echo(TinyConfig(threads=96,
-shared_bytes=3072)), runtime.device().arch) done = time.perf_counter() print(json.dumps({"import_s":
-round(imported - start, 3), "device_s": round(opened - imported, 3),
-    "compile_s": round(done - opened, 3), "from_cache": compiled.from_cache}))
+SECOND_PROCESS = """
+import json, time
+start = time.perf_counter()
+from tests.gpu.tiny import TinyConfig, shared_echo
+from minfer.cuda import runtime
+imported = time.perf_counter()
+runtime.device()
+opened = time.perf_counter()
+kernel = shared_echo(TinyConfig(threads=96, shared_bytes=3072))
+compiled = runtime.compile_kernel(kernel, runtime.device().arch)
+done = time.perf_counter()
+print(json.dumps({
+    "import_s": round(imported - start, 3),
+    "device_s": round(opened - imported, 3),
+    "compile_s": round(done - opened, 3),
+    "from_cache": compiled.from_cache,
+}))
 """
 
 

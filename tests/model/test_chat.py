@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from minfer.model import chat
 from minfer.model.chat import ChatTemplate, TemplateError
 from minfer.model.gguf_file import GGUFFile
 from minfer.model.tokenizer import Tokenizer
@@ -97,6 +98,15 @@ def test_a_template_that_raises_is_one_line(source, message):
     with pytest.raises(TemplateError, match=message) as caught:
         ChatTemplate(source).render(USER)
     assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_never_ends_is_given_up(monkeypatch):
+    monkeypatch.setattr(chat, "RENDER_LIMIT_S", 0.05)
+    loop = "{% for i in range(99999) %}"
+    source = loop * 4 + "{% endfor %}" * 4
+    with pytest.raises(TemplateError, match="it has not ended after"):
+        ChatTemplate(source).render(USER)
+    assert ChatTemplate("ok").render(USER) == "ok"
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ a", "{% nonsense %}", "{% include 'x' %}{% endif %}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -53,6 +54,18 @@ def test_merging_equals_its_definition(pieces, scores, text):
     ids = {token: i for i, token in enumerate(tokens)}
     merger = ScoreMerger(ids, [0, 0, 0, *scores], None, 0)
     assert [tokens[i] for i in merger.encode(text)] == slow_merge(ids, [0, 0, 0, *scores], text)
+
+
+def test_ids_equal_the_sentencepiece_packages(data_dir):
+    # An 800-token BPE model with byte fallback, trained on this repository's texts by sentencepiece 0.2.3,
+    # and the ids that its own encoder gives.
+    reference = json.loads((data_dir / "sentencepiece-bpe.json").read_text(encoding="utf-8"))
+    keys = {key: reference[key] for key in ("tokens", "scores", "token_type")}
+    tokenizer = Tokenizer.from_metadata(metadata(**keys))
+    for case in reference["texts"]:
+        ids = tokenizer.encode(case["text"], add_special=False)
+        assert ids == case["ids"], case["text"]
+        assert tokenizer.decode(ids, strip_prefix=True) == case["text"]
 
 
 def test_higher_scores_merge_first_and_a_tie_goes_left():

@@ -1,11 +1,12 @@
-"""What the row-wise kernels share: checks, sums over a block, and stores in the dtype that the next kernel reads."""
+"""What the row-wise kernels share: checks, sums over a block, and stores in the dtype that the next kernel
+reads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from numba import cuda
+from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
@@ -36,36 +37,57 @@ def output_argument(output: str, name: str = "out") -> Argument:
 @device_function
 def _store4_f32(row, index, dim, v0, v1, v2, v3):
     if index < dim:
-        ptx.st_global_v4_f32(row + np.uint64(index) * np.uint64(4), v0, v1, v2, v3)
+        ptx.st_global_v4_f32(row + uint64(index) * uint64(4), v0, v1, v2, v3)
 
 
 @device_function
 def _store4_f16(row, index, dim, v0, v1, v2, v3):
     if index < dim:
-        target = row + np.uint64(index) * np.uint64(2)
+        target = row + uint64(index) * uint64(2)
         ptx.st_global_v2_u32(target, ptx.pack_f16x2(v0, v1), ptx.pack_f16x2(v2, v3))
 
 
 def store4(output: str) -> Callable:
-    """Device function (row address, index, dim, v0, v1, v2, v3) that stores elements index .. index + 3 of a row of
-    `dim`; at or past the row's end nothing is stored. For "q8" the whole warp must call it, with zeros past the end,
-    up to the end of the last record (`store_q8`)."""
+    """Device function (row address, index, dim, v0, v1, v2, v3) that stores elements index .. index + 3 of
+    a row of `dim`; at or past the row's end nothing is stored. For "q8" the whole warp must call it, with
+    zeros past the end, up to the end of the last record (`store_q8`)."""
     return {"f32": _store4_f32, "f16": _store4_f16, "q8": store_q8}[output]
 
 
 @device_function
+def _load4_f32(address):
+    return ptx.ld_global_v4_f32(address)
+
+
+@device_function
+def _load4_f16(address):
+    low, high = ptx.ld_global_v2_u32(address)
+    return (
+        ptx.unpack_f16x2_lo(low),
+        ptx.unpack_f16x2_hi(low),
+        ptx.unpack_f16x2_lo(high),
+        ptx.unpack_f16x2_hi(high),
+    )
+
+
+def load4(source: str) -> Callable:
+    """Device function (address) -> four neighbouring elements, "f32" or "f16", as f32."""
+    return {"f32": _load4_f32, "f16": _load4_f16}[source]
+
+
+@device_function
 def _row_bytes_f32(dim):
-    return np.uint64(dim) * np.uint64(4)
+    return uint64(dim) * uint64(4)
 
 
 @device_function
 def _row_bytes_f16(dim):
-    return np.uint64(dim) * np.uint64(2)
+    return uint64(dim) * uint64(2)
 
 
 @device_function
 def _row_bytes_q8(dim):
-    return np.uint64((dim + 63) >> 6) * np.uint64(80)
+    return uint64((dim + 63) >> 6) * uint64(80)
 
 
 def row_bytes(output: str) -> Callable:
@@ -80,12 +102,12 @@ def covered(output: str) -> Callable:
 
 @device_function
 def _whole_records(dim):
-    return np.int32((dim + 63) & -64)
+    return int32((dim + 63) & -64)
 
 
 @device_function
 def _as_it_is(dim):
-    return np.int32(dim)
+    return int32(dim)
 
 
 @device_function
@@ -100,19 +122,19 @@ def warp_sum(v):
 
 
 def block_sum(warps: int) -> Callable:
-    """Device function (v, shared address of `warps` floats): the sum over the block, in every thread. One barrier;
-    the scratch must not be reused before another."""
+    """Device function (v, shared address of `warps` floats): the sum over the block, in every thread. One
+    barrier; the scratch must not be reused before another."""
 
     @device_function
     def total(v, scratch):
         v = warp_sum(v)
-        thread = np.int32(cuda.threadIdx.x)
+        thread = int32(cuda.threadIdx.x)
         if (thread & 31) == 0:
-            ptx.st_shared_f32(scratch + np.uint32((thread >> 5) * 4), v)
+            ptx.st_shared_f32(scratch + uint32((thread >> 5) * 4), v)
         cuda.syncthreads()
-        v = np.float32(0)
+        v = float32(0)
         for w in range(warps):
-            v += ptx.ld_shared_f32(scratch + np.uint32(w * 4))
+            v += ptx.ld_shared_f32(scratch + uint32(w * 4))
         return v
 
     return total

@@ -8,43 +8,22 @@ grid), and a limit that does not hold raises `LaunchRefused` with the numbers.
 from __future__ import annotations
 
 import ctypes
-import struct
+import functools
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from minfer.cuda.kernel import Argument, Kernel, LaunchRefused
+from minfer.cuda.kernel import Kernel, LaunchRefused
 from minfer.cuda.runtime import checking, driver
-from minfer.cuda.runtime.arrays import DeviceArray, describe
 from minfer.cuda.runtime.compiler import CompiledKernel, compile_kernel
 from minfer.cuda.runtime.devices import Device, device
+from minfer.cuda.runtime.parameters import Parameters
 from minfer.cuda.runtime.streams import Stream, current_stream
-from minfer.cuda.runtime.tensor_maps import TensorMap
 
-Grid = tuple[int, int, int]
+Grid = int | tuple[int, ...]
 
 GRID_LIMITS = (2**31 - 1, 65535, 65535)  # CUDA programming guide, technical specifications
 DEFAULT_SHARED_BYTES = 48 * 1024  # more dynamic shared memory than this needs the opt-in
 PORTABLE_CLUSTER = 8
-
-# Every parameter has an 8-byte slot in one buffer, which the parameter pointers point into.
-_SCALARS = {
-    "int8": "b7x",
-    "uint8": "B7x",
-    "int16": "h6x",
-    "uint16": "H6x",
-    "int32": "i4x",
-    "uint32": "I4x",
-    "int64": "q",
-    "uint64": "Q",
-    "float16": "e6x",
-    "float32": "f4x",
-    "float64": "d",
-    "bool": "?7x",
-}
-# Dtypes that arrays may have under another name; the last is a DeviceArray's.
-_SAME_BITS = {"bfloat16": ("bfloat16", "uint16"), "bool": ("uint8", "bool")}
-_CONFIG_BYTES = ctypes.sizeof(driver.LaunchConfig)
 
 
 class LoadedKernel:
@@ -66,7 +45,6 @@ class LoadedKernel:
         self.function = driver.call("cuModuleGetFunction", self._module, compiled.entry.encode())
         self._opt_in()
         self._check_block()
-        self.plan = [_slot(kernel, i, argument) for i, argument in enumerate(kernel.arguments)]
         self._frame = LaunchFrame(self)
 
     def _opt_in(self) -> None:
@@ -130,7 +108,7 @@ class LoadedKernel:
         config.attrs, config.numAttrs = [attribute], 1
         return int(driver.call("cuOccupancyMaxActiveClusters", self.function, config))
 
-    def check_grid(self, grid: Grid) -> None:
+    def check_grid(self, grid: tuple[int, int, int]) -> None:
         """Raise LaunchRefused for a grid that CUDA does not allow, or that does not split into clusters."""
         x, y, z = grid
         if 0 < x <= GRID_LIMITS[0] and 0 < y <= GRID_LIMITS[1] and 0 < z <= GRID_LIMITS[2]:
@@ -147,7 +125,7 @@ class LoadedKernel:
         """Launch into `stream` (None: the current one).
 
         Args:
-            grid: (x, y, z) blocks.
+            grid: (x, y, z) blocks; blocks along x alone, or (x, y), leave the rest at 1.
             args: one a kernel argument: device arrays (`DeviceArray`, torch, `__cuda_array_interface__`) or
                 raw addresses for pointers, numbers for scalars, `TensorMap`s.
             pdl: programmatic dependent launch: may start while the kernel before it still runs, and waits
@@ -162,22 +140,26 @@ class LoadedKernel:
     def _launch(self, grid: Grid, args: tuple, stream: Any, pdl: bool) -> None:
         target = current_stream() if stream is None else Stream.of(stream)
         if checking.is_on():
-            checking.run_checked(self, lambda: self._fire(grid, args, target, pdl), args, target)
-        else:
-            self._fire(grid, args, target, pdl)
+            self._launch_checked(grid, args, target, pdl)
+            return
+        frame = self._frame
+        with self._lock:
+            if grid != frame.grid or pdl != frame.pdl:
+                frame.set_shape(grid, pdl)
+            frame.pack(args)
+            frame.fire(target)
+
+    def _launch_checked(self, grid: Grid, args: tuple, stream: Stream, pdl: bool) -> None:
+        # A launch of its own, and no lock held: checked mode waits for it.
+        bound = BoundLaunch(self, grid, args, pdl)
+        checking.run_checked(self, functools.partial(bound.fire, stream), args, stream)
 
     def prepare(self, grid: Grid, *args: Any, pdl: bool = False) -> BoundLaunch:
         """The launch with its grid and arguments bound, for fast repeats. The arrays are kept alive."""
         return BoundLaunch(self, grid, args, pdl)
 
-    def _fire(self, grid: Grid, args: tuple, stream: Stream, pdl: bool) -> None:
-        self.check_grid(grid)
-        with self._lock:
-            self._frame.fill(grid, args, pdl)
-            self._frame.fire(stream)
-
-    def _failed(self, code: int, frame: LaunchFrame) -> Exception:
-        grid, threads = tuple(frame.config.grid), self.kernel.threads
+    def _failed(self, code: int, config: driver.LaunchConfig) -> Exception:
+        grid, threads = tuple(config.grid), self.kernel.threads
         if code == driver.LAUNCH_OUT_OF_RESOURCES:
             asked = f"{threads} threads x {self.attribute('NUM_REGS')}"
             remedy = "use fewer threads a block, or max_registers"
@@ -193,81 +175,73 @@ class LoadedKernel:
 
 
 class LaunchFrame:
-    """The structures of one launch in one buffer: CUlaunchConfig, then an 8-byte slot for every parameter."""
+    """The structures of one launch: CUlaunchConfig with its attribute, and the parameters."""
 
     def __init__(self, loaded: LoadedKernel) -> None:
-        kernel, n = loaded.kernel, len(loaded.kernel.arguments)
+        kernel = loaded.kernel
         self.loaded = loaded
-        self._plan = loaded.plan
-        self._maps = [i for i, argument in enumerate(kernel.arguments) if argument.kind == "tensor_map"]
-        self._storage = ctypes.create_string_buffer(_CONFIG_BYTES + 8 * n)
-        start = ctypes.addressof(self._storage)
-        self.config = driver.LaunchConfig.from_buffer(self._storage)
-        self._pointers = (ctypes.c_void_p * max(n, 1))(*(start + _CONFIG_BYTES + 8 * i for i in range(n)))
         self._programmatic = driver.LaunchAttribute(id=driver.ATTRIBUTE_PROGRAMMATIC)
         self._programmatic.value[0] = 1
-        # grid x, y, z | block x, y, z, shared bytes | stream, attributes, their count | parameters
-        self._pack = struct.Struct("=3I4I4xQQI4x" + "".join(slot.format for slot in self._plan)).pack_into
-        self._fixed = (kernel.threads, 1, 1, kernel.shared_bytes, 0, ctypes.addressof(self._programmatic))
+        self.config = driver.LaunchConfig(
+            block=(kernel.threads, 1, 1),
+            shared_bytes=kernel.shared_bytes,
+            attributes=ctypes.addressof(self._programmatic),
+        )
+        self.grid: Grid | None = None
+        self.pdl = False
+        self._stream = 0
+        self._parameters = Parameters(kernel)
+        self.pack = self._parameters.pack
         self._call = driver.launch_function()
-        self._addresses = (start, int(loaded.function), ctypes.addressof(self._pointers), None)
+        start = ctypes.addressof(self.config)
+        self._addresses = (start, int(loaded.function), self._parameters.address, None)
 
-    def fill(self, grid: Grid, args: tuple, pdl: bool) -> None:
-        """Set the grid and the arguments. Raises TypeError or ValueError with the argument's name."""
-        if len(args) != len(self._plan):
-            kernel = self.loaded.kernel
-            names = ", ".join(a.name for a in kernel.arguments)
-            raise TypeError(f"{kernel} takes {len(self._plan)} arguments ({names}), got {len(args)}")
-        # Hot: plain numbers and DeviceArrays of the right dtype pass here without a function call each.
-        values = [
-            value.pointer
-            if type(value) is DeviceArray and value.dtype_name == dtype
-            else value
-            if type(value) is int or type(value) is float
-            else convert(value)
-            for value, (_, dtype, convert) in zip(args, self._plan, strict=True)
-        ]
-        try:
-            self._pack(self._storage, 0, *grid, *self._fixed, pdl, *values)
-        except struct.error:  # a number that the slot does not take: its converter says which
-            for value, slot in zip(args, self._plan, strict=True):
-                slot.convert(value)
-            raise
-        for i in self._maps:  # passed by value: the driver reads the map itself
-            self._pointers[i] = values[i]
+    def set_shape(self, grid: Grid, pdl: bool) -> None:
+        """Set the grid, and whether to launch programmatically. Raises LaunchRefused."""
+        sizes = (grid,) if isinstance(grid, int) else tuple(grid)
+        blocks = tuple(int(n) for n in (*sizes, *(1,) * (3 - len(sizes))))
+        self.loaded.check_grid(blocks)
+        self.config.grid[:] = blocks
+        self.config.count = pdl
+        self.grid, self.pdl = grid, pdl
 
     def fire(self, stream: Stream) -> None:
-        """Launch what was filled in, and count it."""
-        self.config.stream = stream.handle
-        code = self._call(*self._addresses)
-        if code:
-            if code != driver.INVALID_CONTEXT:
-                raise self.loaded._failed(code, self)
-            self.loaded.device.activate()  # a thread that has not used the GPU before
-            if code := self._call(*self._addresses):
-                raise self.loaded._failed(code, self)
+        """Launch what was set, and count it."""
+        if stream.handle != self._stream:
+            self.config.stream = self._stream = stream.handle
+        if code := self._call(*self._addresses):
+            self._recover(code)
         if stream.captured is None:
             self.loaded.launches += 1
         else:
             stream.captured[self.loaded] += 1
+
+    def _recover(self, code: int) -> None:
+        """Launch again on a thread that had not used the GPU before; raise for every other status."""
+        if code == driver.INVALID_CONTEXT:
+            self.loaded.device.activate()
+            code = self._call(*self._addresses)
+        if code:
+            raise self.loaded._failed(code, self.config)
 
 
 class BoundLaunch:
     """A launch whose grid and arguments are fixed; call it to launch. Made by `LoadedKernel.prepare`."""
 
     def __init__(self, loaded: LoadedKernel, grid: Grid, args: tuple, pdl: bool) -> None:
-        loaded.check_grid(grid)
         self.loaded, self.grid, self.args = loaded, grid, args
-        self._frame = LaunchFrame(loaded)
-        self._frame.fill(grid, args, pdl)
+        frame = LaunchFrame(loaded)
+        frame.set_shape(grid, pdl)
+        frame.pack(args)
+        self.fire = frame.fire
 
     def __call__(self, stream: Any = None) -> None:
         """Launch into `stream` (None: the current one). Errors as `LoadedKernel.launch`."""
         target = current_stream() if stream is None else Stream.of(stream)
         if checking.is_on():
-            checking.run_checked(self.loaded, lambda: self._frame.fire(target), self.args, target)
+            checking.run_checked(self.loaded, functools.partial(self.fire, target), self.args, target)
         else:
-            self._frame.fire(target)
+            self.fire(target)
 
 
 def _check_shared(kernel: Kernel, static: int, device: Device) -> None:
@@ -282,72 +256,6 @@ def _check_shared(kernel: Kernel, static: int, device: Device) -> None:
             "bytes of shared memory a block",
             "use smaller tiles or fewer stages",
         )
-
-
-class _Slot(NamedTuple):
-    """How one argument is passed: its struct format, the dtype name of a DeviceArray that needs no further
-    check, and the function that checks and converts everything else."""
-
-    format: str
-    dtype: str | None
-    convert: Callable[[Any], int | float]
-
-
-def _slot(kernel: Kernel, index: int, argument: Argument) -> _Slot:
-    where = f"{kernel}: argument {index}, {argument.name!r},"
-    if argument.kind == "scalar":
-        dtype = argument.dtype or "int32"
-        if dtype not in _SCALARS:
-            raise TypeError(f"{where} is a scalar of {dtype}: use one of {', '.join(_SCALARS)}")
-        return _Slot(_SCALARS[dtype], None, _scalar_converter(dtype, where))
-    if argument.kind == "tensor_map":
-        return _Slot("Q", None, _map_converter(where))
-    accepted = _SAME_BITS.get(argument.dtype, (argument.dtype,)) if argument.dtype else ()
-    return _Slot("Q", accepted[-1] if accepted else None, _pointer_converter(accepted, where))
-
-
-def _pointer_converter(accepted: tuple[str, ...], where: str) -> Callable[[Any], int]:
-    wanted = accepted[0] if accepted else "any dtype"
-
-    def convert(value: Any) -> int:
-        if type(value) is int:
-            return value
-        try:
-            pointer, _, name = describe(value)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{where} takes a device array of {wanted}: {error}") from None
-        if accepted and name not in accepted:
-            raise TypeError(f"{where} takes {wanted}, got an array of {name}: convert or .view() it")
-        return pointer
-
-    return convert
-
-
-def _scalar_converter(dtype: str, where: str) -> Callable[[Any], int | float]:
-    if dtype.startswith(("float", "bool")):
-        return float if dtype.startswith("float") else bool
-    bits = int(dtype.lstrip("uint"))
-    low, high = (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-
-    def convert(value: Any) -> int:
-        try:
-            number = value.__index__()
-        except AttributeError:
-            raise TypeError(f"{where} takes an integer ({dtype}), got {value!r}") from None
-        if not low <= number <= high:
-            raise ValueError(f"{where} is {dtype} ({low} to {high}), got {number}")
-        return number
-
-    return convert
-
-
-def _map_converter(where: str) -> Callable[[Any], int]:
-    def convert(value: Any) -> int:
-        if not isinstance(value, TensorMap):
-            raise TypeError(f"{where} takes a TensorMap, got {type(value).__name__}: use tensor_map()")
-        return value.address
-
-    return convert
 
 
 _loaded: dict[Kernel, LoadedKernel] = {}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from typing import Any
 
 import numpy as np
 
 from minfer.cuda.simulator.arrays import LocalArray, SharedArray, shape_of
-from minfer.cuda.simulator.executor import WARP, call_site, current_lane
+from minfer.cuda.simulator.lanes import WARP, current_lane
 from minfer.cuda.simulator.memory import SHARED_BASE
 from minfer.cuda.simulator.scalars import dtype_name
+from minfer.cuda.trace.source import call_chain
 
 
 class _ThreadIndex:
@@ -76,7 +78,9 @@ class _Shared:
         itemsize = np.dtype(name).itemsize
         if shape == (0,):  # the dynamic bytes
             return SharedArray(shared, SHARED_BASE, (shared.dynamic_bytes // itemsize,), name)
-        return SharedArray(shared, shared.allocate(call_site(), math.prod(shape) * itemsize), shape, name)
+        return SharedArray(
+            shared, shared.allocate(call_chain(sys._getframe()), math.prod(shape) * itemsize), shape, name
+        )
 
 
 class _Atomic:
@@ -111,6 +115,18 @@ class FakeCuda:
     def laneid(self) -> int:
         return current_lane("cuda.laneid").index
 
+    def grid(self, dimensions: int) -> Any:
+        """This thread's number in the grid, or (x, y), or (x, y, z)."""
+        block, thread = self.blockIdx, self.threadIdx
+        x = block.x * self.blockDim.x + thread.x
+        return x if dimensions == 1 else (x, block.y, block.z)[:dimensions]
+
+    def gridsize(self, dimensions: int) -> Any:
+        """Threads in the grid, in as many dimensions."""
+        size = self.gridDim
+        x = size.x * self.blockDim.x
+        return x if dimensions == 1 else (x, size.y, size.z)[:dimensions]
+
     @staticmethod
     def syncthreads() -> None:
         lane = current_lane("cuda.syncthreads")
@@ -124,6 +140,6 @@ class FakeCuda:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"the simulator has no cuda.{name}; it has threadIdx, blockIdx, blockDim, gridDim, laneid, warpsize, "
-            f"syncthreads, syncwarp, local.array, shared.array and atomic.add/max/min"
+            f"the simulator has no cuda.{name}; it has threadIdx, blockIdx, blockDim, gridDim, grid, gridsize, "
+            f"laneid, warpsize, syncthreads, syncwarp, local.array, shared.array and atomic.add/max/min"
         )

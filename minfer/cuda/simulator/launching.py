@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from greenlet import getcurrent
 
-from minfer.cuda.kernel import Kernel
+from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.simulator.arrays import Pointer
-from minfer.cuda.simulator.executor import Lane, Launch
+from minfer.cuda.simulator.executor import Launch
 from minfer.cuda.simulator.fake_cuda import FakeCuda
+from minfer.cuda.simulator.lanes import Lane
 from minfer.cuda.simulator.memory import GlobalMemory
 from minfer.cuda.simulator.rebinding import Rebinder
 from minfer.cuda.simulator.scalars import CASTS, dtype_name
@@ -35,14 +36,15 @@ def launch(
     seed: int | None = None,
     strict: bool = True,
 ) -> None:
-    """Run `kernel` over `grid` blocks. NumPy arrays among `args` are global memory and are modified in place.
+    """Run `kernel` over `grid` blocks. NumPy arrays among `args` are global memory, modified in place.
 
     Args:
-        grid: blocks along x, or (x, y, z). args: C-contiguous arrays for pointers, numbers for scalars,
-        `TensorMap`s for tensor maps. trace: records what every lane does. blocks: run only these blocks
-        (indices along x, or (x, y, z)). seed: run threads in an arbitrary order, and let asynchronous
-        copies land early now and then, as drawn from
-            this seed: what a missing barrier allows shows up in the results.
+        grid: blocks along x, or (x, y, z).
+        args: C-contiguous arrays for pointers, numbers for scalars, `TensorMap`s for tensor maps.
+        trace: records what every lane does.
+        blocks: run only these blocks (indices along x, or (x, y, z)).
+        seed: run threads in an arbitrary order, and let asynchronous copies land early now and then, as
+            drawn from this seed: what a missing barrier allows shows up in the results.
         strict: reads of shared memory that nothing has written raise.
 
     Raises:
@@ -84,8 +86,11 @@ def launch(
                 arrays=tuple(TracedArray(region.name, region.base, region.size) for region in memory.regions),
             )
         )
-    for cluster in _clusters(shape, kernel.cluster, blocks):
-        run.run(cluster)
+    try:
+        for cluster in _clusters(shape, kernel.cluster, blocks):
+            run.run(cluster)
+    finally:
+        run.close()
 
 
 def _three(grid: int | tuple[int, ...]) -> tuple[int, int, int]:
@@ -118,27 +123,40 @@ def _clusters(
 
 
 def _bind(kernel: Kernel, args: tuple[Any, ...], memory: GlobalMemory) -> tuple[Any, ...]:
-    """The arguments as the kernel function sees them: pointers, wrapped integers, float32 scalars."""
+    """The arguments as the kernel function sees them: pointers, wrapped integers, float32 scalars.
+
+    Arrays of kind "in" are read-only, unless the same memory is also passed as an output.
+    """
     types = kernel.signature().args
-    names = [argument.name for argument in kernel.arguments]
-    if len(types) != len(args) or len(names) != len(args):
-        raise TypeError(
-            f"{kernel.name} takes {len(types)} arguments ({', '.join(names)}), {len(args)} were given"
-        )
-    return tuple(
-        _argument(f"{kernel.name}: {name}", numba_type, value, memory)
-        for name, numba_type, value in zip(names, types, args, strict=True)
+    if len(types) != len(args) or len(kernel.arguments) != len(args):
+        names = ", ".join(argument.name for argument in kernel.arguments)
+        raise TypeError(f"{kernel.name} takes {len(types)} arguments ({names}), {len(args)} were given")
+    bound = tuple(
+        _argument(kernel, argument, numba_type, value, memory)
+        for argument, numba_type, value in zip(kernel.arguments, types, args, strict=True)
     )
+    outputs = {
+        id(memory.region_of(value))
+        for argument, value in zip(kernel.arguments, args, strict=True)
+        if isinstance(value, np.ndarray) and argument.kind != "in"
+    }
+    for argument, value in zip(kernel.arguments, args, strict=True):
+        if isinstance(value, np.ndarray) and argument.kind == "in":
+            region = memory.region_of(value)
+            region.writable = region.writable and id(region) in outputs
+    return bound
 
 
-def _argument(name: str, numba_type: Any, value: Any, memory: GlobalMemory) -> Any:
+def _argument(kernel: Kernel, argument: Argument, numba_type: Any, value: Any, memory: GlobalMemory) -> Any:
+    name = f"{kernel.name}: {argument.name}"
     element = getattr(numba_type, "dtype", None)  # of a pointer
-    if isinstance(value, TensorMap):
-        memory.add(value.array, f"{name} (tensor map)")
+    if argument.kind.startswith("tensor_map"):
+        if not isinstance(value, TensorMap):
+            raise TypeError(f"{name} is a tensor map; pass minfer.cuda.simulator.tensor_map(array, ...)")
         address = memory.add_object(value)
         return TensorMapArgument(address) if element is not None else address
     if isinstance(value, np.ndarray):
-        region = memory.add(value, name.partition(": ")[2])
+        region = memory.add(value, argument.name)
         if element is not None:
             return Pointer(region, dtype_name(element))
         if dtype_name(numba_type) == "uint64":

@@ -70,8 +70,8 @@ class Region:
         offset = address - self.base
         if self.valid is not None and self.valid.find(0, offset, offset + size) >= 0:
             raise UninitializedShared(
-                f"reads shared memory bytes {offset} to {offset + size - 1} at {address:#x}, which nothing has "
-                f"written",
+                f"reads shared memory bytes {offset} to {offset + size - 1} at {address:#x}, which nothing "
+                f"has written",
                 address=address,
             )
 
@@ -86,6 +86,8 @@ class SharedMemory(Region):
     LIMIT = 227 * 1024  # most that a block of any supported device may have
 
     def __init__(self, dynamic_bytes: int, strict: bool = False) -> None:
+        if dynamic_bytes > self.LIMIT:
+            raise SimulatorError(f"{dynamic_bytes} bytes of shared memory; no block has over {self.LIMIT}")
         self.dynamic_bytes = dynamic_bytes
         self._static_end = -(-dynamic_bytes // 16) * 16
         self._static: dict[Any, int] = {}
@@ -96,8 +98,8 @@ class SharedMemory(Region):
     def find(self, address: int, size: int) -> Region:
         if address < SHARED_BASE or address + size > self.end:
             raise OutOfBounds(
-                f"shared memory access of {size} bytes at {address:#x} (byte {address - SHARED_BASE}): the block has "
-                f"{self.size} bytes",
+                f"shared memory access of {size} bytes at {address:#x} (byte {address - SHARED_BASE}): the "
+                f"block has {self.size} bytes",
                 address=address,
             )
         return self
@@ -192,4 +194,4 @@ def check_aligned(address: int, alignment: int, what: str) -> None:
 
 def check_writable(region: Region) -> None:
     if not region.writable:
-        raise SimulatorError(f"writes {region.name}, which is read-only")
+        raise SimulatorError(f"writes {region.name}, which is an input or a read-only array")

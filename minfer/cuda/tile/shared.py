@@ -43,8 +43,9 @@ class SharedTile:
             fits = self.row_bytes % LINE == 0 or LINE % self.row_bytes == 0
             if self.swizzle not in (32, 64, 128) or self.padding or self.row_bytes % self.swizzle or not fits:
                 raise ConfigRefused(
-                    f"shared tile: swizzle {self.swizzle} on rows of {self.row_bytes} + {self.padding} bytes: use "
-                    "32, 64 or 128, no padding, rows that are a multiple of it and a divisor or multiple of 128"
+                    f"shared tile: swizzle {self.swizzle}, rows of {self.row_bytes} + {self.padding} bytes: "
+                    "use 32, 64 or 128, no padding, rows that are a multiple of it and divide, or are a "
+                    "multiple of, 128"
                 )
 
     @property

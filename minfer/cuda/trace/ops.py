@@ -1,11 +1,8 @@
-"""Kinds of records in a trace, and the mark by which kernel source is known."""
+"""Kinds of records in a trace."""
 
 from __future__ import annotations
 
 import enum
-
-#: name in the globals of every function that the simulator runs as kernel source
-SOURCE_MARK = "__minfer_simulated__"
 
 
 class Op(enum.IntEnum):
@@ -42,8 +39,11 @@ class Op(enum.IntEnum):
     BULK_READ_BEGIN = 29  # a TMA store starts to read shared memory
     BULK_READ_END = 30
     WGMMA = 31  # one record a lane and group; extra: n
-    WGMMA_READ_BEGIN = 32  # shared operands of a group, by the warpgroup's first thread
-    WGMMA_READ_END = 33
+    WGMMA_READ_BEGIN = (
+        32  # shared operands of a group; extra: number of the group, ascending in the warpgroup
+    )
+    WGMMA_READ_END = 33  # the first of its threads has waited for it
+    WGMMA_WAIT = 34  # a thread has waited for the group with this number
 
 
 def pack_mbarrier(address: int, rank: int, phase: int) -> int:

@@ -23,8 +23,8 @@ from minfer.cuda.trace.ops import Op, unpack_mbarrier
 from minfer.cuda.trace.recorder import Place, Trace
 
 _SHARED_ACCESSES = (
-    Op.LOAD_SHARED, Op.STORE_SHARED, Op.LDMATRIX, Op.STMATRIX, Op.ATOMIC, Op.COPY_ISSUE, Op.TMA_ISSUE, Op.BULK_READ_BEGIN,
-    Op.WGMMA_READ_BEGIN,
+    Op.LOAD_SHARED, Op.STORE_SHARED, Op.LDMATRIX, Op.STMATRIX, Op.ATOMIC,
+    Op.COPY_ISSUE, Op.TMA_ISSUE, Op.BULK_READ_BEGIN, Op.WGMMA_READ_BEGIN,
 )  # fmt: skip
 _GLOBAL_WRITES = (Op.STORE_GLOBAL,)
 _GLOBAL_SPAN = 1 << 40  # arrays lie at multiples of it
@@ -36,8 +36,7 @@ class Finding:
 
     Attributes:
         kind: "uninitialized read", "read before landing", "read-write race", "write-write race",
-        "overwrites asynchronous
-            read", "missing proxy fence".
+            "overwrites asynchronous read" or "missing proxy fence".
         space: "shared" or "global".
         address: first byte concerned. block, thread, place: the later access.
         other_thread, other_place: the earlier one, where there is one.
@@ -55,7 +54,8 @@ class Finding:
     count: int = 1
 
     def __str__(self) -> str:
-        text = f"{self.kind}: {self.space} {self.address:#x}, block {self.block} thread {self.thread}, {self.place}"
+        where = f"{self.space} {self.address:#x}, block {self.block} thread {self.thread}, {self.place}"
+        text = f"{self.kind}: {where}"
         if self.other_place is not None:
             text += f"; thread {self.other_thread}, {self.other_place}"
         return text + (f" ({self.count} times)" if self.count > 1 else "")
@@ -75,7 +75,8 @@ class _Memory:
         ] = {}  # thread, clock, site, fences of the thread then
         self.reads: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # thread -> clock, site
         self.landing: dict[int, tuple[int, int]] = {}  # thread, site of a copy in flight
-        self.reading: dict[int, dict[int, int]] = defaultdict(dict)  # thread -> site of a reader in flight
+        # (thread or warpgroup, number) -> site of a reader in flight
+        self.reading: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
 
 
 class _Checker:
@@ -113,9 +114,11 @@ class _Checker:
         self.first_block = int(rows["block"].min() // info.cluster * info.cluster)
         threads = info.cluster * info.threads
         landings = {unpack_mbarrier(int(e))[:2] for e in np.unique(rows["extra"][rows["op"] == Op.TMA_LAND])}
-        # mbarriers that count bytes have a clock of their own, which those who wait for them learn
+        # mbarriers that count bytes, and warpgroups as readers, have a clock of their own, which those who
+        # wait for them learn
         self.agents = {mbarrier: threads + i for i, mbarrier in enumerate(sorted(landings))}
-        size = threads + len(self.agents)
+        self.warpgroups = threads + len(self.agents)
+        size = self.warpgroups + -(-threads // 128)
         self.clocks = [array("i", bytes(4 * size)) for _ in range(size)]
         self.views = [np.frombuffer(clock, np.intc) for clock in self.clocks]
         for thread in range(size):
@@ -134,17 +137,25 @@ class _Checker:
         self, kind: str, space: str, address: int, thread: int, site: int, other: tuple[int, int] | None
     ) -> None:
         other_site = other[1] if other else None
-        key = (kind, space, site, other_site)
+        # a race is one finding whichever side came first
+        places = frozenset((site, other_site)) if kind.endswith("race") else (site, other_site)
+        key = (kind, space, places)
         known = self.found.get(key)
         if known is not None:
             self.found[key] = replace(known, count=known.count + 1)
             return
-        place = self.trace.place
+        threads = self.info.threads
+        earlier = None if other is None or other[0] >= self.info.cluster * threads else other[0] % threads
         self.found[key] = Finding(
-            kind, space, address, self.first_block + thread // self.info.threads, thread % self.info.threads, place(site),
-            None if other is None or other[0] >= self.info.cluster * self.info.threads else other[0] % self.info.threads,
-            None if other is None else place(other_site),
-        )  # fmt: skip
+            kind=kind,
+            space=space,
+            address=address,
+            block=self.first_block + thread // threads,
+            thread=thread % threads,
+            place=self.trace.place(site),
+            other_thread=earlier,
+            other_place=None if other is None else self.trace.place(other_site),
+        )
 
     def granules(self, address: int, length: int) -> range:
         return range(address // self.shared_granule, -(-(address + length) // self.shared_granule))
@@ -206,13 +217,14 @@ class _Checker:
                 del memory.reads[granule]
             asynchronous = memory.reading.get(granule)
             if asynchronous:
+                (reader, _), read_site = next(iter(asynchronous.items()))
                 self.report(
                     "overwrites asynchronous read",
                     "shared",
                     where,
                     thread,
                     site,
-                    next(iter(asynchronous.items())),
+                    (reader, read_site),
                 )
                 break
 
@@ -251,13 +263,28 @@ class _Checker:
     def read_begin(self, rank, thread, site, address, length, extra):
         self.read(rank, thread, site, address, length, extra, asynchronous=True)
         for granule in self.granules(address, length):
-            self.shared[rank].reading[granule][thread] = site
+            self.shared[rank].reading[granule][thread, 0] = site
 
     def read_end(self, rank, thread, site, address, length, extra):
         memory, now = self.shared[rank], self.clocks[thread][thread]
         for granule in self.granules(address, length):
-            begun = memory.reading[granule].pop(thread, site)
+            begun = memory.reading[granule].pop((thread, 0), site)
             memory.reads[granule][thread] = (now, begun)
+
+    def wgmma_begin(self, rank, thread, site, address, length, extra):
+        self.read(rank, thread, site, address, length, extra, asynchronous=True)
+        for granule in self.granules(address, length):
+            self.shared[rank].reading[granule][self.warpgroups + thread // 128, extra] = site
+
+    def wgmma_end(self, rank, thread, site, address, length, extra):
+        memory, agent = self.shared[rank], self.warpgroups + thread // 128
+        for granule in self.granules(address, length):
+            begun = memory.reading[granule].pop((agent, extra), site)
+            memory.reads[granule][agent] = (extra + 1, begun)
+
+    def wgmma_wait(self, rank, thread, site, address, length, extra):
+        clock, agent = self.clocks[thread], self.warpgroups + thread // 128
+        clock[agent] = max(clock[agent], extra + 1)
 
     def atomic(self, rank, thread, site, address, length, extra):
         if address < _GLOBAL_SPAN:
@@ -364,8 +391,9 @@ _HANDLERS = {
     Op.TMA_LAND: _Checker.tma_land,
     Op.BULK_READ_BEGIN: _Checker.read_begin,
     Op.BULK_READ_END: _Checker.read_end,
-    Op.WGMMA_READ_BEGIN: _Checker.read_begin,
-    Op.WGMMA_READ_END: _Checker.read_end,
+    Op.WGMMA_READ_BEGIN: _Checker.wgmma_begin,
+    Op.WGMMA_READ_END: _Checker.wgmma_end,
+    Op.WGMMA_WAIT: _Checker.wgmma_wait,
     Op.BARRIER_ARRIVE: _Checker.barrier_arrive,
     Op.BARRIER_LEAVE: _Checker.barrier_leave,
     Op.WARP_ARRIVE: _Checker.warp_arrive,

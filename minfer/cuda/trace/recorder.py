@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from minfer.cuda.trace.ops import SOURCE_MARK, Op
+from minfer.cuda.trace.ops import Op
+from minfer.cuda.trace.source import SOURCE_MARK, call_chain
 
 VERSION = 1
 
-#: columns of `Trace.table`. `site` indexes `Trace.sites`; `sync` and `occurrence` number executions of a site, so that rows
-#: of one warp that agree in both, in site and in op are one request.
+#: columns of `Trace.table`. `site` indexes `Trace.sites`; `sync` and `occurrence` number executions of a
+#: site, so that rows of one warp that agree in both, in site and in op are one request.
 DTYPE = np.dtype(
     [
         ("op", "u1"),
@@ -79,7 +80,7 @@ class Trace:
     def __init__(self) -> None:
         self.info: LaunchInfo | None = None
         self.sites: list[tuple[Place, ...]] = []
-        self._site_of: dict[tuple[Any, ...], int] = {}
+        self._site_of: dict[tuple[int, ...], int] = {}
         self._rows: list[tuple[int, ...]] = []
         self._chunks: list[np.ndarray] = []
 
@@ -114,14 +115,7 @@ class Trace:
             self._flush()
 
     def _site(self) -> int:
-        frame = sys._getframe(2)
-        chain: list[Any] = []
-        while frame is not None:
-            if SOURCE_MARK in frame.f_globals:
-                chain.append(frame.f_code)
-                chain.append(frame.f_lasti)
-            frame = frame.f_back
-        key = tuple(chain)
+        key = call_chain(sys._getframe(2))
         site = self._site_of.get(key)
         if site is None:
             site = self._site_of[key] = len(self.sites)
@@ -201,7 +195,8 @@ class Trace:
             raise ValueError(f"{stem}.json does not describe a trace")
         if description["version"] != VERSION or description["ops"] != {op.name: int(op) for op in Op}:
             raise ValueError(
-                f"{stem}.json is a trace of version {description['version']}, this is version {VERSION}: record it again"
+                f"{stem}.json is a trace of version {description['version']}, this is version {VERSION}: "
+                f"record it again"
             )
         trace = cls()
         with np.load(stem.with_name(stem.name + ".npz")) as columns:

@@ -12,8 +12,8 @@ qh[l] is the fifth bit of weight l of sub-block s. `scales` packs eight 6-bit sc
     byte 8-11   bits 0-3 of sc[4-7] in the low, of m[4-7] in the high nibble
 
 Q6_K, each half of 128 weights (64 bytes of ql, 32 of qh): weight 32 g + l, g = 0..3, has its lower four bits
-in ql[32 (g mod 2) + l], the low nibble for g < 2 and the high one for g >= 2, and its upper two in bits 2g and
-2g + 1 of qh[l]. `scales` are signed bytes. A block is 210 bytes long: aligned to 2 bytes only.
+in ql[32 (g mod 2) + l], the low nibble for g < 2, the high one for g >= 2, and its upper two in bits 2g and
+2g + 1 of qh[l]. `scales` are signed bytes. Blocks of 210 bytes: aligned to 2 bytes only.
 
 Packing takes each sub-block's range; ggml's search for the scales of least squared error is not done here.
 """

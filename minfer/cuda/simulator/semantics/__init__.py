@@ -6,6 +6,16 @@ Functions that touch memory or other lanes act for the lane that calls them, ins
 """
 
 from minfer.cuda.simulator.semantics import arithmetic, copies, mbarrier, memory, tensor, warp, wgmma
-from minfer.cuda.simulator.semantics.table import SEMANTICS
+from minfer.cuda.simulator.semantics.table import SEMANTICS, semantics_of
 
-__all__ = ["SEMANTICS", "arithmetic", "copies", "mbarrier", "memory", "tensor", "warp", "wgmma"]
+__all__ = [
+    "SEMANTICS",
+    "arithmetic",
+    "copies",
+    "mbarrier",
+    "memory",
+    "semantics_of",
+    "tensor",
+    "warp",
+    "wgmma",
+]

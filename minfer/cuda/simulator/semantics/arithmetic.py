@@ -46,10 +46,16 @@ def bitcast_u32_f32(value):
 
 @semantics
 def pack_f16x2(lo, hi):
+    lo, hi = _f32(lo), _f32(hi)
+    if lo != lo or hi != hi:  # cvt.rn.f16 gives every NaN as 0x7fff
+        halves = [0x7FFF if x != x else pack_f16x2(x, 0) & 0xFFFF for x in (lo, hi)]
+        return halves[0] | halves[1] << 16
     try:
-        return _unpack_u32(_pack_f16x2(_f32(lo), _f32(hi)))[0]
-    except OverflowError:  # past the largest f16: infinity, which struct refuses
-        return int(np.array([lo, hi], np.float32).astype(np.float16).view(np.uint32)[0])
+        return _unpack_u32(_pack_f16x2(lo, hi))[0]
+    except OverflowError:  # struct refuses what rounds past the largest f16, 65504
+        limit = _f32(65520)
+        bounded = (np.copysign(_f32(np.inf), x) if abs(x) >= limit else x for x in (lo, hi))
+        return _unpack_u32(_pack_f16x2(*bounded))[0]
 
 
 @semantics

@@ -7,7 +7,7 @@ result. Under a `seed` a copy may also land at once, as the hardware is free to 
 from __future__ import annotations
 
 from minfer.cuda.simulator.errors import InvalidInstruction
-from minfer.cuda.simulator.executor import Lane, current_lane
+from minfer.cuda.simulator.lanes import Lane, current_lane
 from minfer.cuda.simulator.memory import check_aligned
 from minfer.cuda.simulator.semantics.table import register, semantics
 from minfer.cuda.trace.ops import Op

@@ -7,17 +7,20 @@ when it was issued.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minfer.cuda.simulator.errors import AsyncHazard, InvalidInstruction
-from minfer.cuda.simulator.executor import Block, Lane, current_lane
-from minfer.cuda.simulator.memory import check_aligned, check_writable
+from minfer.cuda.simulator.lanes import Lane, current_lane
+from minfer.cuda.simulator.memory import check_aligned
 from minfer.cuda.simulator.semantics.arithmetic import signed32
 from minfer.cuda.simulator.semantics.table import semantics
 from minfer.cuda.simulator.tensor_map import TensorMap, swizzle_units
 from minfer.cuda.trace.ops import Op, pack_mbarrier
+
+if TYPE_CHECKING:
+    from minfer.cuda.simulator.executor import Block
 
 _MASK = 0xFFFFFFFF
 
@@ -97,8 +100,8 @@ class MBarrier:
             if self.phase & 1 == parity:
                 self.waiting.append(lane)
                 lane.suspend(
-                    f"mbarrier_wait({self.address:#x}, {parity}) [{self.pending} arrivals and {self.bytes} bytes "
-                    f"missing in phase {self.phase}]"
+                    f"mbarrier_wait({self.address:#x}, {parity}) [{self.pending} arrivals and {self.bytes} "
+                    f"bytes missing in phase {self.phase}]"
                 )
         if lane.trace is not None:
             lane.trace.record(lane, Op.MBARRIER_WAIT, self.address, self.block.rank, self.phase)
@@ -246,6 +249,8 @@ def tma_store_2d(tensor_map, shared, x, y):
     shared = int(shared) & _MASK
     target = _tensor_map(lane, tensor_map, "tma_store_2d")
     _check_box(shared, target, "tma_store_2d")
+    if not target.array.flags.writeable:
+        raise InvalidInstruction("tma_store_2d writes a matrix that is read-only")
     size = target.box_bytes
     lane.block.shared.find(shared, size).check_written(shared, size)
     if lane.trace is not None:
@@ -267,13 +272,13 @@ def bulk_wait_group_read(n):
         for target, shared, x, y, data in lane.bulk_groups.popleft():
             if lane.block.shared.read(shared, len(data)) != data:
                 raise AsyncHazard(
-                    f"shared memory at {shared:#x} changed while tma_store_2d of {len(data)} bytes still read it",
+                    f"shared memory at {shared:#x} changed while tma_store_2d of {len(data)} bytes still "
+                    f"read it",
                     address=shared,
                 )
             units = np.frombuffer(data, np.uint8).reshape(-1, 16)
             logical = np.arange(len(units)) + shared // 16
             ordered = units[swizzle_units(logical, target.swizzle) - shared // 16]
-            check_writable(lane.launch.memory.region_of(target.array))
             target.write_box(x, y, ordered)
             if lane.trace is not None:
                 lane.trace.record(lane, Op.BULK_READ_END, shared, len(data))

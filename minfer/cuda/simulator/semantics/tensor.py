@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minfer.cuda.simulator.executor import current_lane
+from minfer.cuda.simulator.lanes import current_lane
 from minfer.cuda.simulator.memory import check_aligned
 from minfer.cuda.simulator.semantics.table import register
 from minfer.cuda.trace.ops import Op

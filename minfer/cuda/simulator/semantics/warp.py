@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minfer.cuda.simulator.executor import current_lane
+from minfer.cuda.simulator.lanes import current_lane
 from minfer.cuda.simulator.scalars import CASTS
 from minfer.cuda.simulator.semantics.arithmetic import signed32
 from minfer.cuda.simulator.semantics.table import register, semantics

@@ -15,7 +15,7 @@ import numpy as np
 
 from minfer.cuda.simulator.arrays import LocalArray
 from minfer.cuda.simulator.errors import AsyncHazard, Divergence, OutOfBounds, UninitializedShared
-from minfer.cuda.simulator.executor import Group, Lane, current_lane
+from minfer.cuda.simulator.lanes import Group, Lane, current_lane
 from minfer.cuda.simulator.memory import SHARED_BASE
 from minfer.cuda.simulator.semantics.table import semantics
 from minfer.cuda.simulator.tensor_map import swizzle_units
@@ -31,6 +31,7 @@ class _InFlight:
     """One group: what it read and where its result goes."""
 
     group: Group
+    number: int  # ascending in the group
     reads: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # units, their bytes at issue
     accumulators: list[LocalArray] = field(default_factory=list)
     sources: list[LocalArray] = field(default_factory=list)
@@ -144,7 +145,7 @@ def _uniform(arguments: list[Any], position: int, what: str) -> int:
 
 
 def _execute(group: Group, arguments: list[Any], p: dict[str, Any]) -> list[Any]:
-    flight = _InFlight(group)
+    flight = _InFlight(group, group.synchronizations)
     count = p["n"] // 2
     integer = p["dtype"] in ("s8", "u8")
     flight.accumulators = [argument[0] for argument in arguments]
@@ -167,7 +168,8 @@ def _execute(group: Group, arguments: list[Any], p: dict[str, Any]) -> list[Any]
     data = _read_units(flight, b_word, units, p["swizzle"])
     b_dtype = "s8" if p["dtype"] == "u8" else p["dtype"]
     b = _numbers(data.reshape(len(units), -1), b_dtype)
-    product = a @ (b if p["transpose_b"] else b.T)
+    # not BLAS: its threads cost more than a product of this size
+    product = np.einsum("mk,kn->mn" if p["transpose_b"] else "mk,nk->mn", a, b)
     if integer:
         product = product.astype(np.int64)
     if p["accumulate"] is True or (p["accumulate"] == "operand" and _uniform(arguments, 3, "accumulate")):
@@ -184,7 +186,7 @@ def _execute(group: Group, arguments: list[Any], p: dict[str, Any]) -> list[Any]
     trace = group.block.launch.trace
     if trace is not None:
         for start, size in flight.ranges():
-            trace.record(group.lanes[0], Op.WGMMA_READ_BEGIN, start, size)
+            trace.record(group.lanes[0], Op.WGMMA_READ_BEGIN, start, size, flight.number)
     return [flight] * _LANES
 
 
@@ -200,6 +202,9 @@ def _land(lane: Lane, flight: _InFlight) -> None:
                     f"shared memory byte {changed} changed while wgmma in flight still read it",
                     address=SHARED_BASE + changed,
                 )
+        if lane.trace is not None:
+            for start, size in flight.ranges():
+                lane.trace.record(lane, Op.WGMMA_READ_END, start, size, flight.number)
     thread = lane.thread % _LANES
     accumulator = flight.accumulators[thread]
     accumulator.in_flight -= 1
@@ -207,9 +212,8 @@ def _land(lane: Lane, flight: _InFlight) -> None:
         accumulator.values[: len(accumulator.future)] = accumulator.future
     if flight.sources:
         flight.sources[thread].readers -= 1
-    if thread == 0 and lane.trace is not None:
-        for start, size in flight.ranges():
-            lane.trace.record(lane, Op.WGMMA_READ_END, start, size)
+    if lane.trace is not None:
+        lane.trace.record(lane, Op.WGMMA_WAIT, extra=flight.number)
 
 
 def _wait(lane: Lane, pending: int) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from numba import cuda
+from numba.cuda.types import float32, int32, uint64
 
 from minfer.cuda import ptx
+from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import (
     OUTPUTS,
     check_choice,
     check_threads,
+    load4,
     output_argument,
     row_bytes,
     store4,
@@ -30,9 +32,11 @@ class SwigluConfig:
     Attributes:
         output: "f32", or "f16" or "q8" fused with the conversion that the next GEMM or GEMV needs.
         source: "f32" or "f16": what gate and up are.
-        packed: one input [nt, 2 ff], gate then up in every row (the output of a stacked GEMM); else two inputs [nt, ff].
+        packed: one input [nt, 2 ff], gate then up in every row (the output of a stacked GEMM); else two
+            inputs [nt, ff].
         vector: elements a thread: 4, or 1 (any ff; f32 in and out only).
         threads: threads a block.
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
 
     output: str = "f32"
@@ -40,6 +44,7 @@ class SwigluConfig:
     packed: bool = False
     vector: int = 4
     threads: int = 256
+    pdl: bool = False
 
     def __post_init__(self) -> None:
         check_choice("swiglu", "output", self.output, OUTPUTS)
@@ -48,12 +53,12 @@ class SwigluConfig:
         check_threads("swiglu", self.threads)
         if self.vector == 1 and (self.output, self.source) != ("f32", "f32"):
             raise ConfigRefused(
-                f"swiglu: {self.source} to {self.output} goes 4 elements at a time; take vector=4 (ff % 4 == 0)"
+                f"swiglu: {self.source} to {self.output} goes 4 elements at a time: vector=4, ff % 4 == 0"
             )
 
     def __str__(self) -> str:
-        layout = " packed" if self.packed else ""
-        return f"{self.source}->{self.output}{layout} vector={self.vector} threads={self.threads}"
+        extra = (" packed" if self.packed else "") + (" pdl" if self.pdl else "")
+        return f"{self.source}->{self.output} vector={self.vector} threads={self.threads}{extra}"
 
     @property
     def shared_bytes(self) -> int:
@@ -67,48 +72,35 @@ class SwigluConfig:
 
 @device_function
 def silu_product(gate, up):
-    """silu(gate) * up. The exponential overflows to infinity and its reciprocal to 0 for very negative gates."""
-    return gate * up * ptx.rcp_approx(np.float32(1) + ptx.ex2_approx(gate * np.float32(-LOG2_E)))
-
-
-@device_function
-def _load4_f32(row, index):
-    return ptx.ld_global_nc_v4_f32(row + np.uint64(index) * np.uint64(4))
-
-
-@device_function
-def _load4_f16(row, index):
-    low, high = ptx.ld_global_nc_v2_u32(row + np.uint64(index) * np.uint64(2))
-    return (
-        ptx.unpack_f16x2_lo(low),
-        ptx.unpack_f16x2_hi(low),
-        ptx.unpack_f16x2_lo(high),
-        ptx.unpack_f16x2_hi(high),
-    )
+    """silu(gate) * up. The exponential overflows to infinity and its reciprocal to 0 for very negative
+    gates."""
+    return gate * up * ptx.rcp_approx(float32(1) + ptx.ex2_approx(gate * float32(-LOG2_E)))
 
 
 def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
     """out[t, j] = silu(gate[t, j]) * up[t, j].
 
     Arguments: gate and up [nt, ff], or packed one gate_up [nt, 2 ff], f32 or f16; out [nt, ff] f32 or f16, or
-    [nt, ceil(ff / 64) * 80] bytes of q8 records; ff int32 (a multiple of `vector`, of 32 for q8). Arithmetic in f32.
-    Shazeer 2020, "GLU variants improve transformer".
+    [nt, ceil(ff / 64) * 80] bytes of q8 records; ff int32 (a multiple of `vector`, of 32 for q8).
+    Arithmetic in f32. Shazeer 2020, "GLU variants improve transformer".
     """
     threads, vector = config.threads, config.vector
     element = 4 if config.source == "f32" else 2
-    load = _load4_f32 if config.source == "f32" else _load4_f16
+    load = load4(config.source)
     store, bytes_of = store4(config.output), row_bytes(config.output)
+    start = dependent_start(config.pdl)
 
     @device_function
     def activate_vector(gates, ups, target, ff):
-        i = np.int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * 4)
-        y0 = np.float32(0)
-        y1 = np.float32(0)
-        y2 = np.float32(0)
-        y3 = np.float32(0)
+        i = int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * 4)
+        y0 = float32(0)
+        y1 = float32(0)
+        y2 = float32(0)
+        y3 = float32(0)
         if i < ff:
-            g0, g1, g2, g3 = load(gates, i)
-            u0, u1, u2, u3 = load(ups, i)
+            at = uint64(i) * uint64(element)
+            g0, g1, g2, g3 = load(gates + at)
+            u0, u1, u2, u3 = load(ups + at)
             y0 = silu_product(g0, u0)
             y1 = silu_product(g1, u1)
             y2 = silu_product(g2, u2)
@@ -117,24 +109,26 @@ def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
 
     @device_function
     def activate_scalar(gates, ups, target, ff):
-        i = np.int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
+        i = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
         if i < ff:
-            at = np.uint64(i) * np.uint64(4)
-            value = silu_product(ptx.ld_global_nc_f32(gates + at), ptx.ld_global_nc_f32(ups + at))
+            at = uint64(i) * uint64(4)
+            value = silu_product(ptx.ld_global_f32(gates + at), ptx.ld_global_f32(ups + at))
             ptx.st_global_f32(target + at, value)
 
     activate = activate_vector if vector == 4 else activate_scalar
 
     def swiglu_separate(gate, up, out, ff):
-        row = np.uint64(cuda.blockIdx.x)
-        offset = row * np.uint64(ff) * np.uint64(element)
+        start()
+        row = uint64(cuda.blockIdx.x)
+        offset = row * uint64(ff) * uint64(element)
         target = ptx.global_address(out) + row * bytes_of(ff)
         activate(ptx.global_address(gate) + offset, ptx.global_address(up) + offset, target, ff)
 
     def swiglu_packed(gate_up, out, ff):
-        row = np.uint64(cuda.blockIdx.x)
-        width = np.uint64(ff) * np.uint64(element)
-        gates = ptx.global_address(gate_up) + row * width * np.uint64(2)
+        start()
+        row = uint64(cuda.blockIdx.x)
+        width = uint64(ff) * uint64(element)
+        gates = ptx.global_address(gate_up) + row * width * uint64(2)
         activate(gates, gates + width, ptx.global_address(out) + row * bytes_of(ff), ff)
 
     dtype = {"f32": "float32", "f16": "float16"}[config.source]
@@ -152,6 +146,7 @@ def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
         threads=threads,
         shared_bytes=0,
         arguments=arguments,
+        min_arch=least_arch(config.pdl),
     )
 
 
@@ -160,5 +155,6 @@ def shipped() -> list[Kernel]:
     return [
         swiglu(SwigluConfig(vector=1)),
         *(swiglu(SwigluConfig(output=o, packed=p)) for o in OUTPUTS for p in (False, True)),
+        swiglu(SwigluConfig(output="q8", packed=True, pdl=True)),
         *(swiglu(SwigluConfig(output=o, source="f16", packed=True)) for o in ("f16", "q8")),
     ]

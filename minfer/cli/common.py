@@ -1,0 +1,71 @@
+"""What several commands share: their options, and how they read text and print JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+class Backend(StrEnum):
+    """Where the model runs."""
+
+    auto = "auto"
+    host = "host"
+    cuda = "cuda"
+
+
+class KVType(StrEnum):
+    """What the KV cache is kept in."""
+
+    f16 = "f16"
+    f32 = "f32"
+
+
+ModelOption = Annotated[
+    str, typer.Option("-m", "--model", metavar="MODEL", help="A GGUF file, or the name of a pulled model.")
+]
+BackendOption = Annotated[
+    Backend, typer.Option("--backend", help="auto: the GPU where it can run the model, else the CPU.")
+]
+KVTypeOption = Annotated[KVType, typer.Option("--kv-type", help="What the KV cache is kept in.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+def print_json(value: Any) -> None:
+    """Print a JSON document on stdout."""
+    print(json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False))
+
+
+def text_or_file(text: str | None, file: str | None, what: str) -> str:
+    """The text given on the command line or the content of a file ("-": standard input); one of the two."""
+    if (text is None) == (file is None):
+        raise typer.BadParameter(
+            f"give either {what} or -f FILE" + (", not both" if text is not None else "")
+        )
+    return check_text(text, what) if text is not None else read_text(file)
+
+
+def check_text(text: str, what: str) -> str:
+    """Refuse an argument whose bytes are not UTF-8 (Python hands those on as lone surrogates)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise typer.BadParameter(f"{what} is not UTF-8: character {error.start}") from None
+    return text
+
+
+def read_text(file: str) -> str:
+    """A text file's content, newlines as they are; "-" is standard input."""
+    raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        name = "standard input" if file == "-" else file
+        raise typer.BadParameter(
+            f"{name} is not UTF-8 text: byte 0x{raw[error.start]:02x} at offset {error.start}"
+        ) from None

@@ -1,0 +1,41 @@
+"""Elementwise and row-wise kernels: norms, rotary embedding, activations, additions, embedding rows, argmax.
+
+Every fused kernel has its unfused parts beside it: they are the campaign's baselines.
+"""
+
+from minfer.cuda.elementwise import activation, add, embed, greedy, norm, rotary
+from minfer.cuda.elementwise.activation import SwigluConfig, swiglu
+from minfer.cuda.elementwise.add import AddConfig, bias_add, residual_add
+from minfer.cuda.elementwise.embed import EmbeddingConfig, embedding
+from minfer.cuda.elementwise.greedy import AdvanceConfig, ArgmaxConfig, advance, argmax
+from minfer.cuda.elementwise.norm import RmsNormConfig, rmsnorm
+from minfer.cuda.elementwise.rotary import RopeConfig, RopeStoreConfig, rope, rope_store, rope_table
+from minfer.cuda.kernel import Kernel
+
+__all__ = [
+    "AddConfig",
+    "AdvanceConfig",
+    "ArgmaxConfig",
+    "EmbeddingConfig",
+    "RmsNormConfig",
+    "RopeConfig",
+    "RopeStoreConfig",
+    "SwigluConfig",
+    "advance",
+    "argmax",
+    "bias_add",
+    "embedding",
+    "residual_add",
+    "rmsnorm",
+    "rope",
+    "rope_store",
+    "rope_table",
+    "shipped",
+    "swiglu",
+]
+
+
+def shipped() -> list[Kernel]:
+    """Every config that minfer ships."""
+    modules = (norm, rotary, activation, add, embed, greedy)
+    return [kernel for module in modules for kernel in module.shipped()]

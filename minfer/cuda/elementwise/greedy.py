@@ -1,0 +1,198 @@
+"""Greedy decoding on the device: the index of the largest logit, and the step to the next position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numba import cuda
+from numba.cuda.types import int32, uint8, uint32, uint64
+
+from minfer.cuda import ptx
+from minfer.cuda.dependent import dependent_start, least_arch
+from minfer.cuda.elementwise.rows import check_choice, check_threads
+from minfer.cuda.instruction import device_function
+from minfer.cuda.kernel import Argument, Kernel
+from minfer.cuda.signature import signature_of
+
+NAN_KEY = 0xFFFFFFFF  # above every number's key
+
+
+@dataclass(frozen=True)
+class ArgmaxConfig:
+    """Argmax in two launches of one kernel.
+
+    Attributes:
+        stage: "partial" (logits -> one candidate a block) or "final" (candidates -> the index, one block).
+        threads: threads a block.
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
+    """
+
+    stage: str = "partial"
+    threads: int = 256
+    pdl: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("argmax", "stage", self.stage, ("partial", "final"))
+        check_threads("argmax", self.threads)
+
+    def __str__(self) -> str:
+        return f"{self.stage} threads={self.threads}{' pdl' if self.pdl else ''}"
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.threads // 32 * 8
+
+    def grid(self, n: int) -> tuple[int, int, int]:
+        """Blocks for n logits: 4 a thread, at most 256 blocks, which then walk; one block for the final
+        stage."""
+        return (1 if self.stage == "final" else min(256, max(1, -(-n // (self.threads * 4)))), 1, 1)
+
+
+@device_function
+def _key(bits):
+    """A float's bits as an integer whose order is the order of the floats, both zeros alike, NaN on top."""
+    magnitude = bits & uint32(0x7FFFFFFF)
+    if magnitude > uint32(0x7F800000):
+        return uint32(NAN_KEY)
+    if bits > uint32(0x80000000):
+        return uint32(0x80000000) - magnitude
+    return uint32(0x80000000) + magnitude
+
+
+def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
+    """The index of the largest of n f32 logits, the lowest of equal ones; -1 if any is NaN: a broken
+    forward pass must not make a token.
+
+    Arguments, partial: logits f32 [n], candidates uint32 [blocks, 2] (key, index), n int32; launched on any
+    number of blocks. Final: candidates uint32 [n, 2], index int32 [1], n int32 (the partial stage's
+    blocks); one block.
+    """
+    threads = config.threads
+    warps, start = threads // 32, dependent_start(config.pdl)
+
+    @device_function
+    def better(key, index, other_key, other_index):
+        return other_key > key or (other_key == key and other_index < index)
+
+    @device_function
+    def block_best(key, index):
+        """The block's best (key, index), in every thread."""
+        scratch = ptx.shared_address(cuda.shared.array(0, uint8))
+        thread = int32(cuda.threadIdx.x)
+        for step in range(5):
+            mask = uint32(1 << step)
+            other_key = ptx.shfl_xor_u32(key, mask)
+            other_index = ptx.shfl_xor_u32(index, mask)
+            if better(key, index, other_key, other_index):
+                key = other_key
+                index = other_index
+        if (thread & 31) == 0:
+            ptx.st_shared_v2_u32(scratch + uint32((thread >> 5) * 8), key, index)
+        cuda.syncthreads()
+        for w in range(warps):
+            other_key, other_index = ptx.ld_shared_v2_u32(scratch + uint32(w * 8))
+            if better(key, index, other_key, other_index):
+                key = other_key
+                index = other_index
+        return key, index
+
+    def argmax_partial(logits, candidates, n):
+        start()
+        source = ptx.global_address(logits)
+        key = uint32(0)
+        index = uint32(0x7FFFFFFF)
+        for i in range(cuda.blockIdx.x * threads + cuda.threadIdx.x, n, cuda.gridDim.x * threads):
+            found = _key(ptx.ld_global_u32(source + uint64(i) * uint64(4)))
+            if better(key, index, found, uint32(i)):
+                key = found
+                index = uint32(i)
+        key, index = block_best(key, index)
+        if cuda.threadIdx.x == 0:
+            target = ptx.global_address(candidates) + uint64(cuda.blockIdx.x) * uint64(8)
+            ptx.st_global_v2_u32(target, key, index)
+
+    def argmax_final(candidates, index, n):
+        start()
+        source = ptx.global_address(candidates)
+        key = uint32(0)
+        best = uint32(0x7FFFFFFF)
+        for i in range(int32(cuda.threadIdx.x), n, threads):
+            other_key, other_index = ptx.ld_global_v2_u32(source + uint64(i) * uint64(8))
+            if better(key, best, other_key, other_index):
+                key = other_key
+                best = other_index
+        key, best = block_best(key, best)
+        if cuda.threadIdx.x == 0:
+            index[0] = int32(-1) if key == uint32(NAN_KEY) else int32(best)
+
+    candidates = "out" if config.stage == "partial" else "in"
+    arguments = {
+        "partial": (Argument("logits", "in", "float32"), Argument("candidates", candidates, "uint32")),
+        "final": (Argument("candidates", candidates, "uint32"), Argument("index", "out", "int32")),
+    }[config.stage] + (Argument("n", "scalar", "int32"),)
+    return Kernel(
+        name="argmax",
+        config=config,
+        function=argmax_partial if config.stage == "partial" else argmax_final,
+        signature=signature_of(arguments),
+        threads=threads,
+        shared_bytes=config.shared_bytes,
+        arguments=arguments,
+        min_arch=least_arch(config.pdl),
+    )
+
+
+@dataclass(frozen=True)
+class AdvanceConfig:
+    """The step to the next position.
+
+    Attributes:
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
+    """
+
+    pdl: bool = False
+
+    def __str__(self) -> str:
+        return "pdl" if self.pdl else "plain"
+
+    @property
+    def threads(self) -> int:
+        return 32
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    def grid(self) -> tuple[int, int, int]:
+        """One warp."""
+        return (1, 1, 1)
+
+
+def advance(config: AdvanceConfig = AdvanceConfig()) -> Kernel:
+    """position += 1; length = position + 1: the last kernel of a captured decode step, so that its replay
+    is the next one.
+
+    Arguments: position int32 [1] (what RoPE and the KV store read), length int32 [1] (what decode attention
+    reads: rows stored, the current one included).
+    """
+    start = dependent_start(config.pdl)
+
+    def advance_position(position, length):
+        start()
+        if cuda.threadIdx.x == 0:
+            following = int32(position[0] + 1)
+            position[0] = following
+            length[0] = int32(following + 1)
+
+    arguments = (Argument("position", "inout", "int32"), Argument("length", "out", "int32"))
+    return Kernel(
+        "advance", config, advance_position, signature_of(arguments), 32, 0, arguments, least_arch(config.pdl)
+    )
+
+
+def shipped() -> list[Kernel]:
+    """Every config that minfer ships."""
+    kernels = [
+        argmax(ArgmaxConfig(stage, pdl=pdl)) for stage in ("partial", "final") for pdl in (False, True)
+    ]
+    return [*kernels, *(advance(AdvanceConfig(pdl)) for pdl in (False, True))]

@@ -1,0 +1,401 @@
+"""Rotary position embedding: in place on one buffer, or fused with the bias before it and the KV store
+after it.
+
+Angles come from a table of cos and sin (`rope_table`): exact at any context length, where an angle in f32
+loses its fraction of a turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import cuda
+from numba.cuda.types import float32, int32, uint32, uint64
+from numpy.typing import ArrayLike, NDArray
+
+from minfer.cuda import ptx
+from minfer.cuda.dependent import dependent_start, least_arch
+from minfer.cuda.elementwise.rows import check_choice, check_threads, load4
+from minfer.cuda.instruction import device_function
+from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
+from minfer.cuda.signature import signature_of
+
+
+def rope_table(frequencies: ArrayLike, positions: int, scale: float = 1.0) -> NDArray[np.float32]:
+    """[positions, rotary / 2, 2] f32: scale * cos and scale * sin of position * frequency.
+
+    `frequencies` [rotary / 2] are radians a position, frequency factors already divided in; `scale` is YaRN's
+    attention scale. Angles are taken in float64, where f32 would lose whole turns at long contexts.
+    """
+    angles = np.arange(positions, dtype=np.float64)[:, None] * np.asarray(frequencies, np.float64)[None, :]
+    return (np.stack([np.cos(angles), np.sin(angles)], axis=-1) * scale).astype(np.float32)
+
+
+def _check_head(family: str, head_dim: int, rotary: int) -> None:
+    if head_dim % 8 or head_dim <= 0:
+        raise ConfigRefused(
+            f"{family}: head_dim {head_dim}; a thread takes 8 dims of a head: take a multiple of 8"
+        )
+    if rotary % 8 or not 0 < rotary <= head_dim:
+        raise ConfigRefused(
+            f"{family}: {rotary} rotary dims of {head_dim}; a thread rotates 4 pairs: take a multiple of 8, "
+            "at most head_dim"
+        )
+
+
+@device_function
+def _rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3):
+    """(a, b) pairs rotated by the four (cos, sin) at `angles`."""
+    c0, s0, c1, s1 = ptx.ld_global_nc_v4_f32(angles)
+    c2, s2, c3, s3 = ptx.ld_global_nc_v4_f32(angles + uint64(16))
+    return (
+        a0 * c0 - b0 * s0,
+        a1 * c1 - b1 * s1,
+        a2 * c2 - b2 * s2,
+        a3 * c3 - b3 * s3,
+        a0 * s0 + b0 * c0,
+        a1 * s1 + b1 * c1,
+        a2 * s2 + b2 * c2,
+        a3 * s3 + b3 * c3,
+    )
+
+
+@device_function
+def _rotate_adjacent(angles, a0, a1, a2, a3, b0, b1, b2, b3):
+    """Eight neighbouring dims, rotated as the pairs (0, 1), (2, 3), (4, 5), (6, 7)."""
+    x0, x1, x2, x3, y0, y1, y2, y3 = _rotate(angles, a0, a2, b0, b2, a1, a3, b1, b3)
+    return x0, y0, x1, y1, x2, y2, x3, y3
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """RoPE in place.
+
+    Attributes:
+        heads: heads in a row.
+        head_dim: dims a head.
+        rotary: dims of a head that rotate, from the first.
+        interleaved: pairs (2i, 2i + 1); else NEOX, (i, i + rotary / 2).
+        threads: threads a block.
+    """
+
+    heads: int
+    head_dim: int
+    rotary: int
+    interleaved: bool = False
+    threads: int = 128
+
+    def __post_init__(self) -> None:
+        _check_head("rope", self.head_dim, self.rotary)
+        check_threads("rope", self.threads)
+
+    def __str__(self) -> str:
+        kind = "interleaved" if self.interleaved else "neox"
+        return f"{kind} heads={self.heads} hd={self.head_dim} rotary={self.rotary}"
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    def grid(self, nt: int) -> tuple[int, int, int]:
+        """Blocks for nt rows."""
+        return (max(1, nt), -(-(self.heads * self.rotary // 8) // self.threads), 1)
+
+
+def rope(config: RopeConfig) -> Kernel:
+    """Rotate the heads of x in place.
+
+    Arguments: x f32, row t at x + t * stride with heads * head_dim elements, positions int32 [nt], table f32
+    [positions, rotary / 2, 2] (cos, sin), stride int32 (elements, a multiple of 4). A thread rotates 4
+    pairs. Su et al. 2021 (RoFormer); NEOX order as in GPT-NeoX.
+    """
+    threads, head_dim, half = config.threads, config.head_dim, config.rotary // 2
+    per_head = config.rotary // 8
+    units = config.heads * per_head
+    interleaved = config.interleaved
+    rotate = _rotate_adjacent if interleaved else _rotate
+    step = 8 if interleaved else 4
+    apart = 4 if interleaved else half
+
+    def rope_rows(x, positions, table, stride):
+        unit = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
+        if unit < units:
+            t = cuda.blockIdx.x
+            head = unit // per_head
+            pair = (unit - head * per_head) * 4
+            first = uint64(t) * uint64(stride) + uint64(head * head_dim + pair * step // 4)
+            low = ptx.global_address(x) + first * uint64(4)
+            high = low + uint64(apart * 4)
+            angles = ptx.global_address(table) + uint64(positions[t]) * uint64(half * 8) + uint64(pair * 8)
+            a0, a1, a2, a3 = ptx.ld_global_v4_f32(low)
+            b0, b1, b2, b3 = ptx.ld_global_v4_f32(high)
+            a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3)
+            ptx.st_global_v4_f32(low, a0, a1, a2, a3)
+            ptx.st_global_v4_f32(high, b0, b1, b2, b3)
+
+    arguments = (
+        Argument("x", "inout", "float32"),
+        Argument("positions", "in", "int32"),
+        Argument("table", "in", "float32"),
+        Argument("stride", "scalar", "int32"),
+    )
+    return Kernel("rope", config, rope_rows, signature_of(arguments), threads, 0, arguments)
+
+
+@dataclass(frozen=True)
+class RopeStoreConfig:
+    """Bias, head norms, RoPE and KV store in one pass over a stacked q, k, v row.
+
+    Attributes:
+        heads, kv_heads, head_dim: the attention's shape; with heads 0 a row is k and v alone.
+        rotary: dims of a head that rotate, from the first.
+        interleaved: pairs (2i, 2i + 1); else NEOX, (i, i + rotary / 2).
+        bias: add a bias to the row first.
+        norm: RMS norm of every q and k head before the rotation (qwen3). Takes a bias too: zeros if the
+            model has none.
+        source: "f32" or "f16": what the row is.
+        query: "f16" or "f32": what the rotated queries are written as.
+        threads: threads a block.
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary: int
+    interleaved: bool = False
+    bias: bool = False
+    query: str = "f16"
+    threads: int = 128
+    norm: bool = False
+    source: str = "f32"
+    pdl: bool = False
+
+    def __post_init__(self) -> None:
+        _check_head("rope_store", self.head_dim, self.rotary)
+        check_choice("rope_store", "source", self.source, ("f32", "f16"))
+        if self.norm and (not self.bias or 32 % (self.head_dim // 8)):
+            raise ConfigRefused(
+                f"rope_store: head norms with bias={self.bias}, head_dim {self.head_dim}; a head's threads "
+                "share a warp: take head_dim 64, 128 or 256 (or 8, 16, 32), and bias=True"
+            )
+        check_choice("rope_store", "query", self.query, ("f16", "f32"))
+        check_threads("rope_store", self.threads)
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ConfigRefused(
+                f"rope_store: {self.heads} heads on {self.kv_heads} kv heads; take a multiple of the kv heads"
+            )
+
+    def __str__(self) -> str:
+        kind = "interleaved" if self.interleaved else "neox"
+        bias = (" bias" if self.bias else "") + (" norm" if self.norm else "")
+        if self.source != "f32":
+            bias += f" {self.source} rows"
+        shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary}"
+        return f"{kind} {shape}{bias} query={self.query}{' pdl' if self.pdl else ''}"
+
+    @property
+    def width(self) -> int:
+        """Elements of a stacked row."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    def grid(self, nt: int) -> tuple[int, int, int]:
+        """Blocks for nt rows."""
+        return (max(1, nt), -(-(self.width // 8) // self.threads), 1)
+
+
+def rope_store(config: RopeStoreConfig) -> Kernel:
+    """q[t] = rope(qkv[t, q] + bias), k_cache[position] = f16(rope(qkv[t, k] + bias)), v_cache[position] =
+    f16(qkv[t, v] + bias). With `norm` the q and k heads go through an RMS norm before the rotation.
+
+    Arguments: qkv f32 or f16 [nt, (heads + 2 kv_heads) * head_dim], (bias f32 of one such row,) (q_norm and
+    k_norm f32 [head_dim],) positions int32 [nt] (below the cache's capacity: not checked here), table f32
+    [positions, rotary / 2, 2] (cos, sin), q [nt, heads * head_dim] f16 or f32, k_cache and v_cache f16
+    [capacity, kv_heads * head_dim] (, eps float32). A thread takes 8 dims of one head: 8 neighbours, or two
+    fours rotary / 2 apart.
+    """
+    threads, head_dim, half = config.threads, config.head_dim, config.rotary // 2
+    heads, kv_heads, width, rotary = config.heads, config.kv_heads, config.width, config.rotary
+    per_head = head_dim // 8
+    rotating = rotary // 8
+    interleaved, biased, normed = config.interleaved, config.bias, config.norm
+    start = dependent_start(config.pdl)
+    rotate = _rotate_adjacent if interleaved else _rotate
+    load, element = load4(config.source), {"f32": 4, "f16": 2}[config.source]
+    shuffles = per_head.bit_length() - 1
+
+    @device_function
+    def _store_f16(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3):
+        ptx.st_global_v2_u32(row + uint64(low * 2), ptx.pack_f16x2(a0, a1), ptx.pack_f16x2(a2, a3))
+        ptx.st_global_v2_u32(row + uint64(high * 2), ptx.pack_f16x2(b0, b1), ptx.pack_f16x2(b2, b3))
+
+    @device_function
+    def _store_f32(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3):
+        ptx.st_global_v4_f32(row + uint64(low * 4), a0, a1, a2, a3)
+        ptx.st_global_v4_f32(row + uint64(high * 4), b0, b1, b2, b3)
+
+    store_query = _store_f16 if config.query == "f16" else _store_f32
+    query_bytes = 2 if config.query == "f16" else 4
+
+    @device_function
+    def head_scale(squares, eps):
+        """1 / rms of a head, of which a lane has the sum of squares of 8 dims."""
+        for step in range(shuffles):
+            squares += ptx.shfl_xor_f32(squares, uint32(1 << step))
+        return ptx.rsqrt_approx(squares * float32(1.0 / head_dim) + eps)
+
+    @device_function
+    def process(source, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
+        start()
+        unit = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
+        inside = unit < width // 8
+        if not inside:
+            unit = int32(0)  # the norm's shuffles want whole warps: read on, store nothing
+        t = cuda.blockIdx.x
+        head = unit // per_head
+        part = unit - head * per_head
+        # Offsets of the two fours within the head. Past the rotary dims, and in v, they are just
+        # neighbours.
+        low = part * 8
+        high = low + 4
+        rotated = head < heads + kv_heads and part < rotating
+        if rotated and not interleaved:
+            low = part * 4
+            high = low + half
+        column = head * head_dim
+        at = source + (uint64(t) * uint64(width) + uint64(column)) * uint64(element)
+        a0, a1, a2, a3 = load(at + uint64(low * element))
+        b0, b1, b2, b3 = load(at + uint64(high * element))
+        if biased:
+            gain = bias + uint64(column * 4)
+            c0, c1, c2, c3 = ptx.ld_global_nc_v4_f32(gain + uint64(low * 4))
+            d0, d1, d2, d3 = ptx.ld_global_nc_v4_f32(gain + uint64(high * 4))
+            a0 += c0
+            a1 += c1
+            a2 += c2
+            a3 += c3
+            b0 += d0
+            b1 += d1
+            b2 += d2
+            b3 += d3
+        if normed:
+            squares = a0 * a0 + a1 * a1 + a2 * a2 + a3 * a3
+            scale = head_scale(squares + b0 * b0 + b1 * b1 + b2 * b2 + b3 * b3, eps)
+            if head < heads + kv_heads:
+                norms = k_norm
+                if head < heads:
+                    norms = q_norm
+                e0, e1, e2, e3 = ptx.ld_global_nc_v4_f32(norms + uint64(low * 4))
+                f0, f1, f2, f3 = ptx.ld_global_nc_v4_f32(norms + uint64(high * 4))
+                a0 *= scale * e0
+                a1 *= scale * e1
+                a2 *= scale * e2
+                a3 *= scale * e3
+                b0 *= scale * f0
+                b1 *= scale * f1
+                b2 *= scale * f2
+                b3 *= scale * f3
+        position = uint64(positions[t])
+        if rotated:
+            angles = table + position * uint64(half * 8) + uint64(part * 32)
+            a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3)
+        if inside:
+            if head < heads:
+                row = q + (uint64(t) * uint64(heads * head_dim) + uint64(column)) * uint64(query_bytes)
+                store_query(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3)
+            else:
+                cache = k_cache
+                kv_head = head - heads
+                if kv_head >= kv_heads:
+                    cache = v_cache
+                    kv_head -= kv_heads
+                row = cache + (position * uint64(kv_heads) + uint64(kv_head)) * uint64(head_dim * 2)
+                _store_f16(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3)
+
+    @device_function
+    def run(qkv, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
+        process(
+            ptx.global_address(qkv),
+            bias,
+            q_norm,
+            k_norm,
+            positions,
+            ptx.global_address(table),
+            ptx.global_address(q),
+            ptx.global_address(k_cache),
+            ptx.global_address(v_cache),
+            eps,
+        )
+
+    def rope_store_plain(qkv, positions, table, q, k_cache, v_cache):
+        none = uint64(0)
+        run(qkv, none, none, none, positions, table, q, k_cache, v_cache, float32(0))
+
+    def rope_store_biased(qkv, bias, positions, table, q, k_cache, v_cache):
+        none = uint64(0)
+        added = ptx.global_address(bias)
+        run(qkv, added, none, none, positions, table, q, k_cache, v_cache, float32(0))
+
+    def rope_store_normed(qkv, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
+        added, q_gains, k_gains = (
+            ptx.global_address(bias),
+            ptx.global_address(q_norm),
+            ptx.global_address(k_norm),
+        )
+        run(qkv, added, q_gains, k_gains, positions, table, q, k_cache, v_cache, eps)
+
+    function = rope_store_biased if biased else rope_store_plain
+    if normed:
+        function = rope_store_normed
+    arguments = (
+        Argument("qkv", "in", {"f32": "float32", "f16": "float16"}[config.source]),
+        *((Argument("bias", "in", "float32"),) if biased else ()),
+        *(Argument(name, "in", "float32") for name in (("q_norm", "k_norm") if normed else ())),
+        Argument("positions", "in", "int32"),
+        Argument("table", "in", "float32"),
+        Argument("q", "out", {"f16": "float16", "f32": "float32"}[config.query]),
+        Argument("k_cache", "inout", "float16"),
+        Argument("v_cache", "inout", "float16"),
+        *((Argument("eps", "scalar", "float32"),) if normed else ()),
+    )
+    return Kernel(
+        name="rope_store",
+        config=config,
+        function=function,
+        signature=signature_of(arguments),
+        threads=threads,
+        shared_bytes=0,
+        arguments=arguments,
+        min_arch=least_arch(config.pdl),
+    )
+
+
+# The shapes of Qwen2.5-7B, Qwen2.5-0.5B and SmolLM2-135M.
+_SHAPES = ((28, 4, 128, False, True), (14, 2, 64, False, True), (9, 3, 64, True, False))
+
+
+def shipped() -> list[Kernel]:
+    """Every config that minfer ships."""
+    kernels = []
+    for heads, kv_heads, head_dim, interleaved, bias in _SHAPES:
+        kernels += [rope(RopeConfig(n, head_dim, head_dim, interleaved)) for n in (heads, kv_heads)]
+        kernels += [
+            rope_store(RopeStoreConfig(heads, kv_heads, head_dim, head_dim, interleaved, bias, query))
+            for query in ("f16", "f32")
+        ]
+        # Rows from the wgmma GEMM; the last layer's k and v alone; qwen3's head norms.
+        shape = (kv_heads, head_dim, head_dim, interleaved)
+        kernels += [
+            rope_store(RopeStoreConfig(heads, *shape, bias, source="f16")),
+            rope_store(RopeStoreConfig(0, *shape, bias)),
+            rope_store(RopeStoreConfig(heads, *shape, bias=True, norm=True)),
+        ]
+        kernels.append(
+            rope_store(RopeStoreConfig(heads, kv_heads, head_dim, head_dim, interleaved, bias, pdl=True))
+        )
+    return kernels

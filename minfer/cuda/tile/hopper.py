@@ -1,0 +1,137 @@
+"""Pipelines and epilogues for Hopper: a ring of TMA stages guarded by mbarriers, stmatrix and TMA stores.
+
+A ring has `stages` stages. Each has two mbarriers: `full`, completed by the bytes that the producer's TMA
+loads bring, and `empty`, completed by the consumers' arrivals. A cursor (stage, parity) walks the ring; a
+consumer starts at parity 0, a producer at parity 1 (a fresh `empty` passes).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from minfer.cuda import ptx
+from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
+
+#: Columns of a 16-bit matrix in the 128-byte rows that TMA and wgmma swizzle.
+BOX_COLUMNS = 64
+ALIGNMENT = 1024
+#: A chunk of the epilogue: 16 rows of 128 bytes.
+BUFFER_BYTES = 2048
+
+
+@dataclass(frozen=True)
+class MbarrierRing:
+    """The mbarriers of a ring: `full` of stage s at 8 s from their start, `empty` at 8 (stages + s).
+
+    A phase of `full` takes one arrival (the producer's, expecting the bytes), one of `empty` takes
+    `consumers`."""
+
+    stages: int
+    consumers: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Shared memory of the mbarriers."""
+        return 16 * self.stages
+
+    @functools.cached_property
+    def initialise(self) -> DeviceFunction:
+        """(mbarriers' address): by one thread, before a barrier of the block or cluster."""
+        stages, consumers = self.stages, self.consumers
+
+        @device_function
+        def initialise(barriers):
+            for stage in range(stages):
+                ptx.mbarrier_init(barriers + 8 * stage, 1)
+                ptx.mbarrier_init(barriers + 8 * (stages + stage), consumers)
+            ptx.fence_mbarrier_init()
+
+        return initialise
+
+    @functools.cached_property
+    def advance(self) -> DeviceFunction:
+        """(stage, parity) -> the next cursor."""
+        from numba.cuda import types
+
+        last = self.stages - 1
+
+        @device_function
+        def advance(stage, parity):
+            wraps = types.uint32(stage == last)
+            return ptx.select_u32(wraps, 0, stage + 1), types.uint32(parity ^ wraps)
+
+        return advance
+
+
+@functools.cache
+def store_tile(columns: int, buffers: int) -> DeviceFunction:
+    """Factory: a warp's 16 x `columns` f32 accumulators of wgmma to an f16 matrix, through shared memory by
+    TMA.
+
+    (array, tensor map address, buffer, row, column, lane): `buffer` is the shared address of the warp's own
+    `buffers` buffers of `BUFFER_BYTES`, aligned to 1024 bytes. The tensor map has boxes of 16 rows x 64
+    columns with the 128-byte swizzle; the store drops what lies outside the matrix. Chunks of 64 columns
+    leave in two batches if there is a buffer for each, else one by one; if `columns` is no multiple of 64 the
+    last chunk overlaps the one before (same values). Stores drain while the warp goes on: the function first
+    waits until the last tile's have read their buffers. One lane must execute `ptx.bulk_wait_group_read(0)`
+    before the block ends.
+
+    Raises ValueError unless columns is a multiple of 16 from 64 on and there is a buffer."""
+    if columns < BOX_COLUMNS or columns % 16 or buffers < 1:
+        raise ValueError(
+            f"store_tile: {columns} columns in {buffers} buffers: a multiple of 16 from 64, 1 buffer"
+        )
+    starts = chunk_starts(columns)
+    chunks = len(starts)
+    if buffers >= chunks:
+        halves = [(0, chunks // 2), (chunks // 2, chunks)]
+        batches = [(first, end) for first, end in halves if first < end]
+    else:
+        batches = [(c, c + 1) for c in range(chunks)]
+    batch_count = len(batches)
+    firsts, ends = tuple(first for first, _ in batches), tuple(end for _, end in batches)
+    wait_all, wait_one = ptx.bulk_wait_group_read(0), ptx.bulk_wait_group_read(max(0, buffers - 1))
+
+    @device_function
+    @unrolled
+    def write_chunk(array, first, place, lane):
+        """16 rows x 64 columns: chunks of 16 bytes XORed with the row, as the tensor map's swizzle says."""
+        line = place + (lane & 15) * 128
+        for j in unroll(4):
+            o = first + 8 * j
+            ptx.stmatrix_x4(
+                line + (((2 * j + (lane >> 4)) ^ (lane & 7)) << 4),
+                ptx.pack_f16x2(array[o], array[o + 1]),
+                ptx.pack_f16x2(array[o + 2], array[o + 3]),
+                ptx.pack_f16x2(array[o + 4], array[o + 5]),
+                ptx.pack_f16x2(array[o + 6], array[o + 7]),
+            )
+
+    @device_function
+    @unrolled
+    def store(array, tensor_map, buffer, row, column, lane):
+        if lane == 0:
+            wait_all()
+        ptx.syncwarp()
+        for batch in unroll(batch_count):
+            for c in unroll(firsts[batch], ends[batch]):
+                if c >= buffers:
+                    if lane == 0:
+                        wait_one()
+                    ptx.syncwarp()
+                write_chunk(array, starts[c] // 2, buffer + (c % buffers) * BUFFER_BYTES, lane)
+            ptx.fence_proxy_async()
+            ptx.syncwarp()
+            if lane == 0:
+                for c in unroll(firsts[batch], ends[batch]):
+                    source = buffer + (c % buffers) * BUFFER_BYTES
+                    ptx.tma_store_2d(tensor_map, source, column + starts[c], row)
+                ptx.bulk_commit_group()
+
+    return store
+
+
+def chunk_starts(columns: int) -> tuple[int, ...]:
+    """First columns of the chunks of 64 that cover `columns`; the last one ends there."""
+    return tuple(min(c, columns - BOX_COLUMNS) for c in range(0, columns, BOX_COLUMNS))

@@ -1,0 +1,20 @@
+"""Persistent scheduling: which output tile a block computes next.
+
+A persistent block takes tiles b, b + blocks, b + 2 blocks, ... of one order. `tile_xy` is that order: groups
+of `group` tile rows, and within a group row by row of the group down each column, so that the tiles in flight
+at a time share few rows of A and few columns of B, and B passes through L2 once a group.
+"""
+
+from minfer.cuda import ptx
+from minfer.cuda.instruction import device_function
+
+
+@device_function
+def tile_xy(index, tile_rows, tile_columns, group):
+    """(tile row, tile column) of the `index`-th tile of a tile_rows x tile_columns matrix of tiles; the last
+    group may have fewer rows. Plain Python and device code; 32-bit divisions."""
+    number = ptx.udiv_u32(index, group * tile_columns)
+    inside = index - number * (group * tile_columns)
+    rows = min(group, tile_rows - number * group)
+    column = ptx.udiv_u32(inside, rows)
+    return number * group + inside - column * rows, column

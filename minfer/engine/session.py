@@ -1,0 +1,116 @@
+"""A session: a model on a backend with one context that grows as tokens are fed to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from minfer.engine.backend import KV_DTYPES, Backend, KvDtype, Progress
+from minfer.engine.errors import InputError
+from minfer.engine.transformer import Buffers, Wanted, forward
+from minfer.model.model import Model
+
+DEFAULT_CONTEXT = 4096
+DEFAULT_CHUNK = 512
+
+
+class Session:
+    """Feeds tokens through a model.
+
+    n_ctx: most tokens of a context (None: the model's, at most 4096). kv_dtype: "f16" or "f32". chunk:
+    most tokens of one pass; a longer prompt goes through in several.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        n_ctx: int | None = None,
+        kv_dtype: KvDtype = "f16",
+        chunk: int = DEFAULT_CHUNK,
+        progress: Progress | None = None,
+    ):
+        config = model.config
+        if n_ctx is None:
+            n_ctx = min(config.context_length, DEFAULT_CONTEXT)
+        if not 1 <= n_ctx <= config.context_length:
+            raise InputError(
+                f"a context of {n_ctx} tokens is not possible: the model allows 1 to {config.context_length}"
+            )
+        if kv_dtype not in KV_DTYPES:
+            raise InputError(f"KV cache type {kv_dtype!r} is unknown: choose one of {', '.join(KV_DTYPES)}")
+        if chunk < 1:
+            raise InputError(f"a prefill chunk of {chunk} tokens is not possible: give at least 1")
+        self.model = model
+        self.config = config
+        self.backend = backend
+        self.n_ctx = n_ctx
+        self.kv_dtype = kv_dtype
+        self.chunk = min(chunk, n_ctx)
+        self.position = 0
+        self._runtime = backend.open(model, n_ctx, kv_dtype, self.chunk, progress)
+        self._buffers: dict[bool, Buffers] = {}
+        self._decode: Callable[[], None] | None = None
+
+    def reset(self) -> None:
+        """Empty the context."""
+        self.position = 0
+
+    def forward(self, ids: Sequence[int], logits: Literal["last", "all"] = "last") -> np.ndarray:
+        """Append tokens to the context; float32 logits (vocab,) of the last one, or (len(ids), vocab) of all.
+
+        Raises InputError, and changes nothing, for no tokens, an id out of range or a full context.
+        """
+        if logits not in ("last", "all"):
+            raise InputError(f"logits={logits!r} is unknown: ask for 'last' or 'all'")
+        ids = self._checked(ids)
+        if logits == "last":
+            starts = range(0, len(ids), self.chunk)
+            for start in starts:
+                wanted: Wanted = "last" if start == starts[-1] else "none"
+                result = self._pass(ids[start : start + self.chunk], wanted)
+            return result[0]
+        rows = [self._pass(ids[i : i + self.chunk], "all") for i in range(0, len(ids), self.chunk)]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _checked(self, ids: Sequence[int]) -> np.ndarray:
+        checked = np.asarray(ids)
+        if checked.ndim != 1 or checked.size == 0:
+            raise InputError("the prompt is empty: give at least one token")
+        if checked.dtype.kind not in "iu":
+            raise InputError(f"token ids must be whole numbers, not {checked.dtype}")
+        wrong = checked[(checked < 0) | (checked >= self.config.vocab_size)]
+        if wrong.size:
+            raise InputError(
+                f"token id {wrong[0]} is out of range: the model has ids 0 to {self.config.vocab_size - 1}"
+            )
+        if self.position + len(checked) > self.n_ctx:
+            raise InputError(
+                f"{len(checked)} more tokens do not fit: {self.position} of {self.n_ctx} are taken: "
+                "use a shorter prompt or a larger context"
+            )
+        return checked
+
+    def _pass(self, ids: np.ndarray, wanted: Wanted) -> np.ndarray:
+        """One forward of at most `chunk` tokens."""
+        runtime, n = self._runtime, len(ids)
+        runtime.set_tokens(ids, self.position)
+        buffers = self._buffers_for(wanted == "all")
+        if n == 1 and wanted == "last":
+            if self._decode is None:
+                self._decode = runtime.capture(lambda: forward(runtime, self.config, buffers, 1, "last"))
+            self._decode()
+        else:
+            forward(runtime, self.config, buffers, n, wanted)
+        result = runtime.read(buffers.logits[: n if wanted == "all" else 1])
+        self.position += n
+        return result
+
+    def _buffers_for(self, all_logits: bool) -> Buffers:
+        """Buffers with one row of logits, or a row a token: those come into being when first asked for."""
+        if all_logits not in self._buffers:
+            rows = self.chunk if all_logits else 1
+            self._buffers[all_logits] = Buffers.allocate(self._runtime, self.config, self.chunk, rows)
+        return self._buffers[all_logits]

@@ -1,0 +1,263 @@
+"""Generating text in a notebook: the models that are here, a run to watch and stop, its speed."""
+
+from __future__ import annotations
+
+import html
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minfer.model.model import Model
+
+TINY = Path(__file__).resolve().parents[2] / "data" / "qwen2-tiny.gguf"
+"""A model with random weights that comes with the repository, for when nothing has been pulled."""
+
+_ONE_AT_A_TIME = threading.Lock()  # the host backend's threads serve one caller
+
+
+def available_models() -> list[tuple[str, Path]]:
+    """(label, path) of every model that can run now: the pulled ones, then the tiny one of the repository."""
+    from minfer.model.errors import ModelFileError
+    from minfer.model.registry import NAMES, resolve
+
+    found = []
+    for name in NAMES:
+        try:
+            found.append((name, resolve(name)))
+        except ModelFileError:
+            continue
+    if TINY.is_file():
+        found.append(("qwen2-tiny (random weights)", TINY))
+    return found
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate. `temperature` 0 is greedy; `chat` puts the prompt through the model's template."""
+
+    model: Path
+    prompt: str
+    n_predict: int = 48
+    temperature: float = 0.0
+    seed: int = 0
+    chat: bool = False
+    backend: str = "auto"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a request.
+
+    Times in seconds; `weights_bytes` is what one decoded token reads at least; `arrivals` are the times, from
+    the start of the prefill, at which pieces of text came out.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    prompt_tokens: int
+    prefill_s: float
+    decode_s: float
+    stop_reason: str
+    backend: str
+    weights_bytes: int
+    arrivals: tuple[float, ...] = ()
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Tokens of the decode phase; the first generated token comes out of the prefill."""
+        return max(0, len(self.ids) - 1)
+
+    def rows(self) -> list[tuple[str, int, float, float | None]]:
+        """(phase, tokens, seconds, tokens a second) of prefill and decode."""
+        return [
+            (phase, tokens, seconds, tokens / seconds if tokens and seconds > 0 else None)
+            for phase, tokens, seconds in (
+                ("prefill", self.prompt_tokens, self.prefill_s),
+                ("decode", self.decoded_tokens, self.decode_s),
+            )
+        ]
+
+    def decode_bandwidth(self) -> float | None:
+        """Bytes of weights read a second while decoding, or None when nothing was decoded."""
+        rate = self.rows()[1][3]
+        return None if rate is None else rate * self.weights_bytes
+
+    def summary(self) -> str:
+        """One line: both speeds, and where it ran."""
+        speeds = ", ".join(
+            f"{phase} {tokens} tokens: {f'{rate:,.1f} tok/s' if rate else 'too few to time'}"
+            for phase, tokens, _, rate in self.rows()
+        )
+        return f"{speeds} ({self.backend}, {self.stop_reason})"
+
+    def _repr_html_(self) -> str:
+        body = "".join(
+            f"<tr><td>{phase}</td><td>{tokens}</td><td>{seconds:.3f}</td><td>{rate or 0:,.1f}</td></tr>"
+            for phase, tokens, seconds, rate in self.rows()
+        )
+        return (
+            "<table><tr><th>phase</th><th>tokens</th><th>seconds</th><th>tokens a second</th></tr>"
+            f"{body}</table><p>{html.escape(self.backend)}; ended by: {html.escape(self.stop_reason)}</p>"
+        )
+
+
+@lru_cache(maxsize=2)
+def load(path: Path) -> Model:
+    """An opened model; the last two stay open."""
+    from minfer.model.model import Model
+
+    return Model.load(path)
+
+
+def run(
+    request: Request,
+    on_text: Callable[[str], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Report:
+    """Prefill the prompt and decode, handing on text as it comes; `cancelled` is asked between tokens.
+
+    Raises:
+        ModelFileError, InputError, EngineError, TemplateError: as the engine and the model files do.
+    """
+    from minfer.engine.backend import choose_backend
+    from minfer.engine.generate import generate
+    from minfer.engine.sampling import Sampler
+    from minfer.engine.session import Session
+    from minfer.model.chat import ChatTemplate
+
+    with _ONE_AT_A_TIME:
+        model = load(request.model)
+        tokenizer = model.tokenizer
+        if request.chat:
+            template = ChatTemplate.for_tokenizer(model.chat_template, tokenizer)
+            prompt_ids = template.encode(tokenizer, [{"role": "user", "content": request.prompt}])
+        else:
+            prompt_ids = tokenizer.encode(request.prompt)
+        backend, why = choose_backend(request.backend)
+        session = Session(
+            model, backend, n_ctx=min(len(prompt_ids) + request.n_predict, model.config.context_length)
+        )
+        arrivals: list[float] = []
+        began = time.perf_counter()
+
+        def arrived(text: str) -> None:
+            arrivals.append(time.perf_counter() - began)
+            if on_text is not None:
+                on_text(text)
+
+        result = generate(
+            session,
+            tokenizer,
+            prompt_ids,
+            request.n_predict,
+            Sampler(temperature=request.temperature, seed=request.seed),
+            on_text=arrived,
+            cancelled=cancelled,
+        )
+    return Report(
+        text=result.text,
+        ids=tuple(result.ids),
+        prompt_tokens=result.prompt_tokens,
+        prefill_s=result.prefill_s,
+        decode_s=result.decode_s,
+        stop_reason=result.stop_reason,
+        backend=why,
+        weights_bytes=weight_bytes(model),
+        arrivals=tuple(arrivals),
+    )
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes of weights that one decoded token reads: all but the embedding table, of which it reads one row.
+
+    A tied output projection is the embedding table, so then that counts.
+    """
+    skipped = {model.embedding} - {model.output}
+    return sum(tensor.nbytes for name, tensor in model.file.tensors.items() if name not in skipped)
+
+
+def stream(request: Request) -> Report:
+    """Run a request in the cell: the prompt, then the text as it comes."""
+    from IPython.display import display
+
+    pieces = [request.prompt]
+    shown = display(StreamedText(pieces), display_id=True)
+
+    def show(text: str) -> None:
+        pieces.append(text)
+        shown.update(StreamedText(pieces))
+
+    return run(request, on_text=show)
+
+
+class StreamedText:
+    """A prompt and what was generated so far, as a notebook shows it."""
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self.prompt, self.generated = pieces[0], "".join(pieces[1:])
+
+    def __repr__(self) -> str:
+        return self.prompt + self.generated
+
+    def _repr_html_(self) -> str:
+        return (
+            '<pre style="white-space: pre-wrap; line-height: 1.35; max-width: 60em">'
+            f"<b>{html.escape(self.prompt)}</b>{html.escape(self.generated)}</pre>"
+        )
+
+
+class BackgroundRun:
+    """One request in a thread of its own, so that the notebook stays alive and can stop it.
+
+    Args:
+        request: what to generate.
+        on_text: called with each piece of text.
+        on_end: called once, with the Report, or with the exception that ended the run.
+        run: what does the work.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        on_text: Callable[[str], None],
+        on_end: Callable[[Report | Exception], None],
+        run: Callable[..., Report] = run,
+    ) -> None:
+        self._stop = threading.Event()
+        self._work = (run, request, on_text, on_end)
+        self._thread = threading.Thread(target=self._run, name="minfer generate", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask it to end after the token that it is at."""
+        self._stop.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end; False when `timeout` seconds were not enough."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        run, request, on_text, on_end = self._work
+        try:
+            outcome: Report | Exception = run(request, on_text=on_text, cancelled=self._stop.is_set)
+        except Exception as error:  # shown to the person who pressed the button
+            outcome = error
+        on_end(outcome)
+
+
+def error_sentence(error: Exception) -> str:
+    """What a widget shows for an exception: our own messages as they are, others with their type."""
+    from minfer.engine.errors import EngineError, InputError
+    from minfer.model.chat import TemplateError
+    from minfer.model.errors import ModelFileError
+
+    message = " ".join(str(error).split())
+    if isinstance(error, ModelFileError | TemplateError | EngineError | InputError):
+        return message
+    return f"{type(error).__name__}: {message}"

@@ -1,0 +1,147 @@
+"""The command line's manners: exit status, one-line errors, output that goes nowhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minfer import __version__, cli
+
+
+def run(capsys, *argv):
+    """(status, stdout, stderr) of one command line, run in this process."""
+    status = cli.main([str(arg) for arg in argv])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def spawn(*argv, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "minfer", *map(str, argv)], stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def assert_one_line_error(status, err, *parts):
+    assert status == 2
+    assert err.startswith("minfer: ") and err.count("\n") == 1, err
+    for part in parts:
+        assert str(part) in err
+
+
+def test_help_and_version(capsys):
+    status, out, _ = run(capsys)
+    assert status == 0
+    for command in ("pull", "inspect", "tokenize", "run", "bench", "perplexity", "synth"):
+        assert command in out
+    assert run(capsys, "--version")[:2] == (0, f"minfer {__version__}\n")
+    assert run(capsys, "run", "--help")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["nonsense"], "nonsense"),
+        (["run", "--nonsense"], "--nonsense"),
+        (["run"], "--model"),
+        (["run", "-m", "x", "-p", "hi", "-n", "0"], "-n"),
+        (["run", "-m", "x", "-p", "hi", "--temp", "-1"], "--temp"),
+        (["run", "-m", "x", "-p", "hi", "--backend", "tpu"], "tpu"),
+        (["run", "-m", "x"], "give either -p PROMPT or -f FILE"),
+        (["run", "-m", "x", "-p", "a", "-f", "b"], "not both"),
+        (["run", "-m", "x", "-p", "a", "--system", "b"], "--system needs --chat"),
+        (["tokenize", "-m", "x"], "give either TEXT or -f FILE"),
+        (["inspect", "no-such-model"], "no-such-model"),
+        (["pull", "no-such-model"], "no-such-model"),
+        (["synth", "no-such-preset", "-o", "x.gguf"], "no-such-preset"),
+    ],
+)
+def test_bad_usage_is_one_line_and_status_2(capsys, argv, part):
+    status, out, err = run(capsys, *argv)
+    assert_one_line_error(status, err, part)
+    assert out == ""
+
+
+def test_a_file_that_is_no_text(capsys, data_dir, tmp_path):
+    file = tmp_path / "latin1.txt"
+    file.write_bytes(b"caf\xe9")
+    status, _, err = run(capsys, "tokenize", "-m", data_dir / "vocab-qwen2.5.gguf", "-f", file)
+    assert_one_line_error(status, err, file, "not UTF-8 text: byte 0xe9 at offset 3")
+    status, _, err = run(capsys, "tokenize", "-m", data_dir / "vocab-qwen2.5.gguf", "-f", tmp_path / "none")
+    assert_one_line_error(status, err, tmp_path / "none", "No such file")
+    status, _, err = run(capsys, "tokenize", "-m", data_dir / "vocab-qwen2.5.gguf", "-f", tmp_path)
+    assert_one_line_error(status, err, "Is a directory")
+
+
+def test_an_argument_that_is_not_utf8(data_dir):
+    done = subprocess.run(
+        [sys.executable, "-m", "minfer", "tokenize", "-m", data_dir / "vocab-qwen2.5.gguf", b"caf\xe9"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert_one_line_error(done.returncode, done.stderr, "TEXT is not UTF-8: character 3")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_output_on_a_full_disk(data_dir):
+    with open("/dev/full", "w") as full:
+        done = spawn("inspect", data_dir / "qwen2-k.gguf", stdout=full)
+    assert_one_line_error(done.returncode, done.stderr, "cannot write the output: No space left on device")
+
+
+def test_a_reader_that_goes_away(data_dir):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as pipe:
+        done = spawn("inspect", data_dir / "qwen2-k.gguf", stdout=pipe)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_an_output_that_cannot_show_the_text(data_dir):
+    done = spawn(
+        "tokenize",
+        "-m",
+        data_dir / "vocab-qwen2.5.gguf",
+        "日",
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\\u65e5" in done.stdout
+
+
+def test_interrupted(tmp_path, data_dir):
+    fifo = tmp_path / "never-written"
+    os.mkfifo(fifo)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minfer", "tokenize", "-m", data_dir / "vocab-qwen2.5.gguf", "-f", fifo],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with open(fifo, "w"):  # opens once the command waits for the text
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.strip().splitlines()[-1] == "minfer: interrupted"
+    assert "Traceback" not in err
+
+
+def test_a_bug_shows_no_traceback_unless_asked(capsys, monkeypatch, data_dir):
+    def broken(self, *args, **kwargs):
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr("minfer.model.tokenizer.Tokenizer.encode", broken)
+    monkeypatch.delenv("MINFER_TRACEBACK", raising=False)
+    argv = ("tokenize", "-m", data_dir / "vocab-qwen2.5.gguf", "x")
+    status, _, err = run(capsys, *argv)
+    assert status == 1
+    assert err.startswith("minfer: unexpected RuntimeError: first line second line (a bug")
+    assert err.count("\n") == 1
+    monkeypatch.setenv("MINFER_TRACEBACK", "1")
+    with pytest.raises(RuntimeError):
+        run(capsys, *argv)

@@ -1,0 +1,208 @@
+"""A CUDA driver made of host memory, behind the calls that minfer.cuda.runtime makes.
+
+`install(monkeypatch, ...)` puts it in place of cuda.bindings and libcuda. "Device" memory is host memory,
+so copies and fills work; a launch calls `driver.run(arguments)`, which a test sets, with the raw 8-byte
+parameter slots.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from enum import IntEnum
+from types import SimpleNamespace
+
+from cuda.bindings import driver as real
+
+from minfer.cuda.runtime import devices, driver, launching
+
+ATTRIBUTES = {
+    "COMPUTE_CAPABILITY_MAJOR": 9,
+    "COMPUTE_CAPABILITY_MINOR": 0,
+    "MULTIPROCESSOR_COUNT": 132,
+    "MAX_SHARED_MEMORY_PER_BLOCK": 49152,
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448,
+    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 233472,
+    "RESERVED_SHARED_MEMORY_PER_BLOCK": 1024,
+    "MAX_REGISTERS_PER_BLOCK": 65536,
+    "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536,
+    "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
+    "MAX_BLOCKS_PER_MULTIPROCESSOR": 32,
+    "L2_CACHE_SIZE": 62914560,
+}
+
+
+class Status(IntEnum):
+    """The few results that tests ask for."""
+
+    SUCCESS = 0
+    INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
+    NO_DEVICE = 100
+    INVALID_CONTEXT = 201
+    UNKNOWN = 999
+
+
+class FakeDriver:
+    """Attributes set what the driver answers; `calls` records every call's name and arguments."""
+
+    # Enumerations and structures are cuda.bindings' own.
+    CUresult = real.CUresult
+    CUdevice_attribute = real.CUdevice_attribute
+    CUfunction_attribute = real.CUfunction_attribute
+    CUstreamCaptureMode = real.CUstreamCaptureMode
+    CUlaunchConfig = real.CUlaunchConfig
+    CUlaunchAttribute = real.CUlaunchAttribute
+    CUlaunchAttributeID = real.CUlaunchAttributeID
+
+    def __init__(self) -> None:
+        self.init_status, self.version = Status.SUCCESS, 13000
+        self.attributes = dict(ATTRIBUTES)
+        self.name = b"NVIDIA H200"
+        self.function_attributes = {
+            "MAX_DYNAMIC_SHARED_SIZE_BYTES": 49152,
+            "MAX_THREADS_PER_BLOCK": 1024,
+            "NUM_REGS": 32,
+        }
+        self.memory_left = 1 << 30
+        self.calls: list[tuple] = []
+        self.memory: dict[int, ctypes.Array] = {}
+        self.launch_status: list[int] = []
+        self.launched: list[SimpleNamespace] = []
+        self.run: Callable[[list[int]], None] = lambda arguments: None
+
+    def __getattr__(self, name: str) -> Callable:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+        return lambda *args: self._default(name, args)
+
+    def _default(self, name: str, args: tuple) -> tuple:
+        self.calls.append((name, *args))
+        handles = ("Create", "BeginCapture", "Retain", "LoadData", "GetFunction", "Instantiate", "EndCapture")
+        return (Status.SUCCESS, 4096 + len(self.calls)) if name.endswith(handles) else (Status.SUCCESS,)
+
+    def named(self, name: str) -> list[tuple]:
+        """The arguments of every call of this name."""
+        return [call[1:] for call in self.calls if call[0] == name]
+
+    # ---- starting
+
+    def cuInit(self, flags):
+        return (self.init_status,)
+
+    def cuGetErrorString(self, code):
+        return Status.SUCCESS, b"as the driver words it"
+
+    def cuDriverGetVersion(self):
+        return Status.SUCCESS, self.version
+
+    def cuDeviceGetCount(self):
+        return Status.SUCCESS, 1
+
+    def cuDeviceGet(self, index):
+        return Status.SUCCESS, index
+
+    def cuDeviceGetName(self, length, handle):
+        return Status.SUCCESS, self.name + b"\0" * 4
+
+    def cuDeviceTotalMem(self, handle):
+        return Status.SUCCESS, 1 << 37
+
+    def cuDeviceGetAttribute(self, attribute, handle):
+        return Status.SUCCESS, self.attributes[attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
+
+    def cuCtxGetCurrent(self):
+        return Status.SUCCESS, 0
+
+    # ---- functions
+
+    def cuFuncGetAttribute(self, attribute, function):
+        return Status.SUCCESS, self.function_attributes[attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_")]
+
+    def cuFuncSetAttribute(self, function, attribute, value):
+        self.function_attributes[attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_")] = value
+        return (Status.SUCCESS,)
+
+    def cuOccupancyMaxActiveClusters(self, function, config):
+        return Status.SUCCESS, 66
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, shared):
+        return Status.SUCCESS, 2048 // threads
+
+    # ---- memory
+
+    def cuMemAlloc(self, nbytes):
+        if nbytes > self.memory_left:
+            return (Status.OUT_OF_MEMORY,)
+        buffer = ctypes.create_string_buffer(nbytes)
+        self.memory[ctypes.addressof(buffer)] = buffer
+        return Status.SUCCESS, ctypes.addressof(buffer)
+
+    cuMemHostAlloc = None
+
+    def cuMemFree(self, pointer):
+        self.calls.append(("cuMemFree", pointer))
+        del self.memory[pointer]
+        return (Status.SUCCESS,)
+
+    def cuMemGetInfo(self):
+        return Status.SUCCESS, self.memory_left, 1 << 37
+
+    def _copy(self, target, source, nbytes, stream):
+        ctypes.memmove(target, source, nbytes)
+        return (Status.SUCCESS,)
+
+    cuMemcpyHtoDAsync = cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = _copy
+
+    def cuMemsetD8Async(self, pointer, value, count, stream):
+        ctypes.memset(pointer, value, count)
+        return (Status.SUCCESS,)
+
+    def cuMemsetD16Async(self, pointer, value, count, stream):
+        ctypes.memmove(pointer, value.to_bytes(2, "little") * count, 2 * count)
+        return (Status.SUCCESS,)
+
+    def cuMemsetD32Async(self, pointer, value, count, stream):
+        ctypes.memmove(pointer, value.to_bytes(4, "little") * count, 4 * count)
+        return (Status.SUCCESS,)
+
+    # ---- libcuda's cuLaunchKernelEx
+
+    def launch(self, config_address, function, parameters, extra):
+        if self.launch_status and (status := self.launch_status.pop(0)):
+            return status
+        config = driver.LaunchConfig.from_address(config_address)
+        pointers = (ctypes.c_void_p * self.parameters).from_address(parameters)
+        slots = [ctypes.c_uint64.from_address(pointer).value for pointer in pointers]
+        self.launched.append(
+            SimpleNamespace(
+                grid=tuple(config.grid),
+                block=tuple(config.block),
+                shared=config.shared_bytes,
+                stream=config.stream or 0,
+                attributes=config.count,
+                slots=slots,
+                pointers=list(pointers),
+            )
+        )
+        self.run(slots)
+        return 0
+
+    parameters = 6
+
+
+def install(monkeypatch) -> FakeDriver:
+    """A fresh fake driver in place of the real one; the memos of the runtime forget what they knew."""
+    fake = FakeDriver()
+    monkeypatch.setattr(driver, "bindings", lambda: fake)
+    monkeypatch.setattr(driver, "launch_function", lambda: fake.launch)
+    monkeypatch.setattr(launching, "_loaded", {})
+    driver.initialize.cache_clear()
+    devices.device.cache_clear()
+    return fake
+
+
+def uninstall() -> None:
+    """Forget the fake device."""
+    driver.initialize.cache_clear()
+    devices.device.cache_clear()

@@ -1,0 +1,49 @@
+"""Launches of the decode GEMV and of the activation quantizer with their expected outputs."""
+
+import numpy as np
+
+from minfer.cuda import reference
+from minfer.cuda.block_dots import DOTS
+from minfer.cuda.gemv import GemvConfig, QuantizeQ8Config, gemv, quantize_q8
+from minfer.cuda.q8 import q8_record_bytes
+from tests.cuda.block_data import random_matrix
+from tests.cuda.elementwise_cases import check_records
+from tests.cuda.parity import Case, poisoned
+
+
+def gemv_case(config: GemvConfig, od: int, grid: int | None = None, scale: float = 1.0) -> Case:
+    rng = np.random.default_rng(od + config.dim)
+    raw, values = random_matrix(config.format, od, config.dim, seed=od)
+    x = (rng.normal(size=config.dim) * scale).astype(np.float32)
+    staged = x
+    if DOTS[config.format].quantized:
+        staged = reference.pack_q8(*reference.quantize_q8(x))
+        x = reference.dequantize_q8(staged, config.dim)
+    addend = rng.normal(size=od).astype(np.float32)
+    wanted = reference.gemv(values, x, addend if config.addend else None)
+    arguments = {
+        "weights": raw,
+        "x": staged,
+        **({"addend": addend} if config.addend else {}),
+        "y": poisoned(od, np.float32),
+        "od": od,
+    }
+    # f32 sums over blocks: relative to the sum of magnitudes, not to a result that may cancel.
+    size = np.abs(values).astype(np.float64) @ np.abs(x)
+    blocks = config.grid(od) if grid is None else (grid, 1, 1)
+    return Case(gemv(config), blocks, arguments, {"y": wanted}, 0, float(size.max()) * 1e-6, f"od={od}")
+
+
+def quantize_case(nt: int, dim: int, threads: int = 128) -> Case:
+    x = np.random.default_rng(nt + dim).normal(size=(nt, dim)).astype(np.float32)
+    x[0, :32] = 0
+    x[-1, -32:] *= 1e4
+    config = QuantizeQ8Config(threads)
+    arguments = {"x": x, "records": poisoned((nt, q8_record_bytes(dim)), np.uint8), "dim": dim}
+    return Case(
+        quantize_q8(config),
+        config.grid(nt, dim),
+        arguments,
+        {"records": check_records(x)},
+        name=f"nt={nt} {dim}",
+    )

@@ -1,0 +1,94 @@
+"""One launch with its expected outputs, run by the simulator or by a GPU.
+
+Outputs start as poison (NaN, or a canary for integers), buffers have exactly the size that the kernel may
+touch, and every output is compared whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from minfer.cuda.kernel import Kernel
+
+CANARY = 0xA5
+
+
+def poisoned(shape: Any, dtype: Any) -> np.ndarray:
+    """An output nobody has written: NaN, or bytes of 0xA5."""
+    if np.issubdtype(dtype, np.floating):
+        return np.full(shape, np.nan, dtype)
+    return np.full(np.prod(shape) * np.dtype(dtype).itemsize, CANARY, np.uint8).view(dtype).reshape(shape)
+
+
+@dataclass
+class Case:
+    """A launch: arguments in the kernel's order, and what outputs must be.
+
+    `expected` maps an argument's name to an array (compared within `rtol` and `atol`, exactly where both
+    are 0) or to a function that asserts on the result.
+    """
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    arguments: dict[str, Any]
+    expected: dict[str, np.ndarray | Callable[[np.ndarray], None]]
+    rtol: float = 0.0
+    atol: float = 0.0
+    name: str = ""
+    results: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert list(self.arguments) == [a.name for a in self.kernel.arguments]
+
+    def __str__(self) -> str:
+        return f"{self.kernel} {self.name}"
+
+    def check(self) -> None:
+        """Compare every expected output with the results of the last run."""
+        for name, wanted in self.expected.items():
+            got = self.results[name]
+            if callable(wanted):
+                wanted(got)
+            elif self.rtol == self.atol == 0:
+                np.testing.assert_array_equal(got, wanted, err_msg=f"{self}: {name}")
+            else:
+                np.testing.assert_allclose(
+                    got.astype(np.float64),
+                    wanted.astype(np.float64),
+                    self.rtol,
+                    self.atol,
+                    err_msg=f"{self}: {name}",
+                )
+
+    def run_simulated(self, **options: Any) -> None:
+        """Run in the simulator on copies of the arguments, and check."""
+        from minfer.cuda import simulator
+
+        self.results = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in self.arguments.items()}
+        simulator.launch(self.kernel, self.grid, *self.results.values(), **options)
+        self.check()
+
+    def run_on_gpu(self) -> None:
+        """Run twice on the GPU from fresh outputs, check, and check that both runs agree bit by bit."""
+        from minfer.cuda import runtime
+
+        first = self._gpu_results(runtime)
+        self.results = self._gpu_results(runtime)
+        self.check()
+        for name in self.expected:
+            np.testing.assert_array_equal(
+                first[name].view(np.uint8),
+                self.results[name].view(np.uint8),
+                err_msg=f"{self}: {name} differs",
+            )
+
+    def _gpu_results(self, runtime: Any) -> dict[str, np.ndarray]:
+        held = {
+            k: runtime.to_device(v) if isinstance(v, np.ndarray) else v for k, v in self.arguments.items()
+        }
+        runtime.launch(self.kernel, self.grid, *held.values())
+        return {name: held[name].to_host() for name in self.expected}

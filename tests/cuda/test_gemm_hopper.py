@@ -1,0 +1,80 @@
+"""The Hopper GEMM: config arithmetic, the choice of a tile, and the assembled kernel."""
+
+import pytest
+
+from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
+from minfer.cuda.kernel import ConfigRefused
+from minfer.cuda.runtime import compile_kernel
+
+
+def test_shared_memory():
+    config = GemmHopperConfig()
+    assert config.stage_bytes == 128 * 128 + 256 * 128
+    # 4 stages of 48 KiB leave two buffers of 2 KiB for each of 8 warps; 64 bytes of mbarriers, 1 KiB to align
+    assert config.store_buffers == 2
+    assert config.shared_bytes == 4 * 49_152 + 8 * 2 * 2048 + 64 + 1024
+
+
+def test_grids_are_persistent_and_whole_clusters():
+    assert GemmHopperConfig().grid(2048, 37888, 132) == (132, 1, 1)
+    assert GemmHopperConfig().grid(130, 256, 132) == (2, 1, 1)
+    assert GemmHopperConfig(cluster=2).grid(300, 256, 131) == (4, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("nt", "od", "depth", "tile_m", "cluster"),
+    [
+        # the shapes of a 7B at 2048 tokens: 256 and 384 tiles in 1.94 and 2.91 waves of 132
+        (2048, 3584, 3584, 224, 1),
+        (2048, 4608, 3584, 192, 1),
+        (2048, 37888, 3584, 256, 2),
+    ],
+)
+def test_choice_fills_whole_waves(nt, od, depth, tile_m, cluster):
+    config = choose(nt, od, depth)
+    assert (config.tile_m, config.cluster) == (tile_m, cluster)
+
+
+def test_a_group_holds_about_2048_tokens():
+    assert GemmHopperConfig().group(2048, 4096) == 16
+    assert GemmHopperConfig().group(8192, 4096) == 16
+    assert GemmHopperConfig().group(100, 4096) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((40,), "tile_m = 40"),
+        ((272,), "tile_m = 272"),
+        ((256, 1), "1 stages"),
+        ((256, 5), "use fewer stages"),
+        ((256, 4, 3), "clusters of 3"),
+    ],
+)
+def test_configs_that_cannot_run_are_refused(arguments, message):
+    with pytest.raises(ConfigRefused, match=message):
+        GemmHopperConfig(*arguments)
+
+
+@pytest.mark.parametrize("config", [GemmHopperConfig(), GemmHopperConfig(224, 4, 2)], ids=str)
+def test_assembled_without_spills_and_serialisation(config):
+    compiled = compile_kernel(make_gemm_hopper(config), "sm_90a")
+    resources = compiled.resources
+    assert ".local" not in compiled.ptx
+    assert resources.spill_bytes == resources.stack_bytes == 0
+    assert resources.warnings == ()
+    assert resources.registers == 168
+    assert resources.instructions["wgmma"] % 4 == 0
+    assert "USETMAXREG" in compiled.sass
+
+
+def test_other_architectures_are_refused():
+    with pytest.raises(ConfigRefused, match="only sm_90a"):
+        compile_kernel(make_gemm_hopper(GemmHopperConfig()), "sm_100a")
+
+
+def test_products_that_tma_cannot_move_are_refused():
+    GemmHopperConfig().check(1, 8, 8)
+    for shape in ((1, 12, 8), (1, 8, 12), (0, 8, 8)):
+        with pytest.raises(ConfigRefused, match="multiples of 8"):
+            GemmHopperConfig().check(*shape)

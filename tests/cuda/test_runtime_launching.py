@@ -1,0 +1,422 @@
+"""Loading and launching against a fake driver: limits, packing, counts, captures, checked mode."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from minfer.cuda import runtime
+from minfer.cuda.kernel import Argument, Kernel, LaunchRefused
+from minfer.cuda.runtime import arrays, driver, launching
+from minfer.cuda.runtime.compiler import CompiledKernel
+from minfer.cuda.runtime.resources import Resources
+from tests.cuda import fake_driver
+
+ARGUMENTS = (
+    Argument("a", "in", "float32"),
+    Argument("b", "in", "bfloat16"),
+    Argument("out", "out", "float32"),
+    Argument("n", "scalar", "int32"),
+    Argument("alpha", "scalar", "float32"),
+    Argument("seed", "scalar", "uint64"),
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    tile: int = 64
+
+    def __str__(self) -> str:
+        return f"tile={self.tile}"
+
+
+def make_kernel(**changes) -> Kernel:
+    fields = {
+        "name": "scale",
+        "config": Config(),
+        "function": lambda: None,
+        "signature": lambda: None,
+        "threads": 128,
+        "shared_bytes": 0,
+        "arguments": ARGUMENTS,
+    }
+    return Kernel(**(fields | changes))
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake = fake_driver.install(monkeypatch)
+
+    def compiled(kernel, arch, **_):
+        resources = Resources(
+            32, static_shared_bytes=512, spill_store_bytes=0, spill_load_bytes=0, stack_bytes=0
+        )
+        return CompiledKernel(kernel, arch, "", b"cubin", "entry", resources)
+
+    monkeypatch.setattr(launching, "compile_kernel", compiled)
+    yield fake
+    fake_driver.uninstall()
+
+
+@pytest.fixture
+def args(fake):
+    return (
+        runtime.to_device(np.ones(8, np.float32)),
+        runtime.empty(8, np.uint16),
+        runtime.empty((2, 4), np.float32),
+        -7,
+        1.5,
+        1 << 40,
+    )
+
+
+class TestPacking:
+    def test_what_the_driver_sees(self, fake, args):
+        kernel = make_kernel(shared_bytes=1000)
+        runtime.launch(kernel, (3, 4, 5), *args)
+        (seen,) = fake.launched
+        assert (seen.grid, seen.block, seen.shared, seen.stream) == ((3, 4, 5), (128, 1, 1), 1000, 0)
+        assert seen.slots[:3] == [a.pointer for a in args[:3]]
+        assert struct.unpack("i", struct.pack("Q", seen.slots[3])[:4]) == (-7,)
+        assert struct.unpack("f", struct.pack("Q", seen.slots[4])[:4]) == (1.5,)
+        assert seen.slots[5] == 1 << 40
+        assert seen.attributes == 0
+
+    @pytest.mark.parametrize("grid", [5, (5,), (5, 1), [5, 1, 1], (np.int64(5), 1, 1)])
+    def test_grids_may_be_short(self, fake, args, grid):
+        runtime.launch(make_kernel(), grid, *args)
+        assert fake.launched[0].grid == (5, 1, 1)
+
+    def test_prepared_launches_see_the_same_and_keep_their_own(self, fake, args):
+        loaded = runtime.load(make_kernel())
+        first, second = loaded.prepare((1, 1, 1), *args), loaded.prepare((2, 1, 1), *args, pdl=True)
+        first(), second(), first()
+        assert [(s.grid[0], s.attributes) for s in fake.launched] == [(1, 0), (2, 1), (1, 0)]
+        assert fake.launched[0].slots == fake.launched[2].slots
+
+    def test_addresses_and_array_interfaces(self, fake, args):
+        class Foreign:
+            __cuda_array_interface__ = args[0].__cuda_array_interface__
+
+        class Tensor:  # as torch has it
+            is_cuda, shape, dtype = True, (8,), "torch.bfloat16"
+
+            def is_contiguous(self):
+                return True
+
+            def data_ptr(self):
+                return 0x1000
+
+        runtime.launch(make_kernel(), (1, 1, 1), Foreign(), Tensor(), 0xABC0, 1, 1, 1)
+        assert fake.launched[0].slots[:3] == [args[0].pointer, 0x1000, 0xABC0]
+
+    def test_a_tensor_on_the_host_is_refused_also_after_one_on_the_device(self, fake, args):
+        class Tensor:
+            is_cuda, shape, dtype, device = True, (8,), "torch.float32", "cpu"
+
+            def is_contiguous(self):
+                return True
+
+            def data_ptr(self):
+                return 0x1000
+
+        kernel, tensor = make_kernel(), Tensor()
+        for _ in range(2):
+            runtime.launch(kernel, (1, 1, 1), tensor, *args[1:])
+        assert [s.slots[0] for s in fake.launched] == [0x1000, 0x1000]
+        tensor.is_cuda = False
+        with pytest.raises(TypeError, match="'a', takes a device array of float32: the tensor lies on cpu"):
+            runtime.launch(kernel, (1, 1, 1), tensor, *args[1:])
+
+    def test_streams(self, fake, args):
+        stream = runtime.Stream()
+        runtime.launch(make_kernel(), (1, 1, 1), *args, stream=stream)
+        with stream:
+            runtime.launch(make_kernel(), (1, 1, 1), *args)
+        runtime.launch(make_kernel(), (1, 1, 1), *args, stream=77)
+        runtime.launch(make_kernel(), (1, 1, 1), *args)
+        assert [s.stream for s in fake.launched] == [stream.handle, stream.handle, 77, 0]
+        with pytest.raises(TypeError, match="no CUDA stream"):
+            runtime.launch(make_kernel(), (1, 1, 1), *args, stream="fast")
+
+    def test_tensor_maps_are_passed_by_value(self, fake):
+        fake.parameters = 1
+        kernel = make_kernel(arguments=(Argument("m", "tensor_map"),))
+        handle = type(
+            "Handle",
+            (),
+            {"getPtr": lambda self: ctypes.addressof(self.data), "data": (ctypes.c_char * 128)()},
+        )()
+        runtime.launch(kernel, (1, 1, 1), runtime.TensorMap(handle, None, (64, 64), 128))
+        assert fake.launched[0].pointers == [ctypes.addressof(handle.data)]
+        with pytest.raises(TypeError, match="'m', takes a TensorMap, got int"):
+            runtime.launch(kernel, (1, 1, 1), 7)
+
+
+class TestBadArguments:
+    @pytest.mark.parametrize(
+        ("at", "value", "message"),
+        [
+            (0, "host", "argument 0, 'a', takes a device array of float32: ndarray is no array on the GPU"),
+            (0, "half", "argument 0, 'a', takes float32, got an array of float16"),
+            (3, 1 << 31, r"argument 3, 'n', is int32 \(-2147483648 to 2147483647\), got 2147483648"),
+            (3, 1.5, r"argument 3, 'n', takes an integer \(int32\), got 1.5"),
+            (5, -1, "argument 5, 'seed', is uint64"),
+        ],
+    )
+    def test_named(self, fake, args, at, value, message):
+        wrong = list(args)
+        special = {"host": np.ones(8, np.float32), "half": runtime.empty(8, np.float16)}
+        wrong[at] = special.get(value, value)
+        with pytest.raises((TypeError, ValueError), match=message):
+            runtime.launch(make_kernel(), (1, 1, 1), *wrong)
+        assert not fake.launched
+
+    def test_count(self, fake, args):
+        with pytest.raises(TypeError, match=r"takes 6 arguments \(a, b, out, n, alpha, seed\), got 5"):
+            runtime.launch(make_kernel(), (1, 1, 1), *args[:-1])
+
+    def test_numpy_scalars_are_numbers(self, fake, args):
+        runtime.launch(make_kernel(), (1, 1, 1), *args[:3], np.int32(5), np.float32(2), np.uint64(3))
+        assert fake.launched[0].slots[3] == 5 and fake.launched[0].slots[5] == 3
+
+    def test_strided_arrays(self, fake, args):
+        interface = args[0].__cuda_array_interface__ | {"strides": (8,)}
+        strided = type("Strided", (), {"__cuda_array_interface__": interface})()
+        with pytest.raises(ValueError, match="not C-contiguous"):
+            runtime.launch(make_kernel(), (1, 1, 1), strided, *args[1:])
+
+
+class TestLimits:
+    def test_shared_memory_is_refused_with_the_numbers(self, fake, args):
+        kernel = make_kernel(shared_bytes=232448)  # and 512 static
+        with pytest.raises(LaunchRefused) as refused:
+            runtime.launch(kernel, (1, 1, 1), *args)
+        error = refused.value
+        assert (error.asked, error.allowed, error.kernel) == (232448 + 512, 232448, "scale")
+        assert str(error) == (
+            "scale [tile=64] refused on NVIDIA H200: asks for 232960 bytes of shared memory a block, "
+            "allowed 232448: use smaller tiles or fewer stages"
+        )
+        assert not fake.named("cuModuleLoadData")
+
+    @pytest.mark.parametrize(("asked", "opted"), [(49152 - 512, False), (49152, True), (200000, True)])
+    def test_opt_in_above_48_kb(self, fake, args, asked, opted):
+        runtime.load(make_kernel(shared_bytes=asked))
+        assert fake.function_attributes["MAX_DYNAMIC_SHARED_SIZE_BYTES"] == (asked if opted else 49152)
+
+    def test_an_opt_in_that_does_not_hold(self, fake, monkeypatch):
+        monkeypatch.setattr(fake, "cuFuncSetAttribute", lambda *_: (fake_driver.Status.SUCCESS,))
+        with pytest.raises(LaunchRefused, match="the opt-in did not hold"):
+            runtime.load(make_kernel(shared_bytes=100000))
+
+    def test_registers(self, fake, args):
+        fake.function_attributes["MAX_THREADS_PER_BLOCK"] = 96
+        with pytest.raises(
+            LaunchRefused, match="asks for 128 threads a block, allowed 96: it uses 32 registers"
+        ):
+            runtime.load(make_kernel())
+
+    @pytest.mark.parametrize("grid", [(0, 1, 1), (2**31, 1, 1), (1, 65536, 1), (1, 1, -1)])
+    def test_grids(self, fake, args, grid):
+        with pytest.raises(LaunchRefused, match="blocks along"):
+            runtime.launch(make_kernel(), grid, *args)
+        with pytest.raises(LaunchRefused, match="blocks along"):
+            runtime.load(make_kernel()).prepare(grid, *args)
+        assert not fake.launched
+
+    def test_clusters(self, fake, args):
+        with pytest.raises(LaunchRefused, match="asks for 3 blocks along x, allowed multiples of 2"):
+            runtime.launch(make_kernel(cluster=2, min_arch=90), (3, 1, 1), *args)
+
+    def test_the_driver_s_own_refusals(self, fake, args):
+        fake.launch_status = [driver.LAUNCH_OUT_OF_RESOURCES]
+        with pytest.raises(LaunchRefused, match="asks for 128 threads x 32 registers a block, allowed 65536"):
+            runtime.launch(make_kernel(), (1, 1, 1), *args)
+        fake.launch_status = [driver.INVALID_VALUE]
+        kernel = make_kernel()
+        with pytest.raises(runtime.DriverError, match=r"launching scale \[tile=64\] on NVIDIA H200 \(grid"):
+            runtime.launch(kernel, (1, 1, 1), *args)
+        assert runtime.launch_counts() == {}
+
+    def test_a_thread_without_a_context_gets_one(self, fake, args):
+        fake.launch_status = [driver.INVALID_CONTEXT, 0]
+        runtime.launch(make_kernel(), (1, 1, 1), *args)
+        assert len(fake.launched) == 1
+
+
+class TestCounts:
+    def test_by_name_and_config(self, fake, args):
+        one, other = make_kernel(), make_kernel(config=Config(32))
+        for kernel in (one, one, other):
+            runtime.launch(kernel, (1, 1, 1), *args)
+        assert runtime.launch_counts() == {("scale", "tile=64"): 2, ("scale", "tile=32"): 1}
+        runtime.reset_launch_counts()
+        assert runtime.launch_counts() == {}
+
+    def test_a_capture_counts_when_it_is_replayed(self, fake, args):
+        bound = runtime.load(make_kernel()).prepare((1, 1, 1), *args)
+        with runtime.capture() as graph:
+            bound(), bound()
+        assert runtime.launch_counts() == {}
+        graph.replay(), graph.replay(), graph.replay()
+        assert runtime.launch_counts() == {("scale", "tile=64"): 6}
+
+    def test_memory_freed_in_a_capture_is_kept_until_its_end(self, fake, args):
+        with runtime.capture():
+            array = runtime.empty(4, np.uint8)
+            del array
+            assert not fake.named("cuMemFree")
+        assert len(fake.named("cuMemFree")) == 1
+
+    def test_the_default_stream_is_no_stream_to_capture(self, fake):
+        with pytest.raises(ValueError, match="default stream"), runtime.capture(0):
+            pass
+
+
+class TestChecked:
+    """The fake kernel writes `value` to the first `written` elements of `out`, as bit patterns."""
+
+    def kernel(self, fake, dtype: str, written: int, pattern):
+        fake.parameters = 2
+        itemsize = arrays.itemsize(dtype)
+
+        def run(slots):
+            for i in range(written):
+                ctypes.memmove(slots[0] + i * itemsize, pattern(i).to_bytes(itemsize, "little"), itemsize)
+
+        fake.run = run
+        arguments = (Argument("out", "out", dtype), Argument("state", "inout", "int32"))
+        return make_kernel(arguments=arguments)
+
+    @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "uint8", "int16", "int32", "int64"])
+    def test_everything_written(self, fake, dtype):
+        kernel = self.kernel(fake, dtype, 12, lambda i: i)
+        with runtime.checked():
+            runtime.launch(kernel, (1, 1, 1), runtime.empty((3, 4), dtype), runtime.zeros(1, np.int32))
+        assert len(fake.launched) == 1
+
+    @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "uint8", "int16", "int32", "int64"])
+    def test_the_first_unwritten_element_is_named(self, fake, dtype):
+        kernel = self.kernel(fake, dtype, 9, lambda i: i)
+        with runtime.checked(), pytest.raises(runtime.Unwritten) as error:
+            runtime.launch(kernel, (1, 1, 1), runtime.empty((3, 4), dtype), runtime.zeros(1, np.int32))
+        assert (error.value.index, error.value.count) == ((2, 1), 3)
+        assert (
+            str(error.value)
+            == "scale [tile=64] left 3 of 12 elements of output 'out' unwritten, first at (2, 1)"
+        )
+
+    def test_bfloat16_in_uint16(self, fake):
+        kernel = self.kernel(fake, "bfloat16", 7, lambda i: i)
+        with runtime.checked(), pytest.raises(runtime.Unwritten, match="1 of 8"):
+            runtime.launch(kernel, (1, 1, 1), runtime.empty(8, np.uint16), runtime.zeros(1, np.int32))
+
+    @pytest.mark.parametrize("pattern", [0xA5, 0x5B])
+    def test_a_kernel_may_write_the_canary(self, fake, pattern):
+        kernel = self.kernel(fake, "uint8", 12, lambda i: pattern)
+        out = runtime.empty(12, np.uint8)
+        with runtime.checked():
+            runtime.launch(kernel, (1, 1, 1), out, runtime.zeros(1, np.int32))
+        assert set(out.to_host()) == {pattern}
+
+    def test_the_second_run_starts_from_the_same_state(self, fake):
+        kernel = self.kernel(fake, "uint8", 12, lambda i: 0xA5)
+        write, state = fake.run, runtime.to_device(np.array([40], np.int32))
+
+        def run(slots):
+            write(slots)
+            ctypes.c_int32.from_address(slots[1]).value += 1
+
+        fake.run = run
+        with runtime.checked():
+            runtime.launch(kernel, (1, 1, 1), runtime.empty(12, np.uint8), state)
+        assert len(fake.launched) == 2
+        assert state.to_host().tolist() == [41]
+
+    def test_poison_is_nan_for_floats(self, fake):
+        seen = []
+        kernel = self.kernel(fake, "float32", 0, lambda i: i)
+        out = runtime.empty(3, np.float32)
+        fake.run = lambda slots: seen.append(
+            np.ctypeslib.as_array((ctypes.c_float * 3).from_address(slots[0])).copy()
+        )
+        with runtime.checked(), pytest.raises(runtime.Unwritten):
+            runtime.launch(kernel, (1, 1, 1), out, runtime.zeros(1, np.int32))
+        assert np.isnan(seen).all() and len(seen) == 2
+
+    def test_an_address_cannot_be_checked(self, fake):
+        kernel = self.kernel(fake, "uint8", 1, lambda i: 1)
+        with runtime.checked(), pytest.raises(TypeError, match="as an array, not an address"):
+            runtime.launch(kernel, (1, 1, 1), 4096, runtime.zeros(1, np.int32))
+
+    def test_not_inside_a_capture(self, fake):
+        kernel = self.kernel(fake, "uint8", 1, lambda i: 1)
+        out, state = runtime.empty(1, np.uint8), runtime.zeros(1, np.int32)
+        with pytest.raises(RuntimeError, match="graph capture"), runtime.capture(), runtime.checked():
+            runtime.launch(kernel, (1, 1, 1), out, state)
+        runtime.launch(kernel, (1, 1, 1), out, state)  # and the mode has ended
+
+
+class TestArrays:
+    def test_out_of_memory_says_how_much_there_is(self, fake):
+        fake.memory_left = 1000
+        message = r"NVIDIA H200 has 1,000 of 137,438,953,472 bytes free, 4,000 were asked for"
+        with pytest.raises(MemoryError, match=message):
+            runtime.empty(1000, np.float32)
+
+    def test_views_share_memory(self, fake):
+        host = np.arange(24, dtype=np.uint32).reshape(4, 6)
+        array = runtime.to_device(host)
+        np.testing.assert_array_equal(array[1:3].to_host(), host[1:3])
+        np.testing.assert_array_equal(array[-1].to_host(), host[-1])
+        np.testing.assert_array_equal(array.reshape(3, -1).to_host(), host.reshape(3, 8))
+        np.testing.assert_array_equal(array.view(np.uint8).to_host(), host.view(np.uint8))
+        array[2].copy_from(np.zeros(6, np.uint32))
+        assert array.to_host()[2].sum() == 0
+        assert len(array) == 4 and array.size == 24 and array.ndim == 2
+
+    def test_views_that_do_not_fit(self, fake):
+        array = runtime.empty((4, 6), np.uint32)
+        for wrong in (lambda: array.reshape(5, -1), lambda: array.reshape(23), lambda: array.view("S5")):
+            with pytest.raises(ValueError):
+                wrong()
+        for wrong in (lambda: array[4], lambda: array[::2]):
+            with pytest.raises(IndexError):
+                wrong()
+        with pytest.raises(ValueError, match="cannot copy"):
+            array.copy_from(np.zeros((4, 5), np.uint32))
+
+    def test_memory_is_freed_with_the_last_view(self, fake):
+        array = runtime.empty(4, np.uint8)
+        view = array[1:]
+        del array
+        assert not fake.named("cuMemFree")
+        del view
+        assert len(fake.named("cuMemFree")) == 1
+
+
+class TestTensorMaps:
+    @pytest.mark.parametrize(
+        ("shape", "dtype", "box", "swizzle", "message"),
+        [
+            ((64, 64, 2), np.float16, (64, 64), 128, "has 3"),
+            ((64, 60), np.float16, (64, 64), 128, "rows of 120 bytes"),
+            ((64, 64), np.float16, (300, 64), 128, "each side is 1 to 256"),
+            ((64, 128), np.float16, (64, 128), 128, "do not fit the 128-byte swizzle"),
+            ((64, 64), np.float16, (64, 4), 128, "box rows of 8 bytes"),
+            ((64, 64), np.float64, (64, 16), 128, "tensor maps of float64"),
+            ((64, 64), np.float16, (64, 64), 96, "a swizzle of 96"),
+        ],
+    )
+    def test_refusals(self, fake, shape, dtype, box, swizzle, message):
+        with pytest.raises(ValueError, match=message):
+            runtime.tensor_map(runtime.DeviceArray(None, 4096, shape, np.dtype(dtype)), *box, swizzle)
+
+    def test_alignment(self, fake):
+        with pytest.raises(ValueError, match="16-byte alignment"):
+            runtime.tensor_map(runtime.DeviceArray(None, 4104, (64, 64), np.dtype(np.float16)), 64)

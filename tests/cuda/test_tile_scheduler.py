@@ -1,0 +1,49 @@
+"""Persistent schedules and rings in plain Python."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minfer.cuda.tile.hopper import MbarrierRing, chunk_starts, store_tile
+from minfer.cuda.tile.scheduler import tile_xy
+
+sizes = st.integers(1, 40)
+
+
+@given(sizes, sizes, sizes)
+def test_every_tile_comes_once(rows, columns, group):
+    order = [tile_xy(i, rows, columns, group) for i in range(rows * columns)]
+    assert len(set(order)) == rows * columns
+    assert all(0 <= row < rows and 0 <= column < columns for row, column in order)
+
+
+@given(sizes, sizes, sizes)
+def test_a_group_is_finished_before_the_next(rows, columns, group):
+    groups = [tile_xy(i, rows, columns, group)[0] // group for i in range(rows * columns)]
+    assert groups == sorted(groups)
+
+
+def test_rows_of_a_group_go_fastest():
+    assert [tile_xy(i, 3, 2, 2) for i in range(6)] == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_cursor_flips_its_parity_where_it_wraps(stages):
+    advance = MbarrierRing(stages, 2).advance
+    cursor, seen = (0, 0), []
+    for _ in range(3 * stages):
+        seen.append(tuple(map(int, cursor)))
+        cursor = advance(*cursor)
+    assert seen == [(i % stages, i // stages % 2) for i in range(3 * stages)]
+
+
+def test_chunks_cover_the_columns():
+    assert chunk_starts(256) == (0, 64, 128, 192)
+    assert chunk_starts(224) == (0, 64, 128, 160)
+    assert chunk_starts(64) == (0,)
+
+
+@pytest.mark.parametrize("arguments", [(48, 1), (72, 1), (128, 0)])
+def test_epilogues_that_cannot_be_are_refused(arguments):
+    with pytest.raises(ValueError, match="store_tile"):
+        store_tile(*arguments)

@@ -1,0 +1,83 @@
+"""One or two small launches of every shipped kernel, on ragged shapes and buffers of exactly the size that
+the kernel may touch: what compute-sanitizer watches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.cuda.parity import Case
+
+
+def small_cases() -> Iterator[Case]:
+    """Every case."""
+    yield from _convert()
+    yield from _elementwise()
+    yield from _attention()
+    yield from _gemm()
+    yield from _gemv()
+    yield from _dequantize()
+
+
+def _convert() -> Iterator[Case]:
+    from tests.cuda.convert_cases import convert_case, store_kv_case
+
+    for vector in (1, 8):
+        yield convert_case(133, vector)
+    for vector in (1, 4):
+        yield store_kv_case(3, 130, vector)
+
+
+def _elementwise() -> Iterator[Case]:
+    import numpy as np
+
+    from tests.cuda import elementwise_cases as cases
+
+    for output in ("f32", "f16", "q8"):
+        yield cases.rmsnorm_case(3, 96, output, residual=True)
+        yield cases.swiglu_case(3, 96, output)
+    yield cases.bias_add_case(3, 52)
+    yield cases.residual_add_case(3, 52)
+    yield cases.rope_case(3, 2, 32, 32, interleaved=False)
+    yield cases.rope_store_case(3, 4, 2, 32, 32, False, True, "f16")
+    yield cases.embedding_case("Q4_K", 256, [0, 8, 3])
+    yield cases.advance_case(6)
+    yield from cases.argmax_cases(np.random.default_rng(0).normal(size=1003).astype(np.float32))
+
+
+def _attention() -> Iterator[Case]:
+    from minfer.cuda.attention import DecodeAttentionConfig, seed_steps
+    from tests.cuda.attention_cases import decode_cases, prefill_case
+
+    for config in seed_steps(2, 1, 64).values():
+        yield prefill_case(config, nt=17, kv_end=83)
+    yield from decode_cases(DecodeAttentionConfig(6, 2, 64, splits=3), 37)
+
+
+def _gemv() -> Iterator[Case]:
+    from minfer.cuda.block_dots import DOTS
+    from minfer.cuda.gemv import GemvConfig
+    from tests.cuda.gemv_cases import gemv_case, quantize_case
+
+    yield quantize_case(3, 96)
+    for format, dot in DOTS.items():
+        config = GemvConfig(format, 3 * dot.weights, rows=2, warps=2, addend=True)
+        yield gemv_case(config, 13, grid=3)
+    yield gemv_case(GemvConfig("Q6_K", 5 * 256, slices=2, warps=2, slots=3), 13, grid=3)
+
+
+def _gemm() -> Iterator[Case]:
+    from minfer.cuda.gemm import GemmConfig
+    from tests.gpu.gemm_cases import gemm_case
+
+    for layout in ("padded", "swizzled", "plain"):
+        yield gemm_case(GemmConfig(layout=layout), 70, 67, 72)
+    yield gemm_case(GemmConfig(a_source="f32_mirror"), 66, 64, 72)
+    yield gemm_case(GemmConfig(128, 128, 64, 3, layout="swizzled", out="f16"), 130, 136, 200)
+
+
+def _dequantize() -> Iterator[Case]:
+    from minfer.cuda.blocks import BLOCKS
+    from tests.cuda.dequantize_cases import dequantize_case
+
+    for format in BLOCKS:
+        yield dequantize_case(format, 3, 256)

@@ -1,0 +1,56 @@
+"""The decode GEMV on a GPU: every format and the models' shapes."""
+
+import pytest
+
+from minfer.cuda import runtime
+from minfer.cuda.block_dots import DOTS
+from minfer.cuda.gemv import GemvConfig
+from tests.cuda.gemv_cases import gemv_case, quantize_case
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not runtime.available(), reason="no GPU"),
+]
+SHAPES = (("Q4_K", 3584, 4608), ("Q4_K", 3584, 3584), ("Q4_K", 3584, 37888), ("Q4_K", 18944, 3584))
+SHAPES += (("Q6_K", 3584, 512), ("Q6_K", 18944, 3584), ("Q6_K", 3584, 20001))
+SHAPES += (
+    ("Q5_0", 896, 4864),
+    ("Q8_0", 896, 15193),
+    ("Q4_1", 576, 1536),
+    ("Q8_0", 576, 4915),
+    ("Q4_1", 1536, 576),
+)
+
+
+def config_for(format: str, dim: int, od: int, **options) -> GemvConfig:
+    return GemvConfig.for_shape(format, dim, od, sms=runtime.device().sms, **options)
+
+
+@pytest.mark.parametrize(("format", "dim", "od"), SHAPES)
+def test_shapes_of_models(format, dim, od):
+    gemv_case(config_for(format, dim, od), od).run_on_gpu()
+    gemv_case(config_for(format, dim, od, addend=True), od).run_on_gpu()
+
+
+@pytest.mark.parametrize("format", DOTS)
+@pytest.mark.parametrize("od", [1, 2, 7, 8, 9, 31, 33, 129, 2048])
+def test_ragged_rows(format, od):
+    for units in (1, 3, 20):
+        dim = units * max(DOTS[format].weights, 32)
+        gemv_case(config_for(format, dim, od), od).run_on_gpu()
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K", "Q8_0", "F16"])
+def test_grids_and_rings(format):
+    dim = 5 * max(DOTS[format].weights, 64)
+    for rows, slices in ((1, 1), (2, 1), (1, 2)):
+        for slots in (1, 2, 4):
+            config = GemvConfig(format, dim, rows=rows, slices=slices, warps=3, slots=slots)
+            for grid in (1, 5, 300):
+                gemv_case(config, 129, grid=grid).run_on_gpu()
+
+
+@pytest.mark.parametrize("nt", [1, 2, 7, 33, 129, 512])
+def test_quantize(nt):
+    for dim in (32, 96, 576, 3584, 18944):
+        quantize_case(nt, dim).run_on_gpu()

@@ -1,0 +1,164 @@
+"""How fast the memory-bound kernels and the attention steps are: measured for the record, never asserted.
+Device time, in a captured graph, over operands that do not stay in L2."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+
+from minfer.cuda import elementwise as ew
+from minfer.cuda import runtime
+from minfer.cuda.attention import (
+    DecodeAttentionConfig,
+    attention_combine,
+    attention_decode,
+    attention_prefill,
+    seed_steps,
+)
+from minfer.cuda.convert import ConvertConfig, convert_f32_f16
+from minfer.cuda.gemv import GemvConfig, gemv
+
+COLD_BYTES = 200 << 20  # more than any L2
+NT = 2048
+GEMV_SHAPES = (
+    ("Q4_K", 3584, 4608),
+    ("Q4_K", 3584, 3584),
+    ("Q4_K", 3584, 37888),
+    ("Q4_K", 18944, 3584),
+    ("Q6_K", 18944, 3584),
+    ("Q4_K", 3584, 152064),
+    ("Q6_K", 3584, 152064),
+)
+
+
+def milliseconds(launches: list) -> float:
+    """Device time of one of the bound launches, run one after another in a graph: the median of 9 replays."""
+    with runtime.capture() as graph:
+        for launch in launches:
+            launch()
+    stream = runtime.Stream()
+    times = []
+    for _ in range(10):
+        start = runtime.Event().record(stream)
+        graph.replay(stream)
+        end = runtime.Event().record(stream)
+        end.synchronize()
+        times.append(end.since(start) / len(launches))
+    return statistics.median(times[1:])
+
+
+def copies(nbytes: int) -> int:
+    """How many operands of this size are cold when their turn comes again; enough launches to time."""
+    return max(4, -(-COLD_BYTES // nbytes))
+
+
+def half(shape, seed=0):
+    return runtime.to_device(np.random.default_rng(seed).normal(size=shape).astype(np.float16))
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize(("format", "dim", "od"), GEMV_SHAPES)
+def test_gemv(format, dim, od, pdl, measure):
+    config = GemvConfig.for_shape(format, dim, od, pdl=pdl, sms=runtime.device().sms)
+    kernel = gemv(config)
+    if reason := kernel.not_applicable(runtime.device().arch):
+        pytest.skip(f"it {reason}")
+    nbytes = od * config.row_bytes
+    loaded = runtime.load(kernel)
+    x, y = runtime.zeros(config.x_bytes, np.uint8), runtime.empty(od, np.float32)
+    grid = config.grid(od, runtime.device().sms)
+    launches = [
+        loaded.prepare(grid, runtime.zeros((od, config.row_bytes), np.uint8), x, y, od, pdl=pdl)
+        for _ in range(copies(nbytes))
+    ]
+    time = milliseconds(launches * 3)
+    name = f"gemv {format} {od}x{dim}{' pdl' if pdl else ''}"
+    measure(f"{name}: us", round(time * 1e3, 2))
+    measure(f"{name}: GB/s", round(nbytes / time / 1e6))
+
+
+@pytest.mark.parametrize("step", seed_steps(28, 4))
+@pytest.mark.parametrize("nt", [512, NT])
+def test_prefill_attention(step, nt, measure):
+    config = seed_steps(28, 4)[step]
+    q, out = half((nt, 3584)), runtime.empty((nt, 3584), np.float16)
+    k, v = half((nt, 512), 1), half((nt, 512), 2)
+    launch = runtime.load(attention_prefill(config)).prepare(
+        config.grid(nt), q, k, v, out, nt, 0, nt, 128**-0.5
+    )
+    time = milliseconds([launch] * 8)
+    measure(f"attention {nt} tokens, {step}: ms", round(time, 4))
+    measure(f"attention {nt} tokens, {step}: TFLOPS", round(28 * 4 * 128 * nt * (nt + 1) / 2 / time / 1e9, 1))
+
+
+@pytest.mark.parametrize("length", [257, NT, 8192])
+@pytest.mark.parametrize("splits", [16, 33, 66, 132])
+def test_decode_attention(length, splits, measure):
+    config = DecodeAttentionConfig(28, 4, splits=splits, output="q8")
+    q = half(3584)
+    partial, statistics_ = (
+        runtime.empty(s, np.float32) for s in (config.partial_shape, config.statistics_shape)
+    )
+    rows, out = runtime.to_device(np.array([length], np.int32)), runtime.empty(4480, np.uint8)
+    split, combine = runtime.load(attention_decode(config)), runtime.load(attention_combine(config))
+    launches = []
+    for i in range(8):
+        k, v = half((length, 512), i), half((length, 512), i + 50)
+        launches.append(split.prepare(config.grid(), q, k, v, partial, statistics_, rows, 128**-0.5))
+    both = [
+        part
+        for s in launches
+        for part in (s, combine.prepare(config.combine_grid(), partial, statistics_, out))
+    ]
+    measure(f"decode attention {length} rows, {splits} splits: us", round(milliseconds(launches) * 1e3, 2))
+    measure(
+        f"decode attention {length} rows, {splits} splits, combined: us", round(milliseconds(both) * 2e3, 2)
+    )
+
+
+def _bandwidth(measure, name: str, kernel, grid, sets: list, nbytes: int) -> None:
+    loaded = runtime.load(kernel)
+    time = milliseconds([loaded.prepare(grid, *arguments) for arguments in sets])
+    measure(f"{name}: GB/s", round(nbytes / time / 1e6))
+
+
+@pytest.mark.parametrize("vector", [1, 8])
+def test_convert(vector, measure):
+    n = NT * 18944
+    config = ConvertConfig(vector=vector)
+    sets = [(runtime.zeros(n, np.float32), runtime.empty(n, np.float16), n) for _ in range(4)]
+    _bandwidth(
+        measure, f"convert {NT}x18944 vector={vector}", convert_f32_f16(config), config.grid(n), sets, n * 6
+    )
+
+
+@pytest.mark.parametrize(("output", "source"), [("f32", "f32"), ("f16", "f32"), ("f16", "f16")])
+def test_swiglu(output, source, measure):
+    size = {"f32": 4, "f16": 2}
+    dtype = {"f32": np.float32, "f16": np.float16}
+    config = ew.SwigluConfig(output=output, source=source, packed=True)
+    sets = [
+        (runtime.zeros((NT, 37888), dtype[source]), runtime.empty((NT, 18944), dtype[output]), 18944)
+        for _ in range(4)
+    ]
+    nbytes = NT * 18944 * (2 * size[source] + size[output])
+    name = f"swiglu {NT}x18944 {source}->{output}"
+    _bandwidth(measure, name, ew.swiglu(config), config.grid(NT, 18944), sets, nbytes)
+
+
+def test_rmsnorm_with_residual(measure):
+    config = ew.RmsNormConfig(output="f16", residual=True)
+    row = (NT, 3584)
+    sets = [
+        (
+            *(runtime.zeros(row, np.float32) for _ in range(3)),
+            runtime.zeros(3584, np.float32),
+            runtime.empty(row, np.float16),
+            3584,
+            1e-6,
+        )
+        for _ in range(4)
+    ]
+    _bandwidth(measure, f"rmsnorm {NT}x3584", ew.rmsnorm(config), config.grid(NT), sets, NT * 3584 * 14)

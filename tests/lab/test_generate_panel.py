@@ -1,0 +1,147 @@
+"""The generate panel and what is behind it, without a browser and without an engine."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from minfer.engine.errors import InputError
+from minfer.lab import generate
+from minfer.lab.generate import BackgroundRun, Report, Request, error_sentence
+from minfer.lab.generate_panel import GeneratePanel
+
+REPORT = Report(
+    text=" Paris.",
+    ids=(7, 8, 9),
+    prompt_tokens=5,
+    prefill_s=0.05,
+    decode_s=0.1,
+    stop_reason="length",
+    backend="host: 2 threads",
+    weights_bytes=1000,
+)
+MODELS = [("one", Path("one.gguf")), ("two", Path("two.gguf"))]
+
+
+def fake_run(request, on_text, cancelled):
+    for piece in (" Pa", "ris", "."):
+        on_text(piece)
+    return REPORT
+
+
+def test_speeds_of_a_report():
+    assert REPORT.rows() == [("prefill", 5, 0.05, pytest.approx(100)), ("decode", 2, 0.1, pytest.approx(20))]
+    assert REPORT.decode_bandwidth() == pytest.approx(20_000)
+    assert REPORT.summary() == (
+        "prefill 5 tokens: 100.0 tok/s, decode 2 tokens: 20.0 tok/s (host: 2 threads, length)"
+    )
+    assert "<td>decode</td><td>2</td><td>0.100</td><td>20.0</td>" in REPORT._repr_html_()
+
+
+def test_one_token_has_no_decode_speed():
+    report = Report("x", (7,), 5, 0.05, 0.0, "length", "host", 1000)
+    assert report.rows()[1] == ("decode", 0, 0.0, None)
+    assert report.decode_bandwidth() is None
+    assert "decode 0 tokens: too few to time" in report.summary()
+
+
+def test_the_panel_shows_the_text_and_the_speeds():
+    panel = GeneratePanel(MODELS, prompt="<France>", run=fake_run)
+    panel.start()
+    assert panel.wait(30)
+    assert panel.report is REPORT
+    assert "<b>&lt;France&gt;</b> Paris." in panel.text.value
+    assert panel.status.value == REPORT.summary()
+    assert not panel.go.disabled and panel.halt.disabled
+
+
+def test_the_panel_hands_on_what_its_controls_say():
+    seen = []
+    panel = GeneratePanel(MODELS, run=lambda request, **_: seen.append(request) or REPORT)
+    panel.model.value = Path("two.gguf")
+    panel.prompt.value, panel.n_predict.value, panel.temperature.value = "hi", 7, 0.5
+    panel.chat.value = True
+    panel.start()
+    assert panel.wait(30)
+    (request,) = seen
+    assert (request.model, request.prompt, request.n_predict) == (Path("two.gguf"), "hi", 7)
+    assert (request.temperature, request.chat) == (0.5, True)
+
+
+def test_stop_ends_a_run_and_a_second_start_waits_its_turn():
+    started, runs = threading.Event(), []
+
+    def endless(request, on_text, cancelled):
+        runs.append(request)
+        started.set()
+        while not cancelled():
+            on_text("x")
+        return REPORT
+
+    panel = GeneratePanel(MODELS, run=endless)
+    panel.start()
+    assert started.wait(30)
+    assert panel.go.disabled and not panel.halt.disabled
+    panel.start()
+    assert len(runs) == 1
+    panel.stop()
+    assert panel.wait(30)
+    assert panel.report is REPORT
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (InputError("prompt of 9 tokens + 9 is over the context of 8"), "prompt of 9 tokens + 9 is over"),
+        (MemoryError("8 GB"), "MemoryError: 8 GB"),
+        (ValueError("two\nlines <b>"), "ValueError: two lines &lt;b&gt;"),
+    ],
+)
+def test_an_error_is_a_sentence_in_the_panel(error, sentence):
+    def failing(request, on_text, cancelled):
+        on_text("begun")
+        raise error
+
+    panel = GeneratePanel(MODELS, run=failing)
+    panel.start()
+    assert panel.wait(30)
+    assert sentence in panel.status.value
+    assert "begun" in panel.text.value
+    assert panel.report is None
+    assert not panel.go.disabled
+
+
+def test_a_panel_without_models_says_how_to_get_one():
+    panel = GeneratePanel([])
+    assert "minfer pull" in panel.status.value
+    assert panel.go.disabled
+
+
+def test_controls_wait_until_they_are_let_go():
+    panel = GeneratePanel(MODELS)
+    for control in (panel.prompt, panel.n_predict, panel.temperature):
+        assert control.continuous_update is False
+
+
+def test_a_background_run_reports_its_exception():
+    ends = []
+
+    def failing(request, on_text, cancelled):
+        raise InputError("no")
+
+    background = BackgroundRun(Request(Path("x"), "y"), print, ends.append, failing)
+    assert background.wait(30)
+    assert error_sentence(ends[0]) == "no"
+
+
+def test_models_that_are_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINFER_MODELS", str(tmp_path))
+    assert generate.available_models() == [("qwen2-tiny (random weights)", generate.TINY)]
+    from minfer.model.registry import NAMES
+
+    pulled = tmp_path / "smollm2-135m" / NAMES["smollm2-135m"].files[0]
+    pulled.parent.mkdir()
+    pulled.touch()
+    assert generate.available_models()[0] == ("smollm2-135m", pulled)

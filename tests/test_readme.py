@@ -1,0 +1,56 @@
+"""Every command and every line of Python in README.md runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from minfer import cli
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if line.strip()]
+MINFER = [command for command in COMMANDS if command.startswith("minfer ")]
+# Run by tests/test_make.py, and `make test` by whoever runs these tests.
+MAKE = {"make run", "make lab", "make test"}
+
+
+def test_every_command_is_one_that_tests_run():
+    assert len(MINFER) >= 8
+    assert set(COMMANDS) - set(MINFER) == MAKE
+    assert set(re.findall(r"^```(\w+)\n", README, flags=re.MULTILINE)) == {"sh", "python"}
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("command", MINFER)
+def test_command_runs(command, smollm2_path, tmp_path, monkeypatch, capsys):
+    shutil.copy(ROOT / "README.md", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    status = cli.main(shlex.split(command)[1:])
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    assert captured.out.strip()
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("source", blocks("python"))
+def test_python_runs(source, smollm2_path, capsys):
+    names: dict[str, object] = {}
+    exec(compile(source, "README.md", "exec"), names)
+    assert "Paris" in names["result"].text
+    assert "Paris" in capsys.readouterr().out
+
+
+def test_every_command_of_the_command_line_is_in_the_readme():
+    for name in cli._COMMANDS:
+        assert f"minfer {name} " in README, name
