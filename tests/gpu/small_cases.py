@@ -15,6 +15,7 @@ def small_cases() -> Iterator[Case]:
     yield from _attention()
     yield from _gemm()
     yield from _gemv()
+    yield from _dequantize()
 
 
 def _convert() -> Iterator[Case]:
@@ -71,3 +72,11 @@ def _gemm() -> Iterator[Case]:
         yield gemm_case(GemmConfig(layout=layout), 70, 67, 72)
     yield gemm_case(GemmConfig(a_source="f32_mirror"), 66, 64, 72)
     yield gemm_case(GemmConfig(128, 128, 64, 3, layout="swizzled", out="f16"), 130, 136, 200)
+
+
+def _dequantize() -> Iterator[Case]:
+    from minfer.cuda.blocks import BLOCKS
+    from tests.cuda.dequantize_cases import dequantize_case
+
+    for format in BLOCKS:
+        yield dequantize_case(format, 3, 256)
