@@ -11,6 +11,8 @@ mirror in shared memory. Shapes at run time: nt, od of any size, id a multiple o
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -347,16 +349,36 @@ def make_gemm(config: GemmConfig) -> Kernel:
     )
 
 
+def seed_config(environment: Mapping[str, str] = os.environ) -> GemmConfig:
+    """The campaign's config that its switches select: MINFER_GEMM_TM (64, 128 or 256; default 128),
+    MINFER_GEMM_K64 (1: k-steps of 64) and MINFER_GEMM_AF32 (1: A as f32 through the mirror). Raises
+    ConfigRefused for other values."""
+
+    def switch(name: str, allowed: tuple[str, ...], default: str) -> str:
+        value = environment.get(name, default)
+        if value not in allowed:
+            raise ConfigRefused(f"gemm: {name} = {value!r} is not one of {', '.join(allowed)}")
+        return value
+
+    tile_m = int(switch("MINFER_GEMM_TM", ("64", "128", "256"), "128"))
+    config = GemmConfig(tile_m=tile_m, warps=16 if tile_m == 256 else 8)
+    if switch("MINFER_GEMM_K64", ("0", "1"), "0") == "1":
+        config = replace(config, tile_k=64)
+    if switch("MINFER_GEMM_AF32", ("0", "1"), "0") == "1":
+        # Left alone, ptxas squeezes the mirror's kernels for occupancy until they spill (sm_100a).
+        config = replace(config, a_source="f32_mirror", min_blocks=1 if tile_m == 256 else 2)
+    return config
+
+
 def shipped() -> list[Kernel]:
     """The configs of the campaign, the larger tiles past it, and B straight from blocks."""
-    seed = GemmConfig(tile_m=128)
+    seed = seed_config({})
     campaign = [
         GemmConfig(),
         seed,
-        replace(seed, tile_m=256, warps=16),
-        replace(seed, tile_k=64),
-        # Left alone, ptxas squeezes this one for occupancy until it spills (sm_100a).
-        replace(seed, a_source="f32_mirror", min_blocks=2),
+        seed_config({"MINFER_GEMM_TM": "256"}),
+        seed_config({"MINFER_GEMM_K64": "1"}),
+        seed_config({"MINFER_GEMM_AF32": "1"}),
         replace(seed, layout="plain"),
         replace(seed, layout="swizzled"),
     ]
