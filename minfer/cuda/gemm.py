@@ -5,8 +5,9 @@ The family of the f16 prefill campaign. A is the activations (nt tokens), B a we
 ring of `stages` stages. The grid is od-tile-major: blockIdx.x counts token tiles, blockIdx.y output tiles, so
 that neighbouring blocks share a panel of B in L2 and the weights stream from memory about once.
 
-Every variant is a config: tile sizes, k-step, warps, padded or swizzled rows, A as f16 or as f32 through a
-mirror in shared memory. Shapes at run time: nt, od of any size, id a multiple of 8.
+Every variant is a config: tile sizes, k-step, warps, padded or swizzled rows; A as f16, or as f32 through a
+mirror in shared memory; B as f16, or from quantized blocks that are dequantized on their way into the tile.
+Shapes at run time: nt, od of any size, id a multiple of 8 (and of a block).
 """
 
 from __future__ import annotations
@@ -210,8 +211,9 @@ def make_gemm(config: GemmConfig) -> Kernel:
     """The kernel of a config: (a, b, c, nt, od, depth).
 
     a [nt, depth] (f16, or f32 with a_source "f32_mirror"), b [od, depth] (f16, or the bytes of its blocks), c
-    [nt, od] of type `config.out`, all row-major and contiguous, 16-byte aligned; nt, od, depth int32, depth
-    (the model's id) a multiple of 8. Every element of c is written."""
+    [nt, od] of type `config.out`, all row-major and contiguous, 16-byte aligned; nt, od, depth (the model's
+    id) int32, as `config.check` asks. Every element of c is written. Errors: f32 sums; f16 results rounded
+    once. Follows the GEMM of the f16 prefill session, with swizzled rows and larger tiles beside its own."""
     import numpy as np
     from numba import cuda
     from numba.cuda import types
