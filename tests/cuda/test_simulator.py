@@ -7,13 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numba import cuda
 from numba.cuda import types
-from simulated import make_kernel
 
 from minfer.cuda import ptx, simulator
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument
+from minfer.cuda.simulator.scalars import CASTS
+from tests.cuda.simulated import make_kernel
 
 u32 = types.uint32
 
@@ -51,6 +54,18 @@ def test_three_dimensional_grid():
 
     simulator.launch(make_kernel(mark, "out: int32"), (4, 3, 2), out)
     assert out[1, 2, 3] == 123 and out[0, 1, 0] == 10
+
+
+def test_numbers_of_threads_in_the_grid():
+    out = np.zeros((2, 3 * 32), np.int32)
+
+    def mark(out):
+        x, y = cuda.grid(2)
+        assert cuda.grid(1) == x and cuda.gridsize(1) == 96 and cuda.gridsize(2) == (96, 2)
+        out[y * cuda.gridsize(1) + x] = 1000 * y + x
+
+    simulator.launch(make_kernel(mark, "out: int32"), (3, 2), out)
+    np.testing.assert_array_equal(out, 1000 * np.arange(2)[:, None] + np.arange(96))
 
 
 def reduce_kernel(source, out, barrier):
@@ -347,6 +362,13 @@ def test_atomics():
 # ---- numbers
 
 
+@given(st.integers(-(2**66), 2**66), st.sampled_from([8, 16, 32, 64]))
+def test_integer_casts_keep_the_low_bits(value, bits):
+    low = value % 2**bits
+    assert CASTS[f"uint{bits}"](value) == low
+    assert CASTS[f"int{bits}"](value) == (low if low < 2 ** (bits - 1) else low - 2**bits)
+
+
 def test_casts_wrap_and_products_do_not():
     out = np.zeros(6, np.int64)
     alias = types.int32
@@ -359,7 +381,7 @@ def test_casts_wrap_and_products_do_not():
         out[4] = -7 // 2
         out[5] = types.int8(200)
 
-    from simulated import _NUMBA
+    from tests.cuda.simulated import _NUMBA
 
     _NUMBA["int64"] = types.int64
     simulator.launch(
@@ -380,14 +402,16 @@ def test_float32_arithmetic_rounds_to_float32():
 
 
 def test_numpy_integers_in_closures_are_plain_integers():
-    big = np.uint32(0x80000000)
-    out = np.zeros(1, np.uint32)
+    big, (cast, four) = np.uint32(0x80000000), (types.uint32, np.int32(4))
+    pair = (types.uint8, np.uint8(255))
+    out = np.zeros(2, np.uint32)
 
     def kernel(out):
-        out[0] = u32((big - 1) ^ (big * 4))
+        out[0] = u32((big - 1) ^ (big * four))
+        out[1] = cast(-1) + pair[1] - pair[0](256 + 255)
 
     simulator.launch(make_kernel(kernel, "out: uint32", threads=1), 1, out)
-    assert out[0] == 0x7FFFFFFF
+    assert out.tolist() == [0x7FFFFFFF, 0xFFFFFFFF]
 
 
 def test_arguments_are_checked():

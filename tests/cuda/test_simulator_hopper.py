@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numba import cuda
 from numba.cuda import types
-from simulated import make_kernel
 
 from minfer.cuda import ptx, simulator
+from tests.cuda.simulated import make_kernel
 
 u32, s32, u64 = types.uint32, types.int32, types.uint64
 read_done = ptx.bulk_wait_group_read(0)
@@ -125,6 +125,38 @@ def test_tma_store_clips(x, y):
             if 0 <= y + r < 20 and 0 <= x + c < 48:
                 expected[y + r, x + c] = box[r, c]
     np.testing.assert_array_equal(matrix, expected)
+
+
+def test_tensor_maps_of_row_slices():
+    whole = np.full((16, 80), -1, np.int32)
+    tensor_map = simulator.tensor_map(whole[:, 16:48], 16, 32)
+    kernel = make_kernel(
+        store_box,
+        "target: map",
+        "x = int32",
+        "y = int32",
+        "wait = int32",
+        "overwrite = int32",
+        shared_bytes=2048,
+    )
+    simulator.launch(kernel, 1, tensor_map, 16, 0, 1, 0)
+    assert (whole[:, :32] == -1).all() and (whole[:, 48:] == -1).all() and (whole[:, 32:48] >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("matrix", "box"),
+    [
+        (np.zeros((8, 12), np.float16), (8, 8)),  # rows of 24 bytes
+        (np.zeros((8, 64), np.float16).T, (8, 8)),
+        (np.zeros(64, np.float16), (8, 8)),
+        (np.zeros((8, 256), np.float16), (8, 128)),  # a box row of 256 bytes under a swizzle of 128
+        (np.zeros((8, 64), np.float16), (257, 64)),
+        (np.zeros((8, 64), np.float16), (8, 4)),  # a box row of 8 bytes
+    ],
+)
+def test_tensor_maps_that_the_hardware_refuses(matrix, box):
+    with pytest.raises(ValueError, match=r"TMA needs|tensor map needs|swizzle|box"):
+        simulator.tensor_map(matrix, *box)
 
 
 def test_stores_must_be_waited_for():

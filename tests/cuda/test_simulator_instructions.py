@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import cuda
 from numba.cuda import types
-from simulated import make_kernel, run_warp
 
 from minfer.cuda import ptx, simulator
 from minfer.cuda.instruction import Instruction
 from minfer.cuda.simulator.semantics import SEMANTICS
+from tests.cuda.simulated import make_kernel, run_warp
 
 u32, u64 = types.uint32, types.uint64
 words = st.integers(0, 2**32 - 1)
@@ -425,6 +425,25 @@ def test_cp_async_lands_group_by_group():
     kernel = make_kernel(kernel, "source: uint32", "out: uint32", threads=1, shared_bytes=12)
     simulator.launch(kernel, 1, np.arange(3, dtype=np.uint32), out)
     assert out.tolist() == [[99, 99, 99], [0, 99, 99], [0, 1, 99]]
+
+
+def test_copies_of_one_block_do_not_land_in_the_next():
+    wait = ptx.cp_async_wait_group(0)
+    out = np.zeros(2, np.uint32)
+
+    def kernel(source, out):
+        base = ptx.shared_address(cuda.shared.array(0, types.uint8))
+        ptx.st_shared_u32(base, u32(99))
+        if cuda.blockIdx.x == 0:
+            ptx.cp_async_ca_4(base, ptx.global_address(source), u32(4))
+        else:
+            ptx.cp_async_commit()
+            wait()
+        out[cuda.blockIdx.x] = ptx.ld_shared_u32(base)
+
+    kernel = make_kernel(kernel, "source: uint32", "out: uint32", threads=1, shared_bytes=4)
+    simulator.launch(kernel, 2, np.zeros(1, np.uint32), out)
+    assert out.tolist() == [99, 99]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,11 @@
 in place. Warp collectives have real lane semantics, asynchronous copies land when they are waited for, and
 every access is checked against the bounds of its array. With a `Trace` everything that lanes do is
 recorded.
+
+What is not simulated: time, caches and weak memory order (a lane's writes are visible at once; what a missing
+barrier allows is found by `minfer.cuda.trace.check`, or by another order of threads with `seed`), numba's
+typing of mixed integers (`uint64 + int64` is a float64 there: compile the kernel), register limits, and
+polling of plain memory (a lane gives way only where it waits).
 """
 
 from minfer.cuda.simulator.errors import (

@@ -48,7 +48,9 @@ class Block:
         self.warpgroups = [
             Group(self, "warpgroup", n, WARPGROUP) for n in range(-(-launch.threads // WARPGROUP))
         ]
-        self.lanes = [Lane(self, thread) for thread in range(launch.threads)]
+        self.lanes = launch.lanes(rank)
+        for thread, lane in enumerate(self.lanes):
+            lane.assign(self, thread)
         self.live = launch.threads
         self.barriers: dict[int, _Barrier] = {}
         self.mbarriers: dict[int, Any] = {}
@@ -183,25 +185,32 @@ class Launch:
         self.random = None if seed is None else random.Random(seed)
         self.ready: deque[Lane] = deque()
         self.hub: greenlet = getcurrent()
+        self._lanes: list[list[Lane]] = []
+
+    def lanes(self, rank: int) -> list[Lane]:
+        """The greenlets for the threads of block `rank` of a cluster."""
+        while len(self._lanes) <= rank:
+            with np.errstate(all="ignore"):  # lanes keep the context that they are made in
+                self._lanes.append([Lane(self) for _ in range(self.threads)])
+        return self._lanes[rank]
+
+    def close(self) -> None:
+        """End the greenlets."""
+        for lane in (lane for lanes in self._lanes for lane in lanes):
+            if lane:
+                lane.throw(GreenletExit)
 
     def run(self, indices: list[tuple[int, int, int]]) -> None:
         """Run the blocks of one cluster together."""
-        with np.errstate(all="ignore"):
-            blocks = [Block(self, index, rank) for rank, index in enumerate(indices)]
+        blocks = [Block(self, index, rank) for rank, index in enumerate(indices)]
         self.ready.clear()
         cluster = Cluster(self, blocks)
         for block in blocks:
             block.cluster = cluster
             self.ready.extend(block.lanes)
-        try:
-            self._schedule()
-            if any(block.live for block in blocks):
-                raise self._deadlock(blocks)
-        finally:
-            for block in blocks:
-                for lane in block.lanes:
-                    if lane and not lane.dead:
-                        lane.throw(GreenletExit)
+        self._schedule()
+        if any(block.live for block in blocks):
+            raise self._deadlock(blocks)
 
     def _schedule(self) -> None:
         ready, chooser = self.ready, self.random
@@ -217,7 +226,7 @@ class Launch:
         places: dict[tuple[int, int, str], list[Lane]] = {}
         for block in blocks:
             for lane in block.lanes:
-                if not lane.dead:
+                if not lane.exited:
                     text = f"{lane.waiting}, {source_place(lane.gr_frame)}"
                     places.setdefault((block.number, lane.warp.number, text), []).append(lane)
         error = Deadlock(

@@ -115,6 +115,18 @@ class FakeCuda:
     def laneid(self) -> int:
         return current_lane("cuda.laneid").index
 
+    def grid(self, dimensions: int) -> Any:
+        """This thread's number in the grid, or (x, y), or (x, y, z)."""
+        block, thread = self.blockIdx, self.threadIdx
+        x = block.x * self.blockDim.x + thread.x
+        return x if dimensions == 1 else (x, block.y, block.z)[:dimensions]
+
+    def gridsize(self, dimensions: int) -> Any:
+        """Threads in the grid, in as many dimensions."""
+        size = self.gridDim
+        x = size.x * self.blockDim.x
+        return x if dimensions == 1 else (x, size.y, size.z)[:dimensions]
+
     @staticmethod
     def syncthreads() -> None:
         lane = current_lane("cuda.syncthreads")
@@ -128,6 +140,6 @@ class FakeCuda:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"the simulator has no cuda.{name}; it has threadIdx, blockIdx, blockDim, gridDim, laneid, "
-            f"warpsize, syncthreads, syncwarp, local.array, shared.array and atomic.add/max/min"
+            f"the simulator has no cuda.{name}; it has threadIdx, blockIdx, blockDim, gridDim, grid, gridsize, "
+            f"laneid, warpsize, syncthreads, syncwarp, local.array, shared.array and atomic.add/max/min"
         )

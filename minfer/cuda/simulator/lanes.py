@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from greenlet import GreenletExit, getcurrent, greenlet
+from greenlet import getcurrent, greenlet
 
 from minfer.cuda.simulator.errors import Divergence, SimulatorError
 from minfer.cuda.trace.source import SOURCE_MARK, call_site, same_site
@@ -36,13 +36,17 @@ def source_place(frame: Any) -> str:
 
 
 class Lane(greenlet):
-    """One CUDA thread."""
+    """One CUDA thread of a block; the greenlet is used again for a thread of a later block."""
 
-    def __init__(self, block: Block, thread: int) -> None:
-        super().__init__(self._main, block.launch.hub)
+    def __init__(self, launch: Launch) -> None:
+        super().__init__(self._main, launch.hub)
+        self.launch = launch
+        self.trace = launch.trace
+        self.gr_context = contextvars.copy_context()
+
+    def assign(self, block: Block, thread: int) -> None:
+        """Become a thread of a block that has not begun."""
         self.block = block
-        self.launch: Launch = block.launch
-        self.trace = block.launch.trace
         self.thread = thread
         self.index = thread % WARP
         self.warp: Group = block.warps[thread // WARP]
@@ -60,23 +64,23 @@ class Lane(greenlet):
         self.barriers = 0  # block and cluster barriers left behind
         self.counted_sync = -1  # of the trace: executions of each site since the last synchronisation
         self.site_counts: dict[int, int] = {}
-        self.gr_context = contextvars.copy_context()
 
     def _main(self) -> None:
-        try:
-            self.block.launch.function(*self.block.launch.arguments)
-            self.block.exit(self)
-        except GreenletExit:
-            raise
-        except SimulatorError as error:
-            self._locate(error)
-            raise
-        except Exception as error:
-            error.add_note(
-                f"in {self.launch.name}, block {self.block.index}, thread {self.thread} (simulated), "
-                f"{self.place_of(error)}"
-            )
-            raise
+        launch = self.launch
+        while True:
+            try:
+                launch.function(*launch.arguments)
+                self.block.exit(self)
+            except SimulatorError as error:
+                self._locate(error)
+                raise
+            except Exception as error:
+                error.add_note(
+                    f"in {launch.name}, block {self.block.index}, thread {self.thread} (simulated), "
+                    f"{self.place_of(error)}"
+                )
+                raise
+            launch.hub.switch()
 
     def place_of(self, error: BaseException) -> str:
         """Kernel source line that an exception comes from."""

@@ -36,14 +36,15 @@ def launch(
     seed: int | None = None,
     strict: bool = True,
 ) -> None:
-    """Run `kernel` over `grid` blocks. NumPy arrays among `args` are global memory and are modified in place.
+    """Run `kernel` over `grid` blocks. NumPy arrays among `args` are global memory, modified in place.
 
     Args:
-        grid: blocks along x, or (x, y, z). args: C-contiguous arrays for pointers, numbers for scalars,
-        `TensorMap`s for tensor maps. trace: records what every lane does. blocks: run only these blocks
-        (indices along x, or (x, y, z)). seed: run threads in an arbitrary order, and let asynchronous
-        copies land early now and then, as drawn from
-            this seed: what a missing barrier allows shows up in the results.
+        grid: blocks along x, or (x, y, z).
+        args: C-contiguous arrays for pointers, numbers for scalars, `TensorMap`s for tensor maps.
+        trace: records what every lane does.
+        blocks: run only these blocks (indices along x, or (x, y, z)).
+        seed: run threads in an arbitrary order, and let asynchronous copies land early now and then, as
+            drawn from this seed: what a missing barrier allows shows up in the results.
         strict: reads of shared memory that nothing has written raise.
 
     Raises:
@@ -85,8 +86,11 @@ def launch(
                 arrays=tuple(TracedArray(region.name, region.base, region.size) for region in memory.regions),
             )
         )
-    for cluster in _clusters(shape, kernel.cluster, blocks):
-        run.run(cluster)
+    try:
+        for cluster in _clusters(shape, kernel.cluster, blocks):
+            run.run(cluster)
+    finally:
+        run.close()
 
 
 def _three(grid: int | tuple[int, ...]) -> tuple[int, int, int]:
@@ -149,7 +153,6 @@ def _argument(kernel: Kernel, argument: Argument, numba_type: Any, value: Any, m
     if argument.kind.startswith("tensor_map"):
         if not isinstance(value, TensorMap):
             raise TypeError(f"{name} is a tensor map; pass minfer.cuda.simulator.tensor_map(array, ...)")
-        memory.add(value.array, argument.name)
         address = memory.add_object(value)
         return TensorMapArgument(address) if element is not None else address
     if isinstance(value, np.ndarray):

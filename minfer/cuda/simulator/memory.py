@@ -86,6 +86,8 @@ class SharedMemory(Region):
     LIMIT = 227 * 1024  # most that a block of any supported device may have
 
     def __init__(self, dynamic_bytes: int, strict: bool = False) -> None:
+        if dynamic_bytes > self.LIMIT:
+            raise SimulatorError(f"{dynamic_bytes} bytes of shared memory; no block has over {self.LIMIT}")
         self.dynamic_bytes = dynamic_bytes
         self._static_end = -(-dynamic_bytes // 16) * 16
         self._static: dict[Any, int] = {}

@@ -91,6 +91,8 @@ class Rebinder:
             return semantics_of(value)
         if isinstance(value, DeviceFunction):
             return self.function(value)
+        if type(value) is tuple:
+            return tuple(map(self._value, value))
         if isinstance(value, np.integer):  # numba's typing of a constant, not NumPy's wrap-around
             return int(value)
         return scalar_cast(value)

@@ -12,7 +12,7 @@ class TensorMap:
     """A row-major matrix and the box that one TMA instruction moves.
 
     Attributes:
-        array: the matrix, (rows, columns), C-contiguous.
+        array: the matrix, (rows, columns), each row contiguous, rows a multiple of 16 bytes apart.
         box_rows, box_columns: size of the box, in elements.
         swizzle: 0, 32, 64 or 128: bytes of the pattern that 16-byte units are permuted in (PTX ISA 5.5.5).
     """
@@ -24,14 +24,17 @@ class TensorMap:
 
     def __post_init__(self) -> None:
         array = self.array
-        if array.ndim != 2 or not array.flags.c_contiguous:
-            raise ValueError(f"a tensor map needs a C-contiguous matrix, not shape {array.shape}")
+        if array.ndim != 2 or array.strides[1] != array.itemsize:
+            raise ValueError(
+                f"a tensor map needs a matrix with contiguous rows, not shape {array.shape} with strides "
+                f"{array.strides}"
+            )
         if self.swizzle not in (0, 32, 64, 128):
             raise ValueError(f"swizzle {self.swizzle}; 0, 32, 64 or 128 bytes exist")
         if not (1 <= self.box_rows <= 256 and 1 <= self.box_columns <= 256):
             raise ValueError(f"a box of {self.box_rows} x {self.box_columns}; each side is 1 to 256 elements")
-        if array.shape[1] * array.itemsize % 16:
-            raise ValueError(f"rows of {array.shape[1] * array.itemsize} bytes; TMA needs a multiple of 16")
+        if array.strides[0] % 16 or array.strides[0] <= 0:
+            raise ValueError(f"rows {array.strides[0]} bytes apart; TMA needs a multiple of 16")
         if self.box_row_bytes % 16:
             raise ValueError(f"box rows of {self.box_row_bytes} bytes; TMA needs a multiple of 16")
         if self.swizzle and self.box_row_bytes > self.swizzle:

@@ -36,8 +36,7 @@ class Finding:
 
     Attributes:
         kind: "uninitialized read", "read before landing", "read-write race", "write-write race",
-        "overwrites asynchronous
-            read", "missing proxy fence".
+            "overwrites asynchronous read" or "missing proxy fence".
         space: "shared" or "global".
         address: first byte concerned. block, thread, place: the later access.
         other_thread, other_place: the earlier one, where there is one.

@@ -13,7 +13,7 @@ import numpy as np
 
 from minfer.cuda.simulator.errors import AsyncHazard, InvalidInstruction
 from minfer.cuda.simulator.lanes import Lane, current_lane
-from minfer.cuda.simulator.memory import check_aligned, check_writable
+from minfer.cuda.simulator.memory import check_aligned
 from minfer.cuda.simulator.semantics.arithmetic import signed32
 from minfer.cuda.simulator.semantics.table import semantics
 from minfer.cuda.simulator.tensor_map import TensorMap, swizzle_units
@@ -249,6 +249,8 @@ def tma_store_2d(tensor_map, shared, x, y):
     shared = int(shared) & _MASK
     target = _tensor_map(lane, tensor_map, "tma_store_2d")
     _check_box(shared, target, "tma_store_2d")
+    if not target.array.flags.writeable:
+        raise InvalidInstruction("tma_store_2d writes a matrix that is read-only")
     size = target.box_bytes
     lane.block.shared.find(shared, size).check_written(shared, size)
     if lane.trace is not None:
@@ -277,7 +279,6 @@ def bulk_wait_group_read(n):
             units = np.frombuffer(data, np.uint8).reshape(-1, 16)
             logical = np.arange(len(units)) + shared // 16
             ordered = units[swizzle_units(logical, target.swizzle) - shared // 16]
-            check_writable(lane.launch.memory.region_of(target.array))
             target.write_box(x, y, ordered)
             if lane.trace is not None:
                 lane.trace.record(lane, Op.BULK_READ_END, shared, len(data))
