@@ -95,6 +95,7 @@ def run(
     session = Session(
         loaded, chosen, n_ctx=context or min(needed, loaded.config.context_length), kv_dtype=kv_type.value
     )
+    session.warm_up()  # so that the speeds are the model's, not the compiler's
     if echo and not as_json:
         print(text, end="", flush=True)
     result = generate(

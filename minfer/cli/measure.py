@@ -36,8 +36,8 @@ def bench(
 ) -> None:
     """Measure prefill (pp) and decode (tg) in tokens a second, as llama-bench does.
 
-    Without -p and -n: pp512 and tg128. pp N is one prompt of N tokens with the logits of the last one only, tg N
-    is N single-token decodes from an empty context; nothing is tokenized or sampled.
+    Without -p and -n: pp512 and tg128. pp N is one prompt of N tokens, with the logits of the last one only;
+    tg N is N single-token decodes from an empty context. Nothing is tokenized or sampled.
     """
     from minfer.engine.backend import choose_backend
     from minfer.engine.bench import bench as measure

@@ -14,6 +14,7 @@ from minfer.model.model import Model
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_CHUNK = 512
+WARM_UP_TOKENS = 8
 
 
 class Session:
@@ -57,6 +58,17 @@ class Session:
     def reset(self) -> None:
         """Empty the context."""
         self.position = 0
+
+    def warm_up(self) -> None:
+        """Have everything compiled and captured that a prompt and a decode need; leaves the context empty.
+
+        Without it the first forward of a process pays for that, and its speed says little.
+        """
+        self.reset()
+        self.forward([0] * min(WARM_UP_TOKENS, self.n_ctx))
+        self.reset()
+        self.forward([0])
+        self.reset()
 
     def forward(self, ids: Sequence[int], logits: Literal["last", "all"] = "last") -> np.ndarray:
         """Append tokens to the context; float32 logits (vocab,) of the last one, or (len(ids), vocab) of all.

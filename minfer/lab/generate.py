@@ -142,6 +142,7 @@ def run(
         session = Session(
             model, backend, n_ctx=min(len(prompt_ids) + request.n_predict, model.config.context_length)
         )
+        session.warm_up()
         arrivals: list[float] = []
         began = time.perf_counter()
 

@@ -59,3 +59,13 @@ def test_results_are_copies(session, tiny):
     kept = first.copy()
     session.forward(tiny.ids[1:2])
     np.testing.assert_array_equal(first, kept)
+
+
+def test_warming_up_changes_nothing(tiny, host):
+    ids = [5, 6, 7]
+    cold = Session(tiny.model, host, n_ctx=16).forward(ids)
+    session = Session(tiny.model, host, n_ctx=16)
+    session.warm_up()
+    assert session.position == 0
+    np.testing.assert_array_equal(session.forward(ids), cold)
+    Session(tiny.model, host, n_ctx=1).warm_up()
