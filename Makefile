@@ -1,5 +1,6 @@
 # make run    fetch a small model, generate text with it, leave a report to open in a browser
 # make test   everything that needs no GPU
+# make test-gpu   the kernels on this machine's GPU, with a record under data/records/
 # make lab    JupyterLab on notebooks/
 # make notebooks  run every notebook and keep its outputs
 #
@@ -8,7 +9,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test lab notebooks clean
+.PHONY: help run test test-gpu lab notebooks clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -42,6 +43,10 @@ test: $(TEST_SETUP)
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 	$(BIN)/python -m pytest --nbval notebooks
+
+test-gpu: $(TEST_SETUP)
+	$(BIN)/python -m minfer.cuda.runtime
+	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 lab: $(RUN_SETUP)
 	$(BIN)/python -m jupyter lab $(AS_ROOT) $(LAB_ARGS) notebooks

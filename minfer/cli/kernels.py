@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_format
 import sys
 from typing import Annotated
 
 import typer
+
+from minfer.cli.common import JsonOption, print_json
 
 
 def kernels(
@@ -21,7 +22,7 @@ def kernels(
         typer.Option(help="Device for blocks per SM (h200, gb10, ...); else the architecture's usual one."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Only kernels whose name contains this.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="A JSON list of rows instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compile every shipped kernel config, without a GPU, and print what it uses.
 
@@ -31,31 +32,23 @@ def kernels(
 
     from minfer.arithmetic.devices import DEVICES
     from minfer.cuda import report
-    from minfer.cuda.kernel import ToolchainError
     from minfer.cuda.registry import all_kernels
-    from minfer.cuda.runtime.compiler import ARCHITECTURES
 
     chosen = arch or ([DEVICES[device.lower()].arch] if device and device.lower() in DEVICES else ["sm_90a"])
     try:
-        for wanted in chosen:
-            if wanted not in ARCHITECTURES:
-                raise ValueError(f"--arch {wanted}: take one of {', '.join(ARCHITECTURES)}")
         devices = {wanted: report.device_for(wanted, device) for wanted in chosen}
-        work = [
-            (kernel, wanted) for wanted in chosen for kernel in all_kernels() if (name or "") in kernel.name
-        ]
-        if not work:
-            raise ValueError(f"no shipped kernel's name contains {name!r}")
-        with tqdm(work, unit="kernel", disable=None, file=sys.stderr, leave=False) as progress:
-            rows = []
-            for kernel, wanted in progress:
-                progress.set_postfix_str(kernel.name, refresh=False)
-                rows.append(report.describe(kernel, wanted, devices[wanted]))
-    except (ValueError, ToolchainError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    if json:
-        typer.echo(json_format.dumps(rows, indent=1))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    work = [(kernel, wanted) for wanted in chosen for kernel in all_kernels() if (name or "") in kernel.name]
+    if not work:
+        raise typer.BadParameter(f"no shipped kernel's name contains {name!r}")
+    rows = []
+    with tqdm(work, unit="kernel", disable=None, file=sys.stderr, leave=False) as progress:
+        for kernel, wanted in progress:
+            progress.set_postfix_str(kernel.name, refresh=False)
+            rows.append(report.describe(kernel, wanted, devices[wanted]))
+    if as_json:
+        print_json(rows)
     else:
         typer.echo(_table([report.HEADINGS, *(report.cells(row) for row in rows)]))
         typer.echo(f"blocks/SM on {', '.join(dict.fromkeys(d.name for d in devices.values()))}")

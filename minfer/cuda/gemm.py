@@ -23,7 +23,8 @@ MAX_THREAD_REGISTERS = 255
 SM_REGISTERS = 65_536
 LAYOUTS = ("padded", "swizzled", "plain")
 A_SOURCES = ("f16", "f32_mirror")
-B_SOURCES = ("f16",)
+#: f16, or blocks of a quantized format that the staging dequantizes.
+B_SOURCES = ("f16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 OUTPUTS = ("f32", "f16")
 
 
@@ -147,10 +148,15 @@ class GemmConfig:
     @cached_property
     def sources(self):
         """(A's, B's) staging."""
-        from minfer.cuda.tile.staging import SOURCES
+        from minfer.cuda.tile.staging import StagedF16, StagedF32
 
         a_tile, b_tile = self.tiles
-        return SOURCES[self.a_source](a_tile, self.threads), SOURCES[self.b_source](b_tile, self.threads)
+        a_source = {"f16": StagedF16, "f32_mirror": StagedF32}[self.a_source](a_tile, self.threads)
+        if self.b_source == "f16":
+            return a_source, StagedF16(b_tile, self.threads)
+        from minfer.cuda.tile.quantized import StagedBlocks
+
+        return a_source, StagedBlocks(b_tile, self.threads, self.b_source)
 
     @property
     def stage_bytes(self) -> int:
@@ -189,9 +195,9 @@ class GemmConfig:
 def make_gemm(config: GemmConfig) -> Kernel:
     """The kernel of a config: (a, b, c, nt, od, depth).
 
-    a [nt, depth] (f16, or f32 with a_source "f32_mirror"), b [od, depth] f16, c [nt, od] of type
-    `config.out`, all row-major and contiguous, 16-byte aligned; nt, od, depth int32, depth (the model's id) a
-    multiple of 8. Every element of c is written."""
+    a [nt, depth] (f16, or f32 with a_source "f32_mirror"), b [od, depth] (f16, or the bytes of its blocks), c
+    [nt, od] of type `config.out`, all row-major and contiguous, 16-byte aligned; nt, od, depth int32, depth
+    (the model's id) a multiple of 8. Every element of c is written."""
     import numpy as np
     from numba import cuda
     from numba.cuda import types
@@ -210,7 +216,12 @@ def make_gemm(config: GemmConfig) -> Kernel:
     a_source, b_source = config.sources
     a_tile, b_tile = config.tiles
     start_a, copy_a, settle_a = a_source.start, a_source.copy, a_source.settle
-    start_b, copy_b, settle_b = b_source.start, b_source.copy, b_source.settle
+    start_b = b_source.start
+    b_blocks = config.b_source != "f16"
+    if b_blocks:
+        fetch_b, deposit_b, b_words = b_source.fetch, b_source.deposit, b_source.registers
+    else:
+        copy_b, b_step = b_source.copy, np.uint64(b_source.step_bytes)
     load_a = load_matrix_sync(Fragment("matrix_a", "f16", "row_major"), a_tile)
     load_b = load_matrix_sync(Fragment("matrix_b", "f16", "col_major"), b_tile)
     multiply, fill = mma_sync("f16"), fill_fragment(n_fragments * m_fragments)
@@ -219,11 +230,10 @@ def make_gemm(config: GemmConfig) -> Kernel:
 
     stage_bytes, b_stage = config.stage_bytes, a_source.stage_bytes
     ring_bytes = stages * stage_bytes
-    a_step, b_step = np.uint64(a_source.step_bytes), np.uint64(b_source.step_bytes)
-    # Where `settle` writes: behind the ring, A's two tiles, then B's.
-    a_settled, a_tile_bytes = a_source.settled_tiles, a_tile.size_bytes
-    b_settled, b_tile_bytes = b_source.settled_tiles, b_tile.size_bytes
-    b_settled_start = ring_bytes + a_settled * a_tile_bytes
+    a_step = np.uint64(a_source.step_bytes)
+    # Tiles that do not come from memory as they are: behind the ring, A's two, then B's.
+    a_settled, a_tile_bytes, b_tile_bytes = a_source.settled_tiles, a_tile.size_bytes, b_tile.size_bytes
+    b_tiles = ring_bytes + a_settled * a_tile_bytes
 
     @device_function
     def advance(offset):
@@ -250,10 +260,15 @@ def make_gemm(config: GemmConfig) -> Kernel:
         for step in unroll(stages - 1):
             if step < steps:
                 copy_a(ring + step * stage_bytes, a_pointer, depth, a_rows, a_ks, thread)
-                copy_b(ring + step * stage_bytes + b_stage, b_pointer, depth, b_rows, b_ks, thread)
                 a_pointer, a_ks = types.uint64(a_pointer + a_step), types.int32(a_ks - tile_k)
-                b_pointer, b_ks = types.uint64(b_pointer + b_step), types.int32(b_ks - tile_k)
+                if not b_blocks:
+                    copy_b(ring + step * stage_bytes + b_stage, b_pointer, depth, b_rows, b_ks, thread)
+                    b_pointer, b_ks = types.uint64(b_pointer + b_step), types.int32(b_ks - tile_k)
             commit()
+        if b_blocks:
+            words = cuda.local.array(b_words, dtype=types.uint32)
+            fetch_b(words, b_pointer, depth, b_rows, 0, depth, thread)
+            deposit_b(words, ring + b_tiles, 0, depth, thread)
 
         read, fill_next = types.uint32(0), types.uint32((stages - 1) * stage_bytes)
         for step in range(steps):
@@ -262,16 +277,19 @@ def make_gemm(config: GemmConfig) -> Kernel:
             if a_settled:
                 a_at = types.uint32(ring + ring_bytes + (step & 1) * a_tile_bytes)
                 settle_a(ring + read, a_at, thread)
-            if b_settled:
-                b_at = types.uint32(ring + b_settled_start + (step & 1) * b_tile_bytes)
-                settle_b(ring + read + b_stage, b_at, thread)
+            if b_blocks:
+                b_at = types.uint32(ring + b_tiles + (step & 1) * b_tile_bytes)
             cuda.syncthreads()
             if step + stages - 1 < steps:
                 copy_a(ring + fill_next, a_pointer, depth, a_rows, a_ks, thread)
-                copy_b(ring + fill_next + b_stage, b_pointer, depth, b_rows, b_ks, thread)
                 a_pointer, a_ks = types.uint64(a_pointer + a_step), types.int32(a_ks - tile_k)
-                b_pointer, b_ks = types.uint64(b_pointer + b_step), types.int32(b_ks - tile_k)
+                if not b_blocks:
+                    copy_b(ring + fill_next + b_stage, b_pointer, depth, b_rows, b_ks, thread)
+                    b_pointer, b_ks = types.uint64(b_pointer + b_step), types.int32(b_ks - tile_k)
             commit()
+            if b_blocks:
+                # Past the last k-tile the last one is loaded again: harmless, and no branch.
+                fetch_b(words, b_pointer, depth, b_rows, (step + 1) * tile_k, depth, thread)
             for k in unroll(k_fragments):
                 for i in unroll(n_fragments):
                     load_a(a_registers, 4 * i, a_at, warp_n + 16 * i, 32 * k)
@@ -279,6 +297,9 @@ def make_gemm(config: GemmConfig) -> Kernel:
                     load_b(b_registers, 0, b_at, warp_m + 16 * j, 32 * k)
                     for i in unroll(n_fragments):
                         multiply(sums, 8 * (i * m_fragments + j), a_registers, 4 * i, b_registers, 0)
+            if b_blocks:
+                following = ring + b_tiles + ((step + 1) & 1) * b_tile_bytes
+                deposit_b(words, following, (step + 1) * tile_k, depth, thread)
             read, fill_next = advance(read), advance(fill_next)
 
         store(sums, ptx.global_address(c), first_n + warp_n, first_m + warp_m, nt, od)
@@ -304,7 +325,7 @@ def make_gemm(config: GemmConfig) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """The configs of the campaign and the larger tiles past it."""
+    """The configs of the campaign, the larger tiles past it, and B straight from blocks."""
     seed = GemmConfig(tile_m=128)
     campaign = [
         GemmConfig(),
@@ -322,4 +343,6 @@ def shipped() -> list[Kernel]:
         GemmConfig(128, 256, 32, 4, layout="swizzled"),
         GemmConfig(128, 256, 64, 3, layout="swizzled"),
     ]
-    return [make_gemm(config) for config in (*campaign, *large, *(replace(c, out="f16") for c in large))]
+    blocks = [GemmConfig(128, 128, 64, 3, layout="swizzled", b_source=name) for name in B_SOURCES[1:]]
+    halves = [replace(config, out="f16") for config in large]
+    return [make_gemm(config) for config in (*campaign, *large, *halves, *blocks)]

@@ -43,12 +43,13 @@ def device_for(arch: str, key: str | None = None) -> Device:
     one.
 
     Raises:
-        ValueError: no such device, or it is of another architecture.
+        ValueError: no such architecture or device, or the device is of another architecture.
     """
-    try:
-        found = DEVICES[(key or TYPICAL_DEVICES[arch]).lower()]
-    except KeyError:
-        raise ValueError(f"no device {key!r}; known: {', '.join(DEVICES)}") from None
+    if arch not in TYPICAL_DEVICES:
+        raise ValueError(f"no architecture {arch!r} here: take one of {', '.join(TYPICAL_DEVICES)}")
+    found = DEVICES.get((key or TYPICAL_DEVICES[arch]).lower())
+    if found is None:
+        raise ValueError(f"no device {key!r}; known: {', '.join(DEVICES)}")
     if found.arch != arch:
         raise ValueError(f"{found.name} is {found.arch}, not {arch}: give its architecture or another device")
     return found

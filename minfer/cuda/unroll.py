@@ -10,13 +10,15 @@ The contract:
 - The body does not assign the loop variable, and does not `break` or `continue` this loop (it may its own
   inner loops).
 - The loop variable is not used after the loop.
-- In an unrolled body an `if` whose test is constant after substitution keeps only the branch taken.
+- An `if` whose test is constant, after substitution in an unrolled body or from the closure or the module,
+  keeps only the branch taken.
 - Line numbers stay those of the source, so that tracebacks and traces point at it.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import textwrap
 from collections.abc import Callable
@@ -33,8 +35,10 @@ def unrolled(function: Callable) -> Callable:
     ast.increment_lineno(tree, first - 1)
     definition = tree.body[0]
     definition.decorator_list = []
-    cells = function.__closure__ or ()
-    closure = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+    closure = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned: only a branch that is folded away may name it
+            closure[name] = cell.cell_contents
     # A name that the function assigns is local to it, whatever the module holds under that name.
     scope = {**function.__globals__, **closure}
     constants = {
@@ -86,28 +90,27 @@ class _Unroller:
                 raise LookupError
         return eval(compile(ast.Expression(node), self.filename or "", "eval"), {}, dict(self.constants))
 
-    def block(self, statements: list[ast.stmt], inside: bool = False) -> list[ast.stmt]:
-        """The statements rewritten; `inside` says that an unrolled loop surrounds them, so that tests are
-        folded."""
+    def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """The statements rewritten."""
         result = []
         for statement in statements:
-            result += self.statement(statement, inside)
+            result += self.statement(statement)
         return result
 
-    def statement(self, node: ast.stmt, inside: bool) -> list[ast.stmt]:
+    def statement(self, node: ast.stmt) -> list[ast.stmt]:
         if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and _is_unroll(node.iter.func):
             return self.loop(node)
-        if isinstance(node, ast.If) and inside:
+        if isinstance(node, ast.If):
             try:
                 taken = node.body if self.constant(node.test) else node.orelse
             except LookupError:
                 pass
             else:
-                return self.block(taken, inside)
+                return self.block(taken)
         for part in ("body", "orelse", "finalbody"):
             if getattr(node, part, None) and not isinstance(node, (ast.FunctionDef, ast.Lambda)):
                 # A body must not become empty.
-                rewritten = self.block(getattr(node, part), inside)
+                rewritten = self.block(getattr(node, part))
                 setattr(node, part, rewritten or [ast.copy_location(ast.Pass(), node)])
         return [node]
 
@@ -131,7 +134,7 @@ class _Unroller:
         for value in range(*bounds):
             self.constants = {**outer, variable: value}
             copies = [_Substitute(variable, value).visit(_copy(statement)) for statement in node.body]
-            result += self.block(copies, inside=True)
+            result += self.block(copies)
         self.constants = outer
         return result or [ast.copy_location(ast.Pass(), node)]
 

@@ -34,8 +34,8 @@ class Buffer(Protocol):
 class LayerWeights:
     """One layer, prepared by the backend; what each is, the backend alone knows.
 
-    qkv, kv, gate_up stand for matrices one above the other: their outputs lie side by side. qkv, q and kv add the
-    biases where there are any; q_norm and k_norm are None where there are none.
+    qkv, kv, gate_up stand for matrices one above the other: their outputs lie side by side. qkv, q and kv
+    add the biases where there are any; q_norm and k_norm are None where there are none.
     """
 
     attn_norm: Any
@@ -62,8 +62,8 @@ class Weights:
 class Runtime(Protocol):
     """A model on a device, with one KV cache: weights, buffers and the operations on them.
 
-    Operations are enqueued in order; only `read` waits for them. The number of tokens of an operation is the number
-    of rows of its buffers.
+    Operations are enqueued in order; only `read` waits for them. The number of tokens of an operation is
+    the number of rows of its buffers.
     """
 
     weights: Weights
@@ -112,6 +112,9 @@ class Backend(Protocol):
 
     def describe(self) -> str:
         """The device in a few words."""
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the software that the figures depend on, by name."""
 
     def open(
         self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None

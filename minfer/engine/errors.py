@@ -4,8 +4,10 @@ from __future__ import annotations
 
 
 class EngineError(RuntimeError):
-    """The engine cannot do what was asked on this machine (no GPU, not enough memory, unsupported weights)."""
+    """The engine cannot do what was asked here (no GPU, not enough memory, unsupported weights)."""
 
 
 class InputError(ValueError):
-    """The request itself is wrong: empty prompt, token id out of range, context overflow, bad sampling setting."""
+    """The request itself is wrong: empty prompt, token id out of range, context overflow, bad sampling
+    setting.
+    """

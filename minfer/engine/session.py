@@ -19,8 +19,8 @@ DEFAULT_CHUNK = 512
 class Session:
     """Feeds tokens through a model.
 
-    n_ctx: most tokens of a context (None: the model's, at most 4096). kv_dtype: "f16" or "f32". chunk: most tokens of
-    one pass; a longer prompt goes through in several.
+    n_ctx: most tokens of a context (None: the model's, at most 4096). kv_dtype: "f16" or "f32". chunk:
+    most tokens of one pass; a longer prompt goes through in several.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Session:
             )
         if self.position + len(checked) > self.n_ctx:
             raise InputError(
-                f"{len(checked)} more tokens do not fit: {self.position} of the context's {self.n_ctx} are taken; "
+                f"{len(checked)} more tokens do not fit: {self.position} of {self.n_ctx} are taken: "
                 "use a shorter prompt or a larger context"
             )
         return checked

@@ -1,4 +1,6 @@
-"""The forward pass of a decoder-only transformer (llama, qwen2, qwen3), written once over a backend's operations."""
+"""The forward pass of a decoder-only transformer (llama, qwen2, qwen3), written once over a backend's
+operations.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,9 @@ class Buffers:
 def forward(runtime: Runtime, config: ModelConfig, buffers: Buffers, n: int, wanted: Wanted) -> None:
     """Enqueue the forward of the `n` tokens given to `runtime.set_tokens`, appending to its KV cache.
 
-    Logits land in buffers.logits: of the last token in row 0, or of all n tokens. Unless all are wanted, the last
-    layer past its K and V, and the output projection, run for the last token only; for "none" not at all.
+    Logits land in buffers.logits: of the last token in row 0, or of all n tokens. Unless all are wanted,
+    the last layer past its K and V, and the output projection, run for the last token only; for "none" not
+    at all.
     """
     q_dim = config.n_heads * config.head_dim
     kv_dim = config.n_kv_heads * config.head_dim

@@ -1,6 +1,4 @@
-"""Kernels compiled behind a slider: after a pause, in a process of their own, never twice, and cancelled
-when overtaken.
-"""
+"""Kernels compiled behind a slider: after a pause, in a process of their own, once; overtaken, cancelled."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ from minfer.lab.tile_view import Registers
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = (sys.executable, "-m", "minfer.lab.compile_worker")
 DELAY = 0.4
-"""Seconds without a further request before a compile starts: a slider that is still moving compiles
-nothing.
-"""
+"""Seconds without a further request before a compile starts: a slider still moving compiles nothing."""
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,7 @@ ACCESSES = {
 
 
 def words(tile: TileAddress, access: Access, row_bytes: int, phase: int = 0) -> list[dict]:
-    """Every word of the rows that the access touches: row, word, address, bank, and whether `phase` reads
-    it.
-    """
+    """Every word of the rows that the access touches: row, word, address, bank, read (by `phase`)."""
     read = {
         (row, column + step)
         for row, column, size in access.touched(phase)

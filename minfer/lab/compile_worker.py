@@ -1,6 +1,4 @@
-"""The process behind `minfer.lab.background`: one compile, described on stdin as JSON, answered on stdout
-as JSON.
-"""
+"""The process behind `minfer.lab.background`: one compile, as JSON from stdin to stdout."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ from IPython.display import display
 from minfer.lab.picture import Picture
 
 EXPECTED = (ValueError, KeyError, ImportError, OSError)
-"""Errors whose message is meant for a reader (a refused config is a ValueError): shown without a traceback.
-"""
+"""Errors whose message is meant for a reader (a refused config is a ValueError): no traceback is shown."""
 
 
 class Explorer:
@@ -87,7 +86,7 @@ class Explorer:
     def _ipython_display_(self) -> None:
         bundle = self.box._repr_mimebundle_()
         data = bundle[0] if isinstance(bundle, tuple) else bundle
-        display({**data, "text/plain": f"[{self.name}: open in JupyterLab to use it]"}, raw=True)
+        display({**data, "text/plain": f"[{self.name}: run the notebook to use its sliders]"}, raw=True)
         if self.picture is not None:
             self._handle = display(self.picture, display_id=True)
 

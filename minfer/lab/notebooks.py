@@ -107,9 +107,7 @@ def _lines(text: str | list[str]) -> list[str]:
 
 
 def _renumber_widgets(cells: list[dict], state: dict) -> tuple[list[dict], dict]:
-    """Cells and widget state with model ids counted in order of appearance; models nobody shows are
-    dropped.
-    """
+    """Cells and widget state, model ids counted in order of appearance, models that nobody shows left out."""
     order: dict[str, str] = {}
 
     def visit(model: str) -> None:

@@ -73,6 +73,6 @@ class Table:
         head = row("th", list(self.columns.values()))
         body = "".join(row("td", cells) for cells in self.cells())
         return (
-            '<table style="font-variant-numeric:tabular-nums;border-collapse:collapse">'
+            '<table style="line-height:1.5;font-variant-numeric:tabular-nums;border-collapse:collapse">'
             f"<thead>{head}</thead><tbody>{body}</tbody></table>"
         )

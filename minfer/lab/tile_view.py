@@ -23,9 +23,7 @@ PANEL = 0.86
 
 @dataclass(frozen=True)
 class Registers:
-    """Registers a thread and how they are known: "ptxas" for a compiled kernel, "estimate" before it is
-    compiled.
-    """
+    """Registers a thread, and how they are known: from "ptxas, <arch>" or as an "estimate"."""
 
     count: int
     source: str = "estimate"

@@ -50,14 +50,20 @@ def _case(kernel: Kernel, grid, arguments, expected, kind: str, name: str) -> Ca
 
 
 def rmsnorm_case(
-    nt: int, dim: int, output: str = "f32", residual: bool = False, vector: int = 4, threads: int = 256
+    nt: int,
+    dim: int,
+    output: str = "f32",
+    residual: bool = False,
+    vector: int = 4,
+    threads: int = 256,
+    residual_type: str = "f32",
 ):
     rng = np.random.default_rng(nt + dim)
     x = rng.normal(size=(nt, dim)).astype(np.float32) * 3
-    added = rng.normal(size=(nt, dim)).astype(np.float32)
+    added = rng.normal(size=(nt, dim)).astype(ROWS[residual_type])
     weight = rng.normal(size=dim).astype(np.float32)
     hidden, y = reference.rmsnorm(x, weight, 1e-6, added if residual else None)
-    config = ew.RmsNormConfig(output, residual, vector, threads)
+    config = ew.RmsNormConfig(output, residual, vector, threads, residual_type)
     buffer, wanted = output_for(output, y)
     arguments, expected = {"x": x}, {"out": wanted}
     if residual:
@@ -126,25 +132,46 @@ def rope_case(
     return Case(ew.rope(config), config.grid(nt), arguments, {"x": wanted}, 2e-6, 1e-6, f"nt={nt}")
 
 
-def rope_store_case(nt, heads, kv_heads, head_dim, rotary, interleaved, bias, query, threads=128) -> Case:
+def rope_store_case(
+    nt,
+    heads,
+    kv_heads,
+    head_dim,
+    rotary,
+    interleaved,
+    bias,
+    query,
+    threads=128,
+    norm=False,
+    source="f32",
+) -> Case:
     rng = np.random.default_rng(nt * heads + rotary)
-    config = ew.RopeStoreConfig(heads, kv_heads, head_dim, rotary, interleaved, bias, query, threads)
-    qkv = rng.normal(size=(nt, config.width)).astype(np.float32)
+    config = ew.RopeStoreConfig(
+        heads, kv_heads, head_dim, rotary, interleaved, bias, query, threads, norm, source
+    )
+    qkv = rng.normal(size=(nt, config.width)).astype(ROWS[source])
     offsets = (rng.normal(size=config.width) * 100).astype(np.float32)
     positions, table = _rope_inputs(rng, nt, rotary, False)
+    row = qkv.astype(np.float32)
     q, k, v = np.split(
-        (qkv + offsets if bias else qkv).reshape(nt, -1, head_dim), [heads, heads + kv_heads], axis=1
+        (row + offsets if bias else row).reshape(nt, -1, head_dim), [heads, heads + kv_heads], axis=1
     )
+    norms = {}
+    if norm:
+        norms = {name: rng.normal(size=head_dim).astype(np.float32) for name in ("q_norm", "k_norm")}
+        q, k = (reference.rmsnorm(x, norms[n], 1e-6)[1] for x, n in ((q, "q_norm"), (k, "k_norm")))
     caches = [rng.normal(size=(nt + 2, kv_heads * head_dim)).astype(np.float16) for _ in range(2)]
     rotated = [reference.rope(part, positions, table, interleaved).reshape(nt, -1) for part in (q, k)]
     arguments = {
         "qkv": qkv,
         **({"bias": offsets} if bias else {}),
+        **norms,
         "positions": positions,
         "table": table,
         "q": poisoned((nt, heads * head_dim), ROWS[query]),
         "k_cache": caches[0],
         "v_cache": caches[1],
+        **({"eps": 1e-6} if norm else {}),
     }
     expected = {
         "q": rotated[0].astype(ROWS[query]),

@@ -20,6 +20,8 @@ def test_proof_kernel_on_every_architecture(arch):
     [
         GemmConfig(tile_m=128),
         GemmConfig(tile_m=128, a_source="f32_mirror"),
+        GemmConfig(tile_m=128, tile_k=64, b_source="Q4_K"),
+        GemmConfig(tile_m=128, b_source="Q6_K"),
         GemmConfig(128, 256, 64, 3, layout="swizzled", out="f16"),
     ],
     ids=str,

@@ -34,6 +34,8 @@ def test_wider_tiles_stage_fewer_bytes_a_flop():
         # the ring holds A as f32; two f16 tiles of A are behind it
         (GemmConfig(a_source="f32_mirror"), 2 * (64 * 128 + 64 * 80) + 2 * 64 * 80, 256),
         (GemmConfig(128, 256, 64, 3, layout="swizzled"), 3 * (128 + 256) * 128, 256),
+        # the ring holds A only; two f16 tiles of B are behind it, whatever the blocks
+        (GemmConfig(tile_m=128, b_source="Q4_K"), 2 * 64 * 80 + 2 * 128 * 80, 256),
     ],
     ids=str,
 )
@@ -44,6 +46,12 @@ def test_shared_memory_and_threads(config, shared, threads):
 
 def test_an_f32_operand_is_copied_as_f32():
     assert GemmConfig(a_source="f32_mirror").copied_bytes == (8192, 4096)
+
+
+def test_blocks_are_read_at_their_own_width():
+    """32 weights of each of 128 rows: 4.5 bits a weight in Q4_K, 6.5625 in Q6_K, 16 in f16."""
+    for name, bits in (("Q4_K", 4.5), ("Q6_K", 6.5625), ("f16", 16)):
+        assert GemmConfig(tile_m=128, b_source=name).copied_bytes[1] == 128 * 32 * bits / 8
 
 
 def test_grid_counts_token_tiles_fastest():
@@ -84,6 +92,7 @@ def test_names_are_short_and_tell_variants_apart():
         GemmConfig(stages=3),
         GemmConfig(out="f16"),
         GemmConfig(a_source="f32_mirror"),
+        GemmConfig(b_source="Q4_K"),
         GemmConfig(layout="plain"),
         GemmConfig(warps=4),
         GemmConfig(warps_n=4),

@@ -57,6 +57,24 @@ def test_closure_variables_stay_closure_variables():
     assert function.__qualname__ == work.__qualname__
 
 
+def test_branches_on_constants_are_folded_everywhere():
+    direct = False
+    if direct:
+        missing = 0
+
+    def work(x):
+        if direct:
+            return missing + x
+        if WIDTH == 3 and not direct:
+            return x
+        return -x
+
+    function = unrolled(work)
+    assert function(7) == 7
+    # the variable that only the dropped branch names need not exist
+    assert "missing" not in function.__code__.co_freevars + function.__code__.co_names
+
+
 def test_lines_are_those_of_the_source():
     def work():
         for i in unroll(2):

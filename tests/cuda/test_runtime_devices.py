@@ -87,6 +87,18 @@ def test_architectures(capability, arch):
     assert devices.arch_of(capability) == arch
 
 
+def test_the_module_prints_what_there_is_or_what_is_missing(fake, capsys):
+    from minfer.cuda.runtime.__main__ import main
+
+    assert main() == 0
+    out = capsys.readouterr().out
+    assert "NVIDIA H200 (sm_90a" in out and "ptxas 1" in out
+    fake_driver.uninstall()
+    fake.init_status = fake_driver.Status.NO_DEVICE
+    assert main() == 2
+    assert "sees no GPU" in capsys.readouterr().err
+
+
 def test_importing_the_runtime_is_light():
     program = (
         "import sys, minfer.cuda.runtime, minfer.cuda.kernel; print({'numpy', 'numba'} & set(sys.modules))"

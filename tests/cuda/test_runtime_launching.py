@@ -109,6 +109,24 @@ class TestPacking:
         runtime.launch(make_kernel(), (1, 1, 1), Foreign(), Tensor(), 0xABC0, 1, 1, 1)
         assert fake.launched[0].slots[:3] == [args[0].pointer, 0x1000, 0xABC0]
 
+    def test_a_tensor_on_the_host_is_refused_also_after_one_on_the_device(self, fake, args):
+        class Tensor:
+            is_cuda, shape, dtype, device = True, (8,), "torch.float32", "cpu"
+
+            def is_contiguous(self):
+                return True
+
+            def data_ptr(self):
+                return 0x1000
+
+        kernel, tensor = make_kernel(), Tensor()
+        for _ in range(2):
+            runtime.launch(kernel, (1, 1, 1), tensor, *args[1:])
+        assert [s.slots[0] for s in fake.launched] == [0x1000, 0x1000]
+        tensor.is_cuda = False
+        with pytest.raises(TypeError, match="'a', takes a device array of float32: the tensor lies on cpu"):
+            runtime.launch(kernel, (1, 1, 1), tensor, *args[1:])
+
     def test_streams(self, fake, args):
         stream = runtime.Stream()
         runtime.launch(make_kernel(), (1, 1, 1), *args, stream=stream)

@@ -370,6 +370,69 @@ def bulk_load_probe(name: str) -> Probe:
     return Probe(_kernel(name, _compiled(source), inputs, 4 * words + 16, min_arch=90), inputs, words)
 
 
+def named_barrier_probe(name: str) -> Probe:
+    """Two warps write and arrive, two wait and read."""
+    source = "\n".join(
+        [
+            "def kernel(in0, out):",
+            "    tid = types.int32(cuda.threadIdx.x)",
+            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
+            "    if tid < 64:",
+            "        ptx.st_shared_u32(types.uint32(base + tid * 4), in0[tid])",
+            "        ptx.bar_arrive(types.uint32(1), types.uint32(128))",
+            "        out[tid] = in0[tid + 64]",
+            "    else:",
+            "        ptx.bar_sync(types.uint32(1), types.uint32(128))",
+            "        out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
+        ]
+    )
+    inputs = (_bytes(name, 512).view(np.uint32),)
+    return Probe(_kernel(name, _compiled(source), inputs, 256), inputs, THREADS)
+
+
+def mbarrier_probe(name: str) -> Probe:
+    """Two phases of an mbarrier: 128 arrivals before each, in the second only from even threads."""
+    source = "\n".join(
+        [
+            "def kernel(in0, out):",
+            "    tid = types.int32(cuda.threadIdx.x)",
+            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
+            "    first, second = types.uint32(base + 512), types.uint32(base + 520)",
+            "    if tid == 0:",
+            "        ptx.mbarrier_init(first, types.uint32(128))",
+            "        ptx.mbarrier_init(second, types.uint32(64))",
+            "    cuda.syncthreads()",
+            "    ptx.st_shared_u32(types.uint32(base + tid * 4), in0[tid])",
+            "    ptx.mbarrier_arrive(first)",
+            "    ptx.mbarrier_wait(first, types.uint32(0))",
+            "    out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
+            "    ptx.mbarrier_arrive(first)",
+            "    ptx.mbarrier_wait(first, types.uint32(1))",
+            "    ptx.st_shared_u32(types.uint32(base + tid * 4), types.uint32(tid))",
+            "    ptx.mbarrier_arrive_if(second, types.uint32(tid & 1 ^ 1))",
+            "    ptx.mbarrier_wait(second, types.uint32(0))",
+            "    out[tid + 128] = ptx.ld_shared_u32(types.uint32(base + (tid & 126) * 4))",
+        ]
+    )
+    inputs = (_bytes(name, 512).view(np.uint32),)
+    return Probe(_kernel(name, _compiled(source), inputs, 528, min_arch=90), inputs, 2 * THREADS)
+
+
+def prefetch_probe(name: str) -> Probe:
+    """A prefetch changes nothing."""
+    source = "\n".join(
+        [
+            "def kernel(in0, out):",
+            "    tid = types.int32(cuda.threadIdx.x)",
+            "    ptx.prefetch_global_l2(ptx.global_address(in0))",
+            "    ptx.syncwarp()",
+            "    out[tid] = in0[tid]",
+        ]
+    )
+    inputs = (_bytes(name, 512).view(np.uint32),)
+    return Probe(_kernel(name, _compiled(source), inputs), inputs, THREADS)
+
+
 def access_bytes(name: str) -> int:
     """16 for ld_global_v4_u32, 2 for st_shared_u16."""
     parts = name.split("_")
@@ -413,10 +476,10 @@ def probes() -> tuple[Probe, ...]:
     found += [ldmatrix_probe(name) for name in _names("ldmatrix")]
     found += [stmatrix_probe(name) for name in _names("stmatrix")]
     found += [cp_async_probe(name) for name in _names("cp_async_ca", "cp_async_cg")]
-    found += [bulk_load_probe("bulk_load")]
+    found += [
+        bulk_load_probe("bulk_load"),
+        named_barrier_probe("bar_sync"),
+        mbarrier_probe("mbarrier_arrive"),
+    ]
+    found += [prefetch_probe("prefetch_global_l2")]
     return tuple(found)
-
-
-def covered() -> set[str]:
-    """Names in minfer.cuda.ptx that a probe of this module exercises as its subject."""
-    return {str(p.kernel.config).partition("_0x")[0] for p in probes()}

@@ -32,5 +32,22 @@ def run_cases() -> int:
     return len(cases)
 
 
+def run_hopper() -> int:
+    """TMA, multicast and wgmma on exact buffers."""
+    from tests.gpu.hopper_kernels import BOX, multicast, one_wgmma, tma_there_and_back
+
+    square = runtime.to_device(np.ones((BOX, 64), np.float16))
+    out = runtime.empty(BOX * 64, np.uint32)
+    mapped = runtime.tensor_map(square, BOX)
+    runtime.launch(one_wgmma(), (1, 1, 1), mapped, mapped, out)
+    runtime.launch(multicast(), (2, 1, 1), mapped, out)
+    source, target = runtime.empty((100, 104), np.float16), runtime.empty((50, 64), np.float16)
+    runtime.launch(
+        tma_there_and_back(72, 40), (1, 1, 1), *(runtime.tensor_map(a, BOX) for a in (source, target)), out
+    )
+    runtime.device().synchronize()
+    return 3
+
+
 if __name__ == "__main__":
-    print({"cases": run_cases, "probes": run_probes}[sys.argv[1]](), "done")
+    print({"cases": run_cases, "probes": run_probes, "hopper": run_hopper}[sys.argv[1]](), "done")

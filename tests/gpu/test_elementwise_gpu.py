@@ -20,6 +20,7 @@ def test_rmsnorm(nt):
         for output in ("f32", "f16", "q8"):
             cases.rmsnorm_case(nt, 3584, output, residual).run_on_gpu()
             cases.rmsnorm_case(min(nt, 129), 576, output, residual).run_on_gpu()
+        cases.rmsnorm_case(nt, 3584, "f16", True, residual_type="f16").run_on_gpu()
         cases.rmsnorm_case(nt, 37, "f32", residual, vector=1).run_on_gpu()
 
 
@@ -57,6 +58,9 @@ def test_rope_store(nt):
     cases.rope_store_case(nt, 28, 4, 128, 128, False, True, "f16").run_on_gpu()
     cases.rope_store_case(nt, 14, 2, 64, 64, False, True, "f32").run_on_gpu()
     cases.rope_store_case(nt, 9, 3, 64, 64, True, False, "f16").run_on_gpu()
+    cases.rope_store_case(nt, 28, 4, 128, 128, False, True, "f16", source="f16").run_on_gpu()
+    cases.rope_store_case(nt, 28, 4, 128, 128, False, True, "f32", norm=True).run_on_gpu()
+    cases.rope_store_case(nt, 0, 4, 128, 128, False, True, "f16").run_on_gpu()
 
 
 @pytest.mark.parametrize("format", BLOCKS)

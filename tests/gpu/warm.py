@@ -12,8 +12,8 @@ TIMEOUT_S = 150
 
 
 def warm_cache(arch: str) -> None:
-    """Compile in up to 8 processes. What does not compile is left for its test to report."""
-    n = min(8, os.cpu_count() or 1)
+    """Compile in up to 16 processes. What does not compile is left for its test to report."""
+    n = min(16, os.cpu_count() or 1)
     command = [sys.executable, "-m", "tests.gpu.warm", arch, str(n)]
     children = [
         subprocess.Popen([*command, str(i)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -89,6 +89,24 @@ def test_rope_store(rotary, bias, query, interleaved):
     cases.rope_store_case(3, 3, 1, 64, rotary, interleaved, bias, query, threads=32).run_simulated()
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2, 3, 1, 64, 64, False, True, "f32", 64, True),
+        (2, 4, 2, 128, 64, True, True, "f16", 32, True),
+        (3, 3, 1, 64, 64, False, True, "f16", 32, False, "f16"),
+        (3, 0, 2, 64, 64, True, False, "f16", 32),
+    ],
+    ids=["head norms", "head norms, part rotates", "f16 rows", "k and v alone"],
+)
+def test_rope_store_options(shape):
+    cases.rope_store_case(*shape).run_simulated()
+
+
+def test_rmsnorm_adds_f16():
+    cases.rmsnorm_case(3, 96, "f16", True, threads=32, residual_type="f16").run_simulated()
+
+
 @pytest.mark.parametrize("format", BLOCKS)
 def test_embedding(format):
     cases.embedding_case(

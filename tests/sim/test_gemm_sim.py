@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 
 from minfer.cuda import simulator
-from minfer.cuda.gemm import GemmConfig, make_gemm
+from minfer.cuda.gemm import B_SOURCES, GemmConfig, make_gemm
 from minfer.cuda.trace import Op, Trace, check, global_lines, shared_lines
+from minfer.model.quants.formats import FORMATS
 
 PROOF = GemmConfig()
 #: One config of each mechanism; shapes are ragged in nt, od and the last k-tile.
 FAMILY = [
     (PROOF, (1, 64, 8)),
     (PROOF, (70, 67, 72)),
-    (GemmConfig(tile_m=128, layout="swizzled", stages=3), (65, 130, 136)),
+    (GemmConfig(tile_m=128, layout="swizzled", stages=3), (65, 100, 136)),
     (GemmConfig(tile_m=128, tile_k=64), (7, 100, 72)),
     (GemmConfig(tile_n=128, tile_m=64, layout="plain", out="f16"), (129, 8, 40)),
     (GemmConfig(tile_m=256, warps=16), (3, 258, 40)),
@@ -85,3 +86,35 @@ def test_traced_run_has_the_conflicts_of_its_layout_and_no_race(config, ldmatrix
     reads = [line for line in global_lines(trace) if line.op is Op.COPY_READ]
     read_bytes = sum(line.requests * 512 for line in reads)
     assert read_bytes == a.nbytes + b.nbytes
+
+
+@pytest.mark.parametrize("tile_k", [32, 64])
+@pytest.mark.parametrize("name", B_SOURCES[1:])
+def test_blocks_are_dequantized_on_their_way(name, tile_k):
+    """Against the host's dequantization rounded to f16, as a resident f16 copy would be."""
+    formats = {block_format.name: block_format for block_format in FORMATS.values()}
+    block_format = formats[name]
+    # an odd number of blocks a row puts every second row of 2-byte aligned blocks at an odd half-word
+    nt, od, depth = 5, 39, 3 * block_format.block_size if block_format.block_size == 32 else 256
+    config = GemmConfig(tile_n=32, tile_m=32, tile_k=tile_k, warps=4, b_source=name)
+    draw = np.random.default_rng(7)
+    a = draw.standard_normal((nt, depth)).astype(np.float16)
+    blocks = block_format.pack_blocks(
+        draw.standard_normal((od * depth // block_format.block_size, block_format.block_size), np.float32)
+    )
+    weights = block_format.dequantize_blocks(blocks).reshape(od, depth).astype(np.float16)
+    packed = blocks.view(np.uint8).reshape(od, block_format.row_bytes(depth))
+    c = np.full((nt, od), np.nan, np.float32)
+    simulator.launch(make_gemm(config), config.grid(nt, od), a, packed, c, nt, od, depth, seed=0)
+    # a weight that a fused multiply-add rounds to the next f16 moves a product by 2^-11 of it
+    assert np.abs(c - product(a, weights)).max() < 1e-3
+    assert np.isfinite(c).all()
+
+
+def test_dequantizing_in_two_tiles_has_no_race():
+    config = GemmConfig(tile_n=32, tile_m=32, warps=4, b_source="Q4_K", a_source="f32_mirror")
+    a, b, c = np.ones((32, 256), np.float32), np.zeros((32, 144), np.uint8), np.ones((32, 32), np.float32)
+    trace = Trace()
+    simulator.launch(make_gemm(config), 1, a, b, c, 32, 32, 256, trace=trace)
+    assert check(trace) == []
+    assert (c == 0).all()

@@ -13,6 +13,7 @@ from minfer.cuda.elementwise.rows import (
     OUTPUTS,
     check_choice,
     check_threads,
+    load4,
     output_argument,
     row_bytes,
     store4,
@@ -57,7 +58,7 @@ class SwigluConfig:
 
     def __str__(self) -> str:
         extra = (" packed" if self.packed else "") + (" pdl" if self.pdl else "")
-        return f"{self.source}->{self.output} vector={self.vector} threads={self.threads}{extra}"
+        return f"{self.source}->{self.output}{extra} vector={self.vector} threads={self.threads}"
 
     @property
     def shared_bytes(self) -> int:
@@ -76,22 +77,6 @@ def silu_product(gate, up):
     return gate * up * ptx.rcp_approx(float32(1) + ptx.ex2_approx(gate * float32(-LOG2_E)))
 
 
-@device_function
-def _load4_f32(row, index):
-    return ptx.ld_global_v4_f32(row + uint64(index) * uint64(4))
-
-
-@device_function
-def _load4_f16(row, index):
-    low, high = ptx.ld_global_v2_u32(row + uint64(index) * uint64(2))
-    return (
-        ptx.unpack_f16x2_lo(low),
-        ptx.unpack_f16x2_hi(low),
-        ptx.unpack_f16x2_lo(high),
-        ptx.unpack_f16x2_hi(high),
-    )
-
-
 def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
     """out[t, j] = silu(gate[t, j]) * up[t, j].
 
@@ -101,7 +86,7 @@ def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
     """
     threads, vector = config.threads, config.vector
     element = 4 if config.source == "f32" else 2
-    load = _load4_f32 if config.source == "f32" else _load4_f16
+    load = load4(config.source)
     store, bytes_of = store4(config.output), row_bytes(config.output)
     start = dependent_start(config.pdl)
 
@@ -113,8 +98,9 @@ def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
         y2 = float32(0)
         y3 = float32(0)
         if i < ff:
-            g0, g1, g2, g3 = load(gates, i)
-            u0, u1, u2, u3 = load(ups, i)
+            at = uint64(i) * uint64(element)
+            g0, g1, g2, g3 = load(gates + at)
+            u0, u1, u2, u3 = load(ups + at)
             y0 = silu_product(g0, u0)
             y1 = silu_product(g1, u1)
             y2 = silu_product(g2, u2)

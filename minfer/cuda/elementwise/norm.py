@@ -15,6 +15,7 @@ from minfer.cuda.elementwise.rows import (
     check_choice,
     check_threads,
     covered,
+    load4,
     output_argument,
     row_bytes,
     store4,
@@ -31,6 +32,7 @@ class RmsNormConfig:
     Attributes:
         output: "f32", "f16" (what the GEMM reads) or "q8" (records for the decode GEMV).
         residual: add a second input first and write the sum too: saves a pass over three rows.
+        residual_type: "f32" or "f16": what that second input is.
         vector: 4 (dim % 4 == 0: 16-byte accesses) or 1 (any dim; f32 output only).
         threads: threads a block; a block owns a row (a single row of a decode step wants 1024).
         pdl: programmatic dependent launch (`minfer.cuda.dependent`).
@@ -40,20 +42,26 @@ class RmsNormConfig:
     residual: bool = False
     vector: int = 4
     threads: int = 256
+    residual_type: str = "f32"
     pdl: bool = False
 
     def __post_init__(self) -> None:
         check_choice("rmsnorm", "output", self.output, OUTPUTS)
+        check_choice("rmsnorm", "residual_type", self.residual_type, ("f32", "f16"))
         check_choice("rmsnorm", "vector", self.vector, (1, 4))
         check_threads("rmsnorm", self.threads)
-        if self.vector == 1 and self.output != "f32":
+        if self.vector == 1 and (self.output, self.residual_type) != ("f32", "f32"):
             raise ConfigRefused(
-                f"rmsnorm: output={self.output} is written 4 elements at a time; take vector=4 (dim % 4 == 0)"
+                f"rmsnorm: {self.residual_type} residual to {self.output} goes 4 elements at a time; take "
+                "vector=4 (dim % 4 == 0)"
             )
 
     def __str__(self) -> str:
-        extra = (" residual" if self.residual else "") + (" pdl" if self.pdl else "")
-        return f"output={self.output} vector={self.vector} threads={self.threads}{extra}"
+        fused = ""
+        if self.residual:
+            fused = " residual" if self.residual_type == "f32" else f" {self.residual_type} residual"
+        fused += " pdl" if self.pdl else ""
+        return f"output={self.output}{fused} vector={self.vector} threads={self.threads}"
 
     @property
     def shared_bytes(self) -> int:
@@ -67,15 +75,16 @@ class RmsNormConfig:
 def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
     """h = x (+ residual); out = h / sqrt(mean(h^2) + eps) * weight, row by row.
 
-    Arguments: x f32 [nt, dim], (residual f32 [nt, dim], hidden f32 [nt, dim]: receives h, may be the buffer
-    of x or of residual,) weight f32 [dim], out [nt, dim] f32 or f16, or [nt, ceil(dim / 64) * 80] bytes of
-    q8 records, dim int32 (a multiple of `vector`, of 32 for q8), eps float32. Sums are f32, in a fixed
+    Arguments: x f32 [nt, dim], (residual f32 or f16 [nt, dim], hidden f32 [nt, dim]: receives h, may be the
+    buffer of x or of an f32 residual,) weight f32 [dim], out [nt, dim] f32 or f16, or [nt, ceil(dim / 64) *
+    80] bytes of q8 records, dim int32 (a multiple of `vector`, of 32 for q8), eps float32. Sums are f32, in a fixed
     order. Rows are read twice, the second time from L1. Zhang and Sennrich 2019, with the weights applied
     last as llama does.
     """
     threads, vector, fused = config.threads, config.vector, config.residual
     store, bytes_of, walked = store4(config.output), row_bytes(config.output), covered(config.output)
     total, start = block_sum(threads // 32), dependent_start(config.pdl)
+    load_added, added_bytes = load4(config.residual_type), {"f32": 4, "f16": 2}[config.residual_type]
 
     @device_function
     def square_sum_vector(source, added, kept, dim):
@@ -84,7 +93,7 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
             at = uint64(i) * uint64(4)
             a0, a1, a2, a3 = ptx.ld_global_v4_f32(source + at)
             if fused:
-                r0, r1, r2, r3 = ptx.ld_global_v4_f32(added + at)
+                r0, r1, r2, r3 = load_added(added + uint64(i) * uint64(added_bytes))
                 a0 += r0
                 a1 += r1
                 a2 += r2
@@ -153,7 +162,7 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
         target = ptx.global_address(out) + row * bytes_of(dim)
         normalise(
             ptx.global_address(x) + offset,
-            ptx.global_address(residual) + offset,
+            ptx.global_address(residual) + row * uint64(dim) * uint64(added_bytes),
             ptx.global_address(hidden) + offset,
             ptx.global_address(weight),
             target,
@@ -161,7 +170,8 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
             eps,
         )
 
-    extra = (Argument("residual", "in", "float32"), Argument("hidden", "out", "float32")) if fused else ()
+    added_dtype = {"f32": "float32", "f16": "float16"}[config.residual_type]
+    extra = (Argument("residual", "in", added_dtype), Argument("hidden", "out", "float32")) if fused else ()
     arguments = (
         Argument("x", "in", "float32"),
         *extra,
@@ -189,4 +199,5 @@ def shipped() -> list[Kernel]:
         rmsnorm(RmsNormConfig(vector=1, residual=True)),
         *(rmsnorm(RmsNormConfig(output=o, residual=r)) for o in OUTPUTS for r in (False, True)),
         *(rmsnorm(RmsNormConfig(output="q8", residual=r, threads=1024, pdl=True)) for r in (False, True)),
+        rmsnorm(RmsNormConfig(output="f16", residual=True, residual_type="f16")),
     ]

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numba import cuda
-from numba.cuda.types import int32, uint64
+from numba.cuda.types import float32, int32, uint32, uint64
 from numpy.typing import ArrayLike, NDArray
 
 from minfer.cuda import ptx
 from minfer.cuda.dependent import dependent_start, least_arch
-from minfer.cuda.elementwise.rows import check_choice, check_threads
+from minfer.cuda.elementwise.rows import check_choice, check_threads, load4
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.signature import signature_of
@@ -145,13 +145,16 @@ def rope(config: RopeConfig) -> Kernel:
 
 @dataclass(frozen=True)
 class RopeStoreConfig:
-    """Bias, RoPE and KV store in one pass over a stacked q, k, v row.
+    """Bias, head norms, RoPE and KV store in one pass over a stacked q, k, v row.
 
     Attributes:
-        heads, kv_heads, head_dim: the attention's shape.
+        heads, kv_heads, head_dim: the attention's shape; with heads 0 a row is k and v alone.
         rotary: dims of a head that rotate, from the first.
         interleaved: pairs (2i, 2i + 1); else NEOX, (i, i + rotary / 2).
         bias: add a bias to the row first.
+        norm: RMS norm of every q and k head before the rotation (qwen3). Takes a bias too: zeros if the
+            model has none.
+        source: "f32" or "f16": what the row is.
         query: "f16" or "f32": what the rotated queries are written as.
         threads: threads a block.
         pdl: programmatic dependent launch (`minfer.cuda.dependent`).
@@ -165,10 +168,18 @@ class RopeStoreConfig:
     bias: bool = False
     query: str = "f16"
     threads: int = 128
+    norm: bool = False
+    source: str = "f32"
     pdl: bool = False
 
     def __post_init__(self) -> None:
         _check_head("rope_store", self.head_dim, self.rotary)
+        check_choice("rope_store", "source", self.source, ("f32", "f16"))
+        if self.norm and (not self.bias or 32 % (self.head_dim // 8)):
+            raise ConfigRefused(
+                f"rope_store: head norms with bias={self.bias}, head_dim {self.head_dim}; a head's threads "
+                "share a warp: take head_dim 64, 128 or 256 (or 8, 16, 32), and bias=True"
+            )
         check_choice("rope_store", "query", self.query, ("f16", "f32"))
         check_threads("rope_store", self.threads)
         if self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -178,7 +189,9 @@ class RopeStoreConfig:
 
     def __str__(self) -> str:
         kind = "interleaved" if self.interleaved else "neox"
-        bias = " bias" if self.bias else ""
+        bias = (" bias" if self.bias else "") + (" norm" if self.norm else "")
+        if self.source != "f32":
+            bias += f" {self.source} rows"
         shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary}"
         return f"{kind} {shape}{bias} query={self.query}{' pdl' if self.pdl else ''}"
 
@@ -198,19 +211,23 @@ class RopeStoreConfig:
 
 def rope_store(config: RopeStoreConfig) -> Kernel:
     """q[t] = rope(qkv[t, q] + bias), k_cache[position] = f16(rope(qkv[t, k] + bias)), v_cache[position] =
-    f16(qkv[t, v] + bias).
+    f16(qkv[t, v] + bias). With `norm` the q and k heads go through an RMS norm before the rotation.
 
-    Arguments: qkv f32 [nt, (heads + 2 kv_heads) * head_dim], (bias f32 of one such row,) positions int32
-    [nt] (below the cache's capacity: not checked here), table f32 [positions, rotary / 2, 2] (cos, sin), q
-    [nt, heads * head_dim] f16 or f32, k_cache and v_cache f16 [capacity, kv_heads * head_dim]. A thread
-    takes 8 dims of one head: 8 neighbours, or two fours rotary / 2 apart.
+    Arguments: qkv f32 or f16 [nt, (heads + 2 kv_heads) * head_dim], (bias f32 of one such row,) (q_norm and
+    k_norm f32 [head_dim],) positions int32 [nt] (below the cache's capacity: not checked here), table f32
+    [positions, rotary / 2, 2] (cos, sin), q [nt, heads * head_dim] f16 or f32, k_cache and v_cache f16
+    [capacity, kv_heads * head_dim] (, eps float32). A thread takes 8 dims of one head: 8 neighbours, or two
+    fours rotary / 2 apart.
     """
     threads, head_dim, half = config.threads, config.head_dim, config.rotary // 2
     heads, kv_heads, width, rotary = config.heads, config.kv_heads, config.width, config.rotary
     per_head = head_dim // 8
     rotating = rotary // 8
-    interleaved, biased, start = config.interleaved, config.bias, dependent_start(config.pdl)
+    interleaved, biased, normed = config.interleaved, config.bias, config.norm
+    start = dependent_start(config.pdl)
     rotate = _rotate_adjacent if interleaved else _rotate
+    load, element = load4(config.source), {"f32": 4, "f16": 2}[config.source]
+    shuffles = per_head.bit_length() - 1
 
     @device_function
     def _store_f16(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3):
@@ -226,41 +243,68 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
     query_bytes = 2 if config.query == "f16" else 4
 
     @device_function
-    def process(source, bias, positions, table, q, k_cache, v_cache):
+    def head_scale(squares, eps):
+        """1 / rms of a head, of which a lane has the sum of squares of 8 dims."""
+        for step in range(shuffles):
+            squares += ptx.shfl_xor_f32(squares, uint32(1 << step))
+        return ptx.rsqrt_approx(squares * float32(1.0 / head_dim) + eps)
+
+    @device_function
+    def process(source, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
         start()
         unit = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
-        if unit < width // 8:
-            t = cuda.blockIdx.x
-            head = unit // per_head
-            part = unit - head * per_head
-            # Offsets of the two fours within the head. Past the rotary dims, and in v, they are just
-            # neighbours.
-            low = part * 8
-            high = low + 4
-            rotated = head < heads + kv_heads and part < rotating
-            if rotated and not interleaved:
-                low = part * 4
-                high = low + half
-            column = head * head_dim
-            at = source + (uint64(t) * uint64(width) + uint64(column)) * uint64(4)
-            a0, a1, a2, a3 = ptx.ld_global_v4_f32(at + uint64(low * 4))
-            b0, b1, b2, b3 = ptx.ld_global_v4_f32(at + uint64(high * 4))
-            if biased:
-                gain = bias + uint64(column * 4)
-                c0, c1, c2, c3 = ptx.ld_global_nc_v4_f32(gain + uint64(low * 4))
-                d0, d1, d2, d3 = ptx.ld_global_nc_v4_f32(gain + uint64(high * 4))
-                a0 += c0
-                a1 += c1
-                a2 += c2
-                a3 += c3
-                b0 += d0
-                b1 += d1
-                b2 += d2
-                b3 += d3
-            position = uint64(positions[t])
-            if rotated:
-                angles = table + position * uint64(half * 8) + uint64(part * 32)
-                a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3)
+        inside = unit < width // 8
+        if not inside:
+            unit = int32(0)  # the norm's shuffles want whole warps: read on, store nothing
+        t = cuda.blockIdx.x
+        head = unit // per_head
+        part = unit - head * per_head
+        # Offsets of the two fours within the head. Past the rotary dims, and in v, they are just
+        # neighbours.
+        low = part * 8
+        high = low + 4
+        rotated = head < heads + kv_heads and part < rotating
+        if rotated and not interleaved:
+            low = part * 4
+            high = low + half
+        column = head * head_dim
+        at = source + (uint64(t) * uint64(width) + uint64(column)) * uint64(element)
+        a0, a1, a2, a3 = load(at + uint64(low * element))
+        b0, b1, b2, b3 = load(at + uint64(high * element))
+        if biased:
+            gain = bias + uint64(column * 4)
+            c0, c1, c2, c3 = ptx.ld_global_nc_v4_f32(gain + uint64(low * 4))
+            d0, d1, d2, d3 = ptx.ld_global_nc_v4_f32(gain + uint64(high * 4))
+            a0 += c0
+            a1 += c1
+            a2 += c2
+            a3 += c3
+            b0 += d0
+            b1 += d1
+            b2 += d2
+            b3 += d3
+        if normed:
+            squares = a0 * a0 + a1 * a1 + a2 * a2 + a3 * a3
+            scale = head_scale(squares + b0 * b0 + b1 * b1 + b2 * b2 + b3 * b3, eps)
+            if head < heads + kv_heads:
+                norms = k_norm
+                if head < heads:
+                    norms = q_norm
+                e0, e1, e2, e3 = ptx.ld_global_nc_v4_f32(norms + uint64(low * 4))
+                f0, f1, f2, f3 = ptx.ld_global_nc_v4_f32(norms + uint64(high * 4))
+                a0 *= scale * e0
+                a1 *= scale * e1
+                a2 *= scale * e2
+                a3 *= scale * e3
+                b0 *= scale * f0
+                b1 *= scale * f1
+                b2 *= scale * f2
+                b3 *= scale * f3
+        position = uint64(positions[t])
+        if rotated:
+            angles = table + position * uint64(half * 8) + uint64(part * 32)
+            a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3)
+        if inside:
             if head < heads:
                 row = q + (uint64(t) * uint64(heads * head_dim) + uint64(column)) * uint64(query_bytes)
                 store_query(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3)
@@ -270,46 +314,59 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
                 if kv_head >= kv_heads:
                     cache = v_cache
                     kv_head -= kv_heads
-                row = cache + (position * uint64(kv_heads * head_dim) + uint64(kv_head * head_dim)) * uint64(
-                    2
-                )
+                row = cache + (position * uint64(kv_heads) + uint64(kv_head)) * uint64(head_dim * 2)
                 _store_f16(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3)
 
-    def rope_store_plain(qkv, positions, table, q, k_cache, v_cache):
+    @device_function
+    def run(qkv, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
         process(
             ptx.global_address(qkv),
-            uint64(0),
+            bias,
+            q_norm,
+            k_norm,
             positions,
             ptx.global_address(table),
             ptx.global_address(q),
             ptx.global_address(k_cache),
             ptx.global_address(v_cache),
+            eps,
         )
+
+    def rope_store_plain(qkv, positions, table, q, k_cache, v_cache):
+        none = uint64(0)
+        run(qkv, none, none, none, positions, table, q, k_cache, v_cache, float32(0))
 
     def rope_store_biased(qkv, bias, positions, table, q, k_cache, v_cache):
-        process(
-            ptx.global_address(qkv),
-            ptx.global_address(bias),
-            positions,
-            ptx.global_address(table),
-            ptx.global_address(q),
-            ptx.global_address(k_cache),
-            ptx.global_address(v_cache),
-        )
+        none = uint64(0)
+        added = ptx.global_address(bias)
+        run(qkv, added, none, none, positions, table, q, k_cache, v_cache, float32(0))
 
+    def rope_store_normed(qkv, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
+        added, q_gains, k_gains = (
+            ptx.global_address(bias),
+            ptx.global_address(q_norm),
+            ptx.global_address(k_norm),
+        )
+        run(qkv, added, q_gains, k_gains, positions, table, q, k_cache, v_cache, eps)
+
+    function = rope_store_biased if biased else rope_store_plain
+    if normed:
+        function = rope_store_normed
     arguments = (
-        Argument("qkv", "in", "float32"),
+        Argument("qkv", "in", {"f32": "float32", "f16": "float16"}[config.source]),
         *((Argument("bias", "in", "float32"),) if biased else ()),
+        *(Argument(name, "in", "float32") for name in (("q_norm", "k_norm") if normed else ())),
         Argument("positions", "in", "int32"),
         Argument("table", "in", "float32"),
         Argument("q", "out", {"f16": "float16", "f32": "float32"}[config.query]),
         Argument("k_cache", "inout", "float16"),
         Argument("v_cache", "inout", "float16"),
+        *((Argument("eps", "scalar", "float32"),) if normed else ()),
     )
     return Kernel(
         name="rope_store",
         config=config,
-        function=rope_store_biased if biased else rope_store_plain,
+        function=function,
         signature=signature_of(arguments),
         threads=threads,
         shared_bytes=0,
@@ -331,7 +388,12 @@ def shipped() -> list[Kernel]:
             rope_store(RopeStoreConfig(heads, kv_heads, head_dim, head_dim, interleaved, bias, query))
             for query in ("f16", "f32")
         ]
-        kernels.append(
-            rope_store(RopeStoreConfig(heads, kv_heads, head_dim, head_dim, interleaved, bias, pdl=True))
-        )
+        # Rows from the wgmma GEMM; the last layer's k and v alone; qwen3's head norms.
+        shape = (kv_heads, head_dim, head_dim, interleaved)
+        kernels += [
+            rope_store(RopeStoreConfig(heads, *shape, bias, pdl=True)),
+            rope_store(RopeStoreConfig(heads, *shape, bias, source="f16")),
+            rope_store(RopeStoreConfig(0, *shape, bias)),
+            rope_store(RopeStoreConfig(heads, *shape, bias=True, norm=True)),
+        ]
     return kernels

@@ -55,6 +55,28 @@ def store4(output: str) -> Callable:
 
 
 @device_function
+def _load4_f32(address):
+    return ptx.ld_global_v4_f32(address)
+
+
+@device_function
+def _load4_f16(address):
+    low, high = ptx.ld_global_v2_u32(address)
+    return (
+        ptx.unpack_f16x2_lo(low),
+        ptx.unpack_f16x2_hi(low),
+        ptx.unpack_f16x2_lo(high),
+        ptx.unpack_f16x2_hi(high),
+    )
+
+
+def load4(source: str) -> Callable:
+    """Device function (address) -> four neighbouring elements, "f32" or "f16", as f32. Not through the
+    read-only path: the buffer may be an output too, or the end of a kernel that still runs (`dependent`)."""
+    return {"f32": _load4_f32, "f16": _load4_f16}[source]
+
+
+@device_function
 def _row_bytes_f32(dim):
     return uint64(dim) * uint64(4)
 

@@ -132,7 +132,8 @@ def _pointer_converter(accepted: tuple[str, ...], where: str) -> Callable[[Any],
     def convert(value: Any) -> int:
         if type(value) is int:
             return value
-        if hasattr(value, "data_ptr") and value.dtype in torch_dtypes and value.is_contiguous():
+        is_torch = hasattr(value, "data_ptr")
+        if is_torch and value.is_cuda and value.dtype in torch_dtypes and value.is_contiguous():
             return value.data_ptr()
         try:
             pointer, _, name = describe(value)
@@ -140,7 +141,7 @@ def _pointer_converter(accepted: tuple[str, ...], where: str) -> Callable[[Any],
             raise type(error)(f"{where} takes a device array of {wanted}: {error}") from None
         if accepted and name not in accepted:
             raise TypeError(f"{where} takes {wanted}, got an array of {name}: convert or .view() it")
-        if hasattr(value, "data_ptr"):
+        if is_torch:
             torch_dtypes.add(value.dtype)
         return pointer
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from minfer.cuda.simulator.errors import Divergence, SimulatorError
-from minfer.cuda.trace.source import SOURCE_MARK, call_chain
+from minfer.cuda.trace.source import SOURCE_MARK, call_site, same_site
 
 if TYPE_CHECKING:
     from minfer.cuda.simulator.executor import Block, Launch
@@ -116,7 +116,7 @@ def current_lane(what: str = "a CUDA instruction") -> Lane:
 class _Collective:
     __slots__ = ("arguments", "lanes", "name", "site")
 
-    def __init__(self, name: str, site: tuple[int, ...], size: int) -> None:
+    def __init__(self, name: str, site: tuple[Any, int, Any, int], size: int) -> None:
         self.name = name
         self.site = site
         self.lanes: list[Lane] = []
@@ -130,7 +130,8 @@ class Group:
         self.block = block
         self.name = f"{kind} {number}"
         self.number = number
-        self.size = size
+        self.size = size  # a power of two
+        self.mask = size - 1
         self.lanes: list[Lane] = []
         self.synchronizations = 0  # collectives executed so far
         self.pending: _Collective | None = None
@@ -142,20 +143,20 @@ class Group:
 
         `execute(group, arguments)` gets one argument a lane and returns one result a lane (or None).
         """
-        site = call_chain(sys._getframe(1))
+        site = call_site(sys._getframe(2))
         pending = self.pending
         if pending is None:
             if len(self.lanes) != self.size or any(other.exited for other in self.lanes):
                 raise Divergence(f"{name} needs all {self.size} lanes of {self.name}: {self._missing()}")
             pending = self.pending = _Collective(name, site, self.size)
-        elif pending.site != site or pending.name != name:
+        elif pending.name != name or not same_site(pending.site, site):
             raise Divergence(
                 f"lanes of {self.name} are at different instructions: lane {lane.index} of warp "
                 f"{lane.warp.number} at {name}, {source_place(sys._getframe(1))}; {self._describe(pending)}"
             )
         lanes = pending.lanes
         lanes.append(lane)
-        pending.arguments[lane.thread % self.size] = argument
+        pending.arguments[lane.thread & self.mask] = argument
         if len(lanes) < self.size:
             lane.suspend(name)
             return lane.result
@@ -168,9 +169,10 @@ class Group:
             for other in lanes:
                 other.result = None
             return None
+        mask = self.mask
         for other in lanes:
-            other.result = results[other.thread % self.size]
-        return results[lane.thread % self.size]
+            other.result = results[other.thread & mask]
+        return results[lane.thread & mask]
 
     def _describe(self, pending: _Collective) -> str:
         place = source_place(pending.lanes[0].gr_frame)

@@ -201,6 +201,3 @@ class StagedF32(_Staged):
                     convert(mirror, tile + at(row + j * rows_per_round, byte))
 
         return settle
-
-
-SOURCES = {"f16": StagedF16, "f32_mirror": StagedF32}

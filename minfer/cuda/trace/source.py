@@ -21,21 +21,41 @@ def _instruction_table(code: Any) -> list[int]:
     return table
 
 
+def _instruction(code: Any, last: int) -> int:
+    """The instruction that a frame's `f_lasti` belongs to: once the interpreter has specialised an
+    instruction, one of its cache entries may be reported."""
+    known = _instructions.get(id(code))
+    table = _instruction_table(code) if known is None else known[1]
+    return table[last >> 1]
+
+
+def call_site(frame: Any) -> tuple[Any, int, Any, int]:
+    """A quick identity of the instruction that `frame` (or the kernel source above it) executes: the place,
+    and the place of the call that led to its function. Compare with `same_site`."""
+    while SOURCE_MARK not in frame.f_globals:
+        frame = frame.f_back
+    caller = frame.f_back
+    return frame.f_code, frame.f_lasti, caller.f_code, caller.f_lasti
+
+
+def same_site(a: tuple[Any, int, Any, int], b: tuple[Any, int, Any, int]) -> bool:
+    """Whether two results of `call_site` mean the same instruction."""
+    return a == b or (
+        a[0] is b[0]
+        and a[2] is b[2]
+        and _instruction(a[0], a[1]) == _instruction(b[0], b[1])
+        and _instruction(a[2], a[3]) == _instruction(b[2], b[3])
+    )
+
+
 def call_chain(frame: Any) -> tuple[int, ...]:
     """Identity of the instruction being executed: ids of code objects and instructions, from `frame`
-    outwards.
-
-    A frame's last instruction may be reported as one of its cache entries once the interpreter has
-    specialised it, so that it is mapped to the instruction proper.
-    """
+    outwards."""
     chain = []
     while frame is not None:
         if SOURCE_MARK in frame.f_globals:
             code = frame.f_code
-            key = id(code)
-            known = _instructions.get(key)
-            table = _instruction_table(code) if known is None else known[1]
-            chain.append(key)
-            chain.append(table[frame.f_lasti >> 1])
+            chain.append(id(code))
+            chain.append(_instruction(code, frame.f_lasti))
         frame = frame.f_back
     return tuple(chain)

@@ -1,4 +1,6 @@
-"""Attention kernels of the host backend: a few queries straight over the KV cache, and softmax for the BLAS path."""
+"""Attention kernels of the host backend: a few queries straight over the KV cache, and softmax for the BLAS
+path.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ def softmax(scores, count, scale):
 
 @kernel
 def causal_softmax(part, parts, scores, queries, heads, width, first, scale):
-    """Softmax of scores (heads, queries, width) in place; query i of a head sees its first `first + i + 1` columns.
+    """Softmax of scores (heads, queries, width) in place; query i of a head sees its first `first + i + 1`
+    columns.
 
     Masked columns become 0. width is a multiple of 16.
     """
@@ -102,14 +105,14 @@ def _mix(out, weights, values, count, head_dim, halves):
 
 @kernel
 def attend(
-    part, parts, out, q, q_stride, keys, values, context, position, rows, heads, group, head_dim, scratch, scale,
-    halves,
+    part, parts, out, q, q_stride, keys, values, context, position, rows, heads, group, head_dim,
+    scratch, scale, halves,
 ):  # fmt: skip
     """Causal attention of a few rows over the cache, one head after another.
 
     out (rows, heads * head_dim) and q (rows of q_stride bytes) float32; keys, values (heads / group, context,
-    head_dim); row r sees position[0] + r + 1 tokens. scratch: rows * heads * context floats (context a multiple of 16).
-    `parts` share out rows * heads.
+    head_dim); row r sees position[0] + r + 1 tokens. scratch: rows * heads * context floats (context a
+    multiple of 16). `parts` share out rows * heads.
     """
     begin, end = share(rows * heads, part, parts)
     first = load_i64(position)

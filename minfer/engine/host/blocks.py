@@ -1,9 +1,9 @@
 """Walks over the blocks of every format: unpack 16 weights at a time and hand them to a visitor.
 
-A walk `walk_q4_k(block, x, state) -> state` goes through one block of a row. The visitor decides what the walk
-is: `affine(state, x, q0, q1, scale, offset)` with its kin either accumulates a dot product with the activations at
-address `x` (dot_*), or writes the weights there (write_*). Layouts: ggml's block structs, as gguf-py's `quants.py`
-dequantizes them.
+A walk `walk_q4_k(block, x, state) -> state` goes through one block of a row. The visitor decides what the
+walk is: `affine(state, x, q0, q1, scale, offset)` with its kin either accumulates a dot product with the
+activations at address `x` (dot_*), or writes the weights there (write_*). Layouts: ggml's block structs,
+as gguf-py's `quants.py` dequantizes them.
 """
 
 from __future__ import annotations
@@ -75,6 +75,10 @@ def write_plain(state, x, weights):
     """x[:16] = weights."""
     store(x, weights)
     return state
+
+
+# What a walk calls; `_visit` binds these names anew for each kind of walk.
+scaled, affine, plain = dot_scaled, dot_affine, dot_plain
 
 
 # --- walks -----------------------------------------------------------------------------------------------
@@ -151,7 +155,9 @@ def times_byte(factor, packed, i):
 
 
 def walk_q4_k(block, x, state):
-    """f16 d, dmin; 12 bytes of scales; 4 x 32 bytes: low nibbles sub-block 2j, high ones 2j+1. w = d*s*q - dmin*m."""
+    """f16 d, dmin; 12 bytes of scales; 4 x 32 bytes: low nibbles sub-block 2j, high ones 2j+1. w = d*s*q -
+    dmin*m.
+    """
     d = load_f16(block)
     dmin = load_f16(block + 2)
     scales = packed_scales(block + 4)
@@ -173,7 +179,9 @@ def walk_q4_k(block, x, state):
 
 
 def walk_q5_k(block, x, state):
-    """As Q4_K with 32 bytes of fifth bits after the scales: bit i of byte l belongs to weight l of sub-block i."""
+    """As Q4_K with 32 bytes of fifth bits after the scales: bit i of byte l belongs to weight l of sub-block
+    i.
+    """
     d = load_f16(block)
     dmin = load_f16(block + 2)
     scales = packed_scales(block + 4)
@@ -208,7 +216,9 @@ def q6_weights(nibbles, high, shift, d, scale):
 
 
 def walk_q6_k(block, x, state):
-    """128 bytes low nibbles, 64 bytes of high bit pairs, 16 signed scales (16 weights each), f16 d. w = d*s*(q-32)."""
+    """128 bytes low nibbles, 64 bytes of high bit pairs, 16 signed scales (16 weights each), f16 d. w =
+    d*s*(q-32).
+    """
     d = load_f16(block + 208)
     for half in range(2):
         ql = block + 64 * half

@@ -53,7 +53,7 @@ class Kernel:
 
     @cached_property
     def address(self) -> int:
-        """Address of the compiled C function (loads it from the disk cache, or compiles it: about a second)."""
+        """Address of the compiled C function (from the disk cache, or compiled now: about a second)."""
         signature = types.void(*[types.int64] * (self.argument_count + 2))
         previous = config.CACHE_DIR
         config.CACHE_DIR = str(cache_directory())
@@ -74,8 +74,9 @@ def kernel(function: Callable[..., None]) -> Kernel:
 def specialise(function: Callable, name: str, **bindings: Any) -> python_types.FunctionType:
     """A copy of a plain function in which some global names are bound to something else.
 
-    This is how one loop serves every block format. It is not a closure, since numba's cache cannot recognise a
-    closure over compiled functions in another process; the new name keeps the cache entries apart.
+    This is how one loop serves every block format. It is not a closure, since numba's cache cannot
+    recognise a closure over compiled functions in another process; the new name keeps the cache entries
+    apart.
     """
     copy = python_types.FunctionType(
         function.__code__, {**function.__globals__, **bindings}, name, function.__defaults__

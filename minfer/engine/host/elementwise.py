@@ -1,7 +1,7 @@
 """Kernels of the host backend that are not matrix products: norm, RoPE, SwiGLU, conversions.
 
-Arguments are int64: addresses, sizes in elements, strides in bytes, float bits. Rows are float32 and a multiple of
-16 wide; `parts` share out rows, or items as each docstring says.
+Arguments are int64: addresses, sizes in elements, strides in bytes, float bits. Rows are float32 and a
+multiple of 16 wide; `parts` share out rows, or items as each docstring says.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ def rotate(part, parts, x, stride, table, rows, heads, pairs, interleaved):
 
 @kernel
 def store_kv(part, parts, cache, context, position, x, stride, rows, heads, head_dim, halves):
-    """cache[head, position[0] + row] = x[row, head] as float16 (halves) or float32; cache (heads, context, head_dim)."""
+    """cache[head, position[0] + row] = x[row, head] as float16 (halves) or float32; cache (heads, context,
+    head_dim).
+    """
     begin, end = share(rows * heads, part, parts)
     first = load_i64(position)
     for item in range(begin, end):

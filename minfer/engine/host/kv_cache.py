@@ -11,8 +11,8 @@ from minfer.model.config import ModelConfig
 class KvCache:
     """Keys (after RoPE) and values of every layer: arrays (layers, kv heads, context, head_dim).
 
-    dtype float16 ("f16") or float32 ("f32"). Memory is taken as the context fills up. `context` is n_ctx rounded up to
-    16, so that rows of scores are whole vectors.
+    dtype float16 ("f16") or float32 ("f32"). Memory is taken as the context fills up. `context` is n_ctx
+    rounded up to 16, so that rows of scores are whole vectors.
     """
 
     def __init__(self, config: ModelConfig, n_ctx: int, dtype: KvDtype):

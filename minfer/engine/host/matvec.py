@@ -13,15 +13,20 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from minfer.engine.host.blocks import WALKS, dot_walk, write_walk
 from minfer.engine.host.compile import Kernel, helper, specialise
-from minfer.engine.host.simd import add, load_f32, load_i64, store_f32, sum_lanes, zero
+from minfer.engine.host.simd import load_f32, load_i64, store_f32, sum_lanes, zero
 from minfer.engine.host.team import share
 
 SUPPORTED = tuple(WALKS)
+# Bound anew for each format, see `specialise`.
+BLOCK_SIZE = BLOCK_BYTES = 0
+walk = None
+
 FLOATS = (Type.F16, Type.BF16, Type.F32)
 
 
 def matvec(part, parts, out, x, weight, row_bytes, rows, blocks, bias, residual):
-    """out[r] = weight[r] . x (+ bias[r]) (+ out[r] if residual). f32 out, x, bias (0: none). Rows are shared out.
+    """out[r] = weight[r] . x (+ bias[r]) (+ out[r] if residual). f32 out, x, bias (0: none). Rows are
+    shared out.
 
     Four rows at a time: four independent sums in flight, and the loads of x are shared.
     """

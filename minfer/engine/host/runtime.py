@@ -1,4 +1,6 @@
-"""The host backend: the forward's operations as steps of a thread team, with BLAS for products of many tokens."""
+"""The host backend: the forward's operations as steps of a thread team, with BLAS for products of many
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numba
 import numpy as np
 
 from minfer.engine.backend import KvDtype, Progress, Role
@@ -37,6 +40,10 @@ class HostBackend:
     def describe(self) -> str:
         """The CPU and the number of threads."""
         return f"{_cpu_name()}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+    def versions(self) -> dict[str, str]:
+        """numba and NumPy (whose BLAS does the prefill's products)."""
+        return {"numba": numba.__version__, "numpy": np.__version__}
 
     def open(
         self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
@@ -121,8 +128,9 @@ class HostRuntime:
             address(self._ids), parts=self._parts(n, 16), wait=False,
         )  # fmt: skip
         self._program.add(
-            elementwise.rotary_table, address(self._rotary), address(self._position), address(self._frequencies),
-            self._pairs, n, float_bits(self._rope_scale), parts=self._parts(n, 16),
+            elementwise.rotary_table, address(self._rotary), address(self._position),
+            address(self._frequencies), self._pairs, n, float_bits(self._rope_scale),
+            parts=self._parts(n, 16),
         )  # fmt: skip
 
     def rmsnorm(self, out: np.ndarray, x: np.ndarray, *, weights: np.ndarray) -> None:
@@ -145,12 +153,13 @@ class HostRuntime:
                 last = i == len(matrix) - 1 and row == len(x) - 1
                 self._program.add(
                     matvec_kernel(part.type), address(out[row:, column:]), address(x[row:]), part.address,
-                    part.row_bytes, part.rows, part.blocks, part.bias_address, int(add), parts=parts, wait=last,
+                    part.row_bytes, part.rows, part.blocks, part.bias_address, int(add),
+                    parts=parts, wait=last,
                 )  # fmt: skip
             column += part.rows
 
     def _linear_blas(self, out: np.ndarray, x: np.ndarray, matrix: tuple[Matrix, ...], add: bool) -> None:
-        """Unpack as many rows as fit in the panel, from one matrix or several, then one product; and again."""
+        """Unpack as many rows as fit in the panel, of one matrix or several, multiply, and go on."""
         columns = x.shape[1]
         limit = max(1, PANEL_FLOATS // columns)
         panel = self._temporary("panel", limit, columns)
@@ -257,7 +266,7 @@ class HostRuntime:
                     np.matmul(scores[i, :, :seen], values[h // group, :seen], out=target)
 
     def _widened(self, name: str, cache: np.ndarray, count: int) -> np.ndarray:
-        """The first `count` entries of every head of a layer's cache as float32 (kv heads, count, head_dim)."""
+        """The first `count` entries of each head of a layer's cache in f32 (kv heads, count, head_dim)."""
         if not self._kv.halves:
             return cache[:, :count]
         heads, _, head_dim = cache.shape

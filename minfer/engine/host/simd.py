@@ -1,8 +1,8 @@
 """Sixteen-lane vectors for numba on the CPU.
 
-LLVM does not keep vector accumulators across the blocks of a quantized row on its own, so the kernels say what
-they mean: `f32x16` and `i32x16` are numba types that lower to LLVM's `<16 x float>` and `<16 x i32>`. LLVM
-legalises them for whatever the machine has (one AVX-512 register, two AVX2, four NEON or SSE).
+LLVM does not keep vector accumulators across the blocks of a quantized row on its own, so the kernels say
+what they mean: `f32x16` and `i32x16` are numba types that lower to LLVM's `<16 x float>` and `<16 x i32>`.
+LLVM legalises them for whatever the machine has (one AVX-512 register, two AVX2, four NEON or SSE).
 
 Memory is addressed by plain int64 byte addresses, with no alignment assumed. Nothing is bounds-checked: the
 callers in this package own the shapes.
@@ -99,12 +99,6 @@ def load_f16(builder, address):
 
 
 @_operation(types.int64, types.int64)
-def load_u8(builder, address):
-    """The byte at `address`."""
-    return builder.zext(_load(builder, address, _I8), _I64)
-
-
-@_operation(types.int64, types.int64)
 def load_s8(builder, address):
     """The signed byte at `address`."""
     return builder.sext(_load(builder, address, _I8), _I64)
@@ -116,16 +110,16 @@ def load_u32(builder, address):
     return builder.zext(_load(builder, address, _I32), _I64)
 
 
+@_operation(types.void, types.int64, types.int64)
+def store_i64(builder, address, value):
+    """Write an int64."""
+    builder.store(value, builder.inttoptr(address, _I64.as_pointer()), align=1)
+
+
 @_operation(types.void, types.int64, types.float32)
 def store_f32(builder, address, value):
     """Write a float32."""
     builder.store(value, builder.inttoptr(address, _FLOAT.as_pointer()), align=1)
-
-
-@_operation(types.void, types.int64, types.float32)
-def store_f16(builder, address, value):
-    """Write a float32 rounded to float16 (nearest even; overflow becomes infinity)."""
-    builder.store(builder.fptrunc(value, _HALF), builder.inttoptr(address, _HALF.as_pointer()), align=1)
 
 
 @_operation(types.float32, types.int64)

@@ -1,13 +1,14 @@
-"""A team of threads that runs a program of kernels: every step is cut into parts, whoever is free takes the next.
+"""A team of threads that runs a program of kernels: every step is cut into parts, whoever is free takes
+the next.
 
 A decoded token is about 300 small steps. Forking and joining threads for each one costs more than the step
-itself, and so does calling each from Python; so the whole token is one table of (kernel address, arguments), and
-each thread walks through that table inside compiled code, without the interpreter lock. It is the host's
-counterpart of a captured CUDA graph.
+itself, and so does calling each from Python; so the whole token is one table of (kernel address,
+arguments), and each thread walks through that table inside compiled code, without the interpreter lock. It
+is the host's counterpart of a captured CUDA graph.
 
-A step is over when all its parts are done, not when all threads have come by: a thread that the system has put
-aside holds up the others only by the one part that it was working on. (A barrier of threads was tried first:
-on a machine with other work on its cores, each wait then costs a scheduler's time slice.)
+A step is over when all its parts are done, not when all threads have come by: a thread that the system has
+put aside holds up the others only by the one part that it was working on. (A barrier of threads was tried
+first: on a machine with other work on its cores, each wait then costs a scheduler's time slice.)
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ def _yield_core(typingctx):
 def _run_steps(steps, count, counters):
     """Run a program's steps, together with any other thread that runs this with the same arguments.
 
-    `counters`: 2 * count int64, all 0: parts taken of each step, then parts finished of each group of steps. A
-    group ends at a step that waits.
+    `counters`: 2 * count int64, all 0: parts taken of each step, then parts finished of each group of
+    steps. A group ends at a step that waits.
     """
     group = counters + 8 * count
     for i in range(count):
@@ -165,7 +166,7 @@ def default_threads() -> int:
 
 
 class Team:
-    """`threads` threads, the caller's included; the others sleep between programs. May be shared by callers."""
+    """`threads` threads, the caller's included; the others sleep between programs. Callers may share it."""
 
     def __init__(self, threads: int):
         self.threads = threads
@@ -186,8 +187,8 @@ class Team:
     def run(self, steps: np.ndarray) -> None:
         """Run a program, int64 (count, STEP_WORDS); returns when all of it is done.
 
-        Each run has counters of its own, so a thread that wakes up late finds nothing left to do, whatever has
-        been started since.
+        Each run has counters of its own, so a thread that wakes up late finds nothing left to do, whatever
+        has been started since.
         """
         with self._lock:
             job = steps, np.zeros(2 * len(steps), np.int64)
@@ -215,7 +216,9 @@ class Program:
         return len(self._rows)
 
     def add(self, step: Kernel, *arguments: int, parts: int = 1, wait: bool = True) -> None:
-        """Append a step cut into `parts`. With `wait`, the next step starts when this one (and all before) is done."""
+        """Append a step cut into `parts`. With `wait`, the next step starts when this one (and all before) is
+        done.
+        """
         if len(arguments) != step.argument_count:
             raise TypeError(f"{step.__name__} takes {step.argument_count} arguments, {len(arguments)} given")
         self._group_parts += parts

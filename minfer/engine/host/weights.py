@@ -1,4 +1,6 @@
-"""Weights of the host backend: addresses into the mapped file, for the formats that the kernels read directly."""
+"""Weights of the host backend: addresses into the mapped file, for the formats that the kernels read
+directly.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def address(array: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight matrix (rows, columns) in its file format. `data` and `bias` (float32 (rows,)) keep the memory alive."""
+    """A weight matrix (rows, columns) in its file format. `data` and `bias` (float32 (rows,)) keep the memory
+    alive.
+    """
 
     type: Type
     rows: int
@@ -47,7 +51,8 @@ class Matrix:
 
 
 def load_weights(model: Model) -> tuple[Weights, Matrix]:
-    """All layers' weights, and the embedding. Reads nothing of the matrices that the kernels take as they are.
+    """All layers' weights, and the embedding. Reads nothing of the matrices that the kernels take as they
+    are.
 
     Matrices of another type become float32 in memory. Raises EngineError for widths the kernels cannot take.
     """

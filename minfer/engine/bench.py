@@ -1,0 +1,125 @@
+"""Speed of a model on a backend, by llama-bench's definitions and field names."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+import minfer
+from minfer.engine.backend import Backend, KvDtype
+from minfer.engine.errors import InputError
+from minfer.engine.session import DEFAULT_CHUNK, Session
+from minfer.model.model import Model
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """One test: pp N (n_gen 0) is one prompt of N random tokens, tg N (n_prompt 0) is N single-token decodes.
+
+    samples_ns: nanoseconds of each repetition; samples_ts: tokens per second; avg_* and stddev_* over these.
+    """
+
+    test: str
+    n_prompt: int
+    n_gen: int
+    avg_ns: int
+    stddev_ns: int
+    avg_ts: float
+    stddev_ts: float
+    samples_ns: list[int]
+    samples_ts: list[float]
+    model_filename: str
+    model_type: str
+    model_size: int
+    model_n_params: int
+    backend: str
+    device: str
+    type_k: str
+    type_v: str
+    n_ubatch: int
+    versions: dict[str, str]
+
+    def as_dict(self) -> dict:
+        """The fields, ready for JSON."""
+        return asdict(self)
+
+
+def bench(
+    model: Model,
+    backend: Backend,
+    prompts: Sequence[int] = (512,),
+    generations: Sequence[int] = (128,),
+    repetitions: int = 5,
+    kv_dtype: KvDtype = "f16",
+    chunk: int = DEFAULT_CHUNK,
+    on_sample: Callable[[str, int, int], None] | None = None,
+) -> list[BenchResult]:
+    """Run pp N for each N in `prompts` (logits of the last token only), tg N for each in `generations`.
+
+    Each starts from an empty context, after one warm-up run; nothing is tokenised or sampled. A length of
+    0 is left out. on_sample is called with (test, repetitions done, repetitions). Raises InputError for
+    lengths that the model's context does not hold.
+    """
+    tests = [("pp", n) for n in prompts if n] + [("tg", n) for n in generations if n]
+    if not tests:
+        raise InputError("nothing to measure: give a prompt length or a number of tokens to generate above 0")
+    if min(n for _, n in tests) < 0 or repetitions < 1:
+        raise InputError("lengths must not be negative, and there must be at least 1 repetition")
+    session = Session(model, backend, max(n for _, n in tests), kv_dtype, chunk)
+    ids = np.random.default_rng(0).integers(0, model.config.vocab_size, session.n_ctx)
+
+    def run(kind: str, n: int) -> int:
+        session.reset()
+        start = time.perf_counter_ns()
+        if kind == "pp":
+            session.forward(ids[:n])
+        else:
+            for i in range(n):
+                session.forward(ids[i : i + 1])
+        return time.perf_counter_ns() - start
+
+    results = []
+    for kind, n in tests:
+        run(kind, n if kind == "pp" else 1)  # warm-up, as llama-bench does it
+        samples = []
+        for repetition in range(repetitions):
+            samples.append(run(kind, n))
+            if on_sample is not None:
+                on_sample(f"{kind}{n}", repetition + 1, repetitions)
+        results.append(_result(kind, n, samples, session))
+    return results
+
+
+def _result(kind: str, n: int, samples: list[int], session: Session) -> BenchResult:
+    rates = [n / (ns * 1e-9) for ns in samples]
+    file = session.model.file
+    return BenchResult(
+        test=f"{kind}{n}",
+        n_prompt=n if kind == "pp" else 0,
+        n_gen=n if kind == "tg" else 0,
+        avg_ns=round(statistics.mean(samples)),
+        stddev_ns=round(statistics.stdev(samples)) if len(samples) > 1 else 0,
+        avg_ts=statistics.mean(rates),
+        stddev_ts=statistics.stdev(rates) if len(rates) > 1 else 0.0,
+        samples_ns=samples,
+        samples_ts=rates,
+        model_filename=file.paths[0].name,
+        model_type=session.config.name,
+        model_size=sum(tensor.nbytes for tensor in file.tensors.values()),
+        model_n_params=sum(int(np.prod(tensor.shape)) for tensor in file.tensors.values()),
+        backend=session.backend.name,
+        device=session.backend.describe(),
+        type_k=session.kv_dtype,
+        type_v=session.kv_dtype,
+        n_ubatch=session.chunk,
+        versions={
+            "minfer": minfer.__version__,
+            "python": platform.python_version(),
+            **session.backend.versions(),
+        },
+    )

@@ -1,0 +1,116 @@
+"""Choosing the next token from logits."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+
+from minfer.engine.errors import EngineError, InputError
+
+
+class Sampler:
+    """Picks a token: greedy when `temperature` is 0, else at random under the usual cuts.
+
+    The cuts apply in llama.cpp's order: repeat penalty, top-k, top-p, min-p, then temperature.
+
+    temperature     divides the logits; 0 is greedy, where the lowest id wins a tie
+    top_k           keep the k most likely tokens; 0: all
+    top_p           keep the most likely tokens whose probabilities add up to at least p; 1: all
+    min_p           keep tokens at least min_p times as likely as the most likely one; 0: all
+    repeat_penalty  divides (positive) or multiplies (negative) the logits of the last `repeat_last_n`
+    tokens; 1: off seed            same seed, same choices; None draws a seed, found in `.seed`
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        repeat_penalty: float = 1.0,
+        repeat_last_n: int = 64,
+        seed: int | None = None,
+    ):
+        _check("temperature", temperature, temperature >= 0, "at least 0")
+        _check("top_k", top_k, top_k >= 0, "at least 0")
+        _check("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1")
+        _check("min_p", min_p, 0 <= min_p <= 1, "from 0 to 1")
+        _check("repeat_penalty", repeat_penalty, repeat_penalty > 0, "above 0")
+        _check("repeat_last_n", repeat_last_n, repeat_last_n >= 0, "at least 0")
+        if seed is not None:
+            _check("seed", seed, seed >= 0, "at least 0")
+        self.temperature = temperature
+        self.top_k = top_k
+        self.top_p = top_p
+        self.min_p = min_p
+        self.repeat_penalty = repeat_penalty
+        self.repeat_last_n = repeat_last_n
+        self.seed = secrets.randbits(32) if seed is None else seed
+        self._random = np.random.default_rng(self.seed)
+
+    @classmethod
+    def greedy(cls) -> Sampler:
+        """Always the most likely token."""
+        return cls(temperature=0.0)
+
+    def sample(self, logits: np.ndarray, history: Sequence[int] = ()) -> int:
+        """The next token id, given float32 logits (vocab,) and the tokens before it.
+
+        Raises EngineError if a logit is not a number.
+        """
+        if np.isnan(logits).any():
+            raise EngineError(
+                "the model's logits are not numbers: its file is damaged or its values overflow"
+            )
+        logits = self._penalised(logits, history)
+        if self.temperature == 0:
+            return int(np.argmax(logits))
+        ids, probabilities = self.candidates(logits)
+        cumulative = np.cumsum(probabilities)
+        drawn = np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right")
+        return int(ids[min(int(drawn), len(ids) - 1)])
+
+    def candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ids left by the cuts, most likely first, and their float64 probabilities."""
+        logits = logits.astype(np.float64)
+        keep = self.top_k or len(logits)
+        if keep < len(logits):
+            # everything from the k-th largest value up, so that ties at the edge are cut by id, not by chance
+            threshold = np.partition(logits, len(logits) - keep)[len(logits) - keep]
+            ids = np.flatnonzero(logits >= threshold)
+        else:
+            ids = np.arange(len(logits))
+        ids = ids[np.argsort(-logits[ids], kind="stable")][:keep]
+        probabilities = _softmax(logits[ids])
+        if self.top_p < 1:
+            enough = int(np.searchsorted(np.cumsum(probabilities), self.top_p)) + 1
+            ids, probabilities = ids[:enough], probabilities[:enough]
+        ids = ids[probabilities >= self.min_p * probabilities[0]]
+        return ids, _softmax(logits[ids], self.temperature or 1.0)
+
+    def _penalised(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
+        if self.repeat_penalty == 1 or self.repeat_last_n == 0 or not len(history):
+            return logits
+        recent = np.unique(np.asarray(history[-self.repeat_last_n :], np.int64))
+        logits = logits.copy()
+        values = logits[recent]
+        factor = np.float32(self.repeat_penalty)
+        logits[recent] = np.where(values > 0, values / factor, values * factor)
+        return logits
+
+
+def _softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    largest = logits[0]
+    if math.isinf(largest):  # only infinities compete
+        exponentials = (logits == largest).astype(np.float64)
+    else:
+        exponentials = np.exp((logits - largest) / temperature)
+    return exponentials / exponentials.sum()
+
+
+def _check(name: str, value: float, holds: bool, wanted: str) -> None:
+    if not math.isfinite(value) or not holds:
+        raise InputError(f"{name} is {value}: it must be {wanted}")

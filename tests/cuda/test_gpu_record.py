@@ -1,0 +1,79 @@
+"""The GPU tests' summary record, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from tests.cuda import fake_driver
+from tests.gpu import record
+
+
+def report(outcome: str, when: str = "call", longrepr=None) -> pytest.TestReport:
+    return pytest.TestReport("tests/gpu/a.py::t", ("a.py", 0, "t"), {}, outcome, longrepr, when, duration=0.5)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.setenv("MINFER_COMMIT", "abc")
+    yield fake_driver.install(monkeypatch)
+    fake_driver.uninstall()
+
+
+def test_the_worst_phase_is_the_outcome():
+    assert (
+        record.outcome_of([report("passed", "setup"), report("passed"), report("failed", "teardown")])
+        == "failed"
+    )
+    assert record.outcome_of([report("skipped", "setup"), report("passed", "teardown")]) == "skipped"
+    assert record.outcome_of([report("passed", "setup"), report("passed")]) == "passed"
+
+
+def test_content(fake, tmp_path, monkeypatch):
+    monkeypatch.delenv("MINFER_GPU_RECORD", raising=False)
+    reports = {
+        "tests/gpu/a.py::one": [report("passed")],
+        "tests/gpu/a.py::two": [report("failed", longrepr="E assert 1 == 2")],
+        "tests/gpu/b.py::three": [report("skipped", "setup", ("b.py", 3, "Skipped: no ncu"))],
+    }
+    path, content = record.write_record(reports, {"speed": 3.5}, tmp_path)
+    assert json.loads(path.read_text()) == content
+    assert path.parent == tmp_path / "data" / "records" / "h200"
+    assert path.name == f"gpu-tests-{content['date'][:10]}.json"
+    assert (content["passed"], content["failed"], content["skipped"]) == (1, 1, 1)
+    assert content["commit"] == "abc" and content["device"] == "NVIDIA H200" and content["cuda"] == "13.0"
+    assert content["files"] == {
+        "tests/gpu/a.py": {"passed": 1, "failed": 1},
+        "tests/gpu/b.py": {"skipped": 1},
+    }
+    assert content["failures"] == {"tests/gpu/a.py::two": "E assert 1 == 2"}
+    assert content["skips"] == {"tests/gpu/b.py::three": "Skipped: no ncu"}
+    assert content["measured"] == {"speed": 3.5} and content["seconds"] == 1.5
+
+
+def test_a_given_path(fake, tmp_path, monkeypatch):
+    monkeypatch.setenv("MINFER_GPU_RECORD", str(tmp_path / "deep" / "r.json"))
+    path, _ = record.write_record({}, {}, tmp_path)
+    assert path == tmp_path / "deep" / "r.json" and path.exists()
+
+
+def test_commit_without_git(monkeypatch, tmp_path):
+    monkeypatch.delenv("MINFER_COMMIT", raising=False)
+    assert record.commit_of(tmp_path) == "unknown"
+    monkeypatch.setattr(record.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError()))
+    assert record.commit_of(tmp_path) == "unknown" == record.driver_package()
+
+
+def test_commit_with_changes(monkeypatch, tmp_path):
+    monkeypatch.delenv("MINFER_COMMIT", raising=False)
+    said = {"rev-parse": "f00\n", "status": " M file\n"}
+
+    def run(command, **_):
+        return SimpleNamespace(stdout=said[command[3]], returncode=0)
+
+    monkeypatch.setattr(record.subprocess, "run", run)
+    assert record.commit_of(tmp_path) == "f00+changes"
+    said["status"] = ""
+    assert record.commit_of(tmp_path) == "f00"

@@ -1,0 +1,62 @@
+"""Bench: what is run, and the fields. No figure is asserted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from minfer.engine.bench import bench
+from minfer.engine.errors import InputError
+from minfer.engine.session import Session
+
+
+def test_fields_and_arithmetic(tiny, host):
+    seen = []
+    results = bench(
+        tiny.model, host, prompts=[24], generations=[6], repetitions=3, on_sample=lambda *a: seen.append(a)
+    )
+    assert [(r.test, r.n_prompt, r.n_gen) for r in results] == [("pp24", 24, 0), ("tg6", 0, 6)]
+    assert seen == [(test, i, 3) for test in ("pp24", "tg6") for i in (1, 2, 3)]
+    for result in results:
+        n = result.n_prompt + result.n_gen
+        assert result.samples_ts == pytest.approx([n * 1e9 / ns for ns in result.samples_ns])
+        assert result.avg_ts == pytest.approx(sum(result.samples_ts) / 3)
+        assert result.avg_ns == pytest.approx(sum(result.samples_ns) / 3, abs=1)
+        assert result.backend == "host" and "2 threads" in result.device
+        assert {"minfer", "python", "numpy", "numba"} <= result.versions.keys()
+        assert json.loads(json.dumps(result.as_dict()))["n_gen"] == result.n_gen
+
+
+def test_what_is_fed(tiny, host, monkeypatch):
+    """pp: the prompt in one go, last logits only, from an empty context. tg: single tokens from an empty context."""
+    fed = []
+    forward = Session.forward
+
+    def spy(self, ids, logits="last"):
+        fed.append((self.position, len(ids), logits))
+        return forward(self, ids, logits)
+
+    monkeypatch.setattr(Session, "forward", spy)
+    bench(tiny.model, host, prompts=[5], generations=[3], repetitions=2)
+    decode = [(i, 1, "last") for i in range(3)]
+    assert fed == [(0, 5, "last")] * 3 + decode[:1] + decode * 2
+
+
+def test_zero_leaves_a_test_out(tiny, host):
+    (result,) = bench(tiny.model, host, prompts=[0], generations=[2], repetitions=1)
+    assert result.test == "tg2" and result.stddev_ts == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prompts": [0], "generations": [0]},
+        {"prompts": [-4]},
+        {"prompts": [4], "repetitions": 0},
+        {"prompts": [100000]},
+    ],
+)
+def test_bad_settings_are_refused(tiny, host, settings):
+    with pytest.raises(InputError):
+        bench(tiny.model, host, **{"generations": [], **settings})
