@@ -28,7 +28,7 @@ MAKE = {"make run", "make lab", "make test"}
 def test_every_command_is_one_that_tests_run():
     assert len(MINFER) >= 8
     assert set(COMMANDS) - set(MINFER) == MAKE
-    assert set(re.findall(r"^```(\w*)\n", README, flags=re.MULTILINE)) == {"sh", "python"}
+    assert set(re.findall(r"^```(\w+)\n", README, flags=re.MULTILINE)) == {"sh", "python"}
 
 
 @pytest.mark.network

@@ -24,6 +24,8 @@ _COMMANDS = {
     "inspect": "models",
     "tokenize": "text",
     "run": "generate",
+    "bench": "measure",
+    "perplexity": "measure",
     "synth": "models",
     "kernels": "kernels",
 }

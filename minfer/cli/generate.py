@@ -106,8 +106,6 @@ def run(
         stop=tuple(stop or ()),
         on_text=None if as_json else _print_now,
     )
-    prefill = _rate(result.prompt_tokens, result.prefill_s)
-    decode = _rate(result.generated_tokens - 1, result.decode_s)  # the first token comes out of the prefill
     if as_json:
         print_json(
             {
@@ -117,15 +115,15 @@ def run(
                 "generated_tokens": result.generated_tokens,
                 "ids": list(result.ids),
                 "text": result.text,
-                "prefill_tok_s": prefill,
-                "decode_tok_s": decode,
+                "prefill_tok_s": result.prefill_tok_s,
+                "decode_tok_s": result.decode_tok_s,
             }
         )
         return
     print(flush=True)
     print(
-        f"prefill {result.prompt_tokens} tokens, {_as_text(prefill)}; "
-        f"decode {result.generated_tokens} tokens, {_as_text(decode)} ({why})",
+        f"prefill {result.prompt_tokens} tokens, {_speed(result.prefill_tok_s)}; "
+        f"decode {result.generated_tokens} tokens, {_speed(result.decode_tok_s)} ({why})",
         file=sys.stderr,
     )
 
@@ -134,10 +132,5 @@ def _print_now(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def _rate(tokens: int, seconds: float) -> float | None:
-    """Tokens a second; None when there was nothing to time."""
-    return tokens / seconds if tokens > 0 and seconds > 0 else None
-
-
-def _as_text(rate: float | None) -> str:
+def _speed(rate: float | None) -> str:
     return "too few to time" if rate is None else f"{rate:,.1f} tok/s"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +10,7 @@ import typer
 from minfer.cli.common import JsonOption, print_json
 
 if TYPE_CHECKING:
-    from minfer.model.gguf_file import GGUFFile
+    from minfer.model.summary import ModelSummary
 
 _LONG_VALUE = 100  # characters of a metadata value that are shown
 
@@ -51,93 +49,57 @@ def inspect(
     """Show a model file: metadata, tensors by type, and the memory that it needs."""
     from minfer.model.gguf_file import GGUFFile
     from minfer.model.registry import resolve
+    from minfer.model.summary import summarize
 
     summary = summarize(GGUFFile.open(resolve(model)), context)
     if as_json:
-        print_json(summary)
+        print_json(_as_json(summary))
     else:
         print("\n".join(_as_text(summary)))
 
 
-def summarize(file: GGUFFile, context: int | None = None) -> dict[str, Any]:
-    """What `inspect` shows. Memory in bytes: the weights as mapped, the f16 KV cache of `context` tokens.
-
-    A file that opens but that minfer cannot run (another architecture, no tensors) has `runs` false and
-    says why.
-    """
-    types: dict[str, Counter[str]] = {}
-    for tensor in file.tensors.values():
-        counts = types.setdefault(tensor.type.name, Counter())
-        counts.update(tensors=1, elements=tensor.n_elements, bytes=tensor.nbytes)
-    weights = sum(counts["bytes"] for counts in types.values())
+def _as_json(summary: ModelSummary) -> dict[str, Any]:
+    runs = summary.config is not None
     return {
-        "files": [str(path) for path in file.paths],
-        "gguf_version": file.version,
-        "metadata": {key: _shown(file, key) for key in file.metadata},
-        "tensors": len(file.tensors),
-        "parameters": sum(counts["elements"] for counts in types.values()),
+        "files": list(summary.paths),
+        "file_bytes": summary.file_bytes,
+        "gguf_version": summary.version,
+        "metadata": summary.metadata,
+        "tensors": summary.n_tensors,
+        "parameters": summary.n_elements,
         "types": {
-            name: dict(counts) for name, counts in sorted(types.items(), key=lambda item: -item[1]["bytes"])
+            use.type.name: {"tensors": use.count, "weights": use.n_elements, "bytes": use.nbytes}
+            for use in summary.types
         },
-        "weights_bytes": weights,
-        **_needs(file, context, weights),
+        "weights_bytes": summary.weights_bytes,
+        "runs": runs,
+        "why_not": summary.problem,
+        "n_ctx": summary.n_ctx,
+        "kv_cache_f16_bytes": summary.kv_bytes,
+        "memory_bytes": summary.weights_bytes + summary.kv_bytes if runs else None,
     }
 
 
-def _needs(file: GGUFFile, context: int | None, weights: int) -> dict[str, Any]:
-    from minfer.model.errors import ModelFileError
-    from minfer.model.model import Model
-
-    try:
-        config = Model(file).config
-    except ModelFileError as error:
-        return {"runs": False, "why_not": str(error)}
-    context = context or config.context_length
-    kv_bytes = 2 * config.n_layers * config.n_kv_heads * config.head_dim * 2 * context
-    return {
-        "runs": True,
-        "context": context,
-        "kv_cache_f16_bytes": kv_bytes,
-        "memory_bytes": weights + kv_bytes,
-    }
-
-
-def _shown(file: GGUFFile, key: str) -> Any:
-    length = file.metadata.array_length(key)
-    if length is not None and length > 16:
-        return f"array of {length}"
-    value = file.metadata[key]
-    return [_finite(item) for item in value] if isinstance(value, list) else _finite(value)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: those are shown as text."""
-    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _as_text(summary: dict[str, Any]) -> list[str]:
-    lines = [f"{path}" for path in summary["files"]]
-    lines += [f"GGUF version {summary['gguf_version']}", "", "metadata"]
-    for key, value in summary["metadata"].items():
-        text = value if isinstance(value, str) else repr(value)
-        text = text if len(text) <= _LONG_VALUE else f"{text[:_LONG_VALUE]}... ({len(text)} characters)"
-        lines.append(f"  {key:<42} {text!r}" if "\n" in text else f"  {key:<42} {text}")
-    lines += ["", f"tensors: {summary['tensors']}, {summary['parameters']:,} parameters"]
-    for name, counts in summary["types"].items():
-        bits = counts["bytes"] * 8 / counts["elements"]
+def _as_text(summary: ModelSummary) -> list[str]:
+    lines = [*summary.paths, f"GGUF version {summary.version}", "", "metadata"]
+    for key, value in summary.metadata.items():
+        shown = value if len(value) <= _LONG_VALUE else f"{value[:_LONG_VALUE]}... ({len(value)} characters)"
+        lines.append(f"  {key:<42} {repr(shown) if chr(10) in shown else shown}")
+    lines += ["", f"tensors: {summary.n_tensors}, {summary.n_elements:,} parameters"]
+    for use in summary.types:
         lines.append(
-            f"  {name:<6} {counts['tensors']:>5} tensors {counts['elements']:>15,} weights "
-            f"{_size(counts['bytes']):>10} {bits:>8.4g} bits a weight"
+            f"  {use.type.name:<6} {use.count:>5} tensors {use.n_elements:>15,} weights "
+            f"{_size(use.nbytes):>10} {use.nbytes * 8 / use.n_elements:>8.4g} bits a weight"
         )
     lines.append("")
-    if summary["runs"]:
+    if summary.config is not None:
         lines.append(
-            f"memory: {_size(summary['memory_bytes'])} = weights {_size(summary['weights_bytes'])} "
-            f"(mapped from the file) + f16 KV cache {_size(summary['kv_cache_f16_bytes'])} "
-            f"for {summary['context']:,} tokens"
+            f"memory: {_size(summary.weights_bytes + summary.kv_bytes)} = "
+            f"weights {_size(summary.weights_bytes)} (mapped from the file) + "
+            f"f16 KV cache {_size(summary.kv_bytes)} for {summary.n_ctx:,} tokens"
         )
     else:
-        lines.append(f"minfer cannot run this file: {summary['why_not']}")
+        lines.append(f"minfer cannot run this file: {summary.problem}")
     return lines
 
 

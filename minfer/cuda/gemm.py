@@ -186,6 +186,18 @@ class GemmConfig:
         """FLOP of a block's k-step."""
         return 2 * self.tile_n * self.tile_m * self.tile_k
 
+    def check(self, nt: int, od: int, depth: int) -> None:
+        """Refuse (ConfigRefused) a product that this kernel cannot compute."""
+        if min(nt, od, depth) < 1:
+            raise ConfigRefused(f"gemm: {nt} x {od} x {depth}: every size must be at least 1")
+        multiple = 8
+        if self.b_source != "f16":
+            multiple = self.sources[1].block.weights
+        if depth % multiple:
+            raise ConfigRefused(
+                f"gemm: id = {depth} is no multiple of {multiple} ({self.b_source} rows of B)"
+            )
+
     def grid(self, nt: int, od: int) -> tuple[int, int, int]:
         """Blocks for an nt x od product: token tiles fastest."""
         return -(-nt // self.tile_n), -(-od // self.tile_m), 1
@@ -234,6 +246,22 @@ def make_gemm(config: GemmConfig) -> Kernel:
     # Tiles that do not come from memory as they are: behind the ring, A's two, then B's.
     a_settled, a_tile_bytes, b_tile_bytes = a_source.settled_tiles, a_tile.size_bytes, b_tile.size_bytes
     b_tiles = ring_bytes + a_settled * a_tile_bytes
+
+    # In functions of their own the compiler's front end sees these once, not once a fragment.
+    @device_function
+    @unrolled
+    def multiply_column(sums, a_registers, b_registers, b_at, column, byte, j):
+        load_b(b_registers, 0, b_at, column + 16 * j, byte)
+        for i in unroll(n_fragments):
+            multiply(sums, 8 * (i * m_fragments + j), a_registers, 4 * i, b_registers, 0)
+
+    @device_function
+    @unrolled
+    def multiply_k16(sums, a_registers, b_registers, a_at, b_at, row, column, k):
+        for i in unroll(n_fragments):
+            load_a(a_registers, 4 * i, a_at, row + 16 * i, 32 * k)
+        for j in unroll(m_fragments):
+            multiply_column(sums, a_registers, b_registers, b_at, column, 32 * k, j)
 
     @device_function
     def advance(offset):
@@ -291,12 +319,7 @@ def make_gemm(config: GemmConfig) -> Kernel:
                 # Past the last k-tile the last one is loaded again: harmless, and no branch.
                 fetch_b(words, b_pointer, depth, b_rows, (step + 1) * tile_k, depth, thread)
             for k in unroll(k_fragments):
-                for i in unroll(n_fragments):
-                    load_a(a_registers, 4 * i, a_at, warp_n + 16 * i, 32 * k)
-                for j in unroll(m_fragments):
-                    load_b(b_registers, 0, b_at, warp_m + 16 * j, 32 * k)
-                    for i in unroll(n_fragments):
-                        multiply(sums, 8 * (i * m_fragments + j), a_registers, 4 * i, b_registers, 0)
+                multiply_k16(sums, a_registers, b_registers, a_at, b_at, warp_n, warp_m, k)
             if b_blocks:
                 following = ring + b_tiles + ((step + 1) & 1) * b_tile_bytes
                 deposit_b(words, following, (step + 1) * tile_k, depth, thread)
@@ -313,7 +336,7 @@ def make_gemm(config: GemmConfig) -> Kernel:
         Argument("depth", "scalar", "int32"),
     )
     return Kernel(
-        name="gemm_f16",
+        name="gemm_blocks" if b_blocks else "gemm_f16",
         config=config,
         function=gemm_f16,
         signature=signature_of(arguments),

@@ -105,6 +105,14 @@ class GemmHopperConfig:
             "c": (16, BOX_COLUMNS),
         }
 
+    def check(self, nt: int, od: int, depth: int) -> None:
+        """Refuse (ConfigRefused) a product that this kernel cannot compute."""
+        if min(nt, od, depth) < 1 or od % 8 or depth % 8:
+            raise ConfigRefused(
+                f"gemm_hopper: {nt} x {od} x {depth}: sizes from 1; od and id multiples of 8 (TMA moves "
+                "rows of whole 16 bytes)"
+            )
+
     def tiles(self, nt: int, od: int) -> tuple[int, int]:
         """(rows, columns) of tiles; a row of tiles is one of clusters."""
         return -(-nt // (self.tile_n * self.cluster)), -(-od // self.tile_m)

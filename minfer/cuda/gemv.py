@@ -18,6 +18,7 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.block_dots import DOTS
 from minfer.cuda.blocks import BLOCKS, block_of
+from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import check_choice, check_threads
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
@@ -123,7 +124,7 @@ class GemvConfig:
     @property
     def x_bytes(self) -> int:
         """Bytes of the staged activations."""
-        return q8_record_bytes(self.dim) if DOTS[self.format].quantized else self.dim * 4
+        return _x_bytes(self.format, self.dim)
 
     @property
     def threads(self) -> int:
@@ -150,38 +151,51 @@ class GemvConfig:
     ) -> GemvConfig:
         """A good config for a matrix [od, dim]: slots of some kilobytes that keep all lanes busy, and
         enough of them in flight. Raises ConfigRefused where a row of this format cannot be."""
-        probe = cls(format, dim, slices=_slices(format, dim), warps=1, slots=1)
-        best, most = probe, 0.0
-        rows = 1
-        while probe.slices == 1 and rows <= probe.lane_groups:
-            candidate = (rows, rows * probe.row_bytes)
-            enough = od // rows >= 2 * sms * 4 or rows == 1
-            lanes = probe.lane_groups // rows
-            busy = probe.blocks / (-(-probe.blocks // lanes) * lanes)
-            if enough and (candidate[1] <= SLOT_BYTES or rows == 1) and busy >= most:
-                best, most = cls(format, dim, rows=rows, warps=1, slots=1), busy
-            rows *= 2
+        slices = _slices(format, dim)
+        rows = _rows(format, dim, od, sms) if slices == 1 else 1
+        one = cls(format, dim, rows, slices, warps=1, slots=1)
         for slots, warps in ((2, 8), (2, 7), (2, 6), (2, 5), (2, 4), (1, 8), (1, 4), (1, 2), (1, 1)):
-            if best.x_bytes + warps * slots * best.slot_bytes <= SHARED_LIMIT:
-                return cls(format, dim, best.rows, best.slices, warps, slots, addend, pdl)
+            if one.x_bytes + warps * slots * one.slot_bytes <= SHARED_LIMIT:
+                return cls(format, dim, rows, slices, warps, slots, addend, pdl)
         raise ConfigRefused(
-            f"gemv: {best.x_bytes} bytes of activations and slots of {best.slot_bytes} do not fit "
+            f"gemv: {one.x_bytes} bytes of activations and slots of {one.slot_bytes} do not fit "
             f"{SHARED_LIMIT} bytes of shared memory: rows of {dim} are too long"
         )
 
 
-def _slices(format: str, dim: int) -> int:
-    """Slices that bring a copy of one row down to SLOT_BYTES, and keep lanes busy."""
-    block_of("gemv", format)
-    unit, lanes = DOTS[format].weights, 32 // DOTS[format].lanes
-    blocks = max(1, dim // unit)
-    least = _ceil(blocks * BLOCKS[format].row_bytes(unit), SLOT_BYTES)
-    legal = [s for s in range(least, 2 * least + 1) if s == 1 or (s - 1) * _ceil(blocks, s) < blocks]
-    return min(legal or [1], key=lambda s: (s * _ceil(_ceil(blocks, s), lanes), s))
-
-
 def _ceil(a: int, b: int) -> int:
     return -(-a // b)
+
+
+def _units(format: str, dim: int) -> tuple[int, int, int]:
+    """(units a row, their bytes, units that a warp works on at a time)."""
+    block_of("gemv", format)
+    unit = DOTS[format].weights
+    return max(1, dim // unit), BLOCKS[format].row_bytes(unit), 32 // DOTS[format].lanes
+
+
+def _x_bytes(format: str, dim: int) -> int:
+    return q8_record_bytes(dim) if DOTS[format].quantized else dim * 4
+
+
+def _slices(format: str, dim: int) -> int:
+    """Slices that bring a copy of one row down to SLOT_BYTES, and to what lets 6 warps have two slots; among
+    up to twice as many, the number that idles the fewest lanes."""
+    units, size, lanes = _units(format, dim)
+    room = max(size, min(SLOT_BYTES, (SHARED_LIMIT - _x_bytes(format, dim)) // 12))
+    least = _ceil(units * size, room)
+    legal = [s for s in range(least, 2 * least + 1) if s == 1 or (s - 1) * _ceil(units, s) < units]
+    return min(legal or [1], key=lambda s: (s * _ceil(_ceil(units, s), lanes), s))
+
+
+def _rows(format: str, dim: int, od: int, sms: int) -> int:
+    """Rows at a time whose copy is within SLOT_BYTES, that leave work for 8 warps an SM, and idle the fewest
+    lanes; of equals the most."""
+    units, size, lanes = _units(format, dim)
+    legal = [
+        2**i for i in range(lanes.bit_length()) if 2**i * units * size <= SLOT_BYTES and od >> i >= 8 * sms
+    ]
+    return max(legal or [1], key=lambda rows: (units / _ceil(units, lanes // rows) / (lanes // rows), rows))
 
 
 def gemv(config: GemvConfig) -> Kernel:
@@ -210,7 +224,7 @@ def gemv(config: GemvConfig) -> Kernel:
     slot_bytes, x_bytes, threads = config.slot_bytes, config.x_bytes, config.threads
     copy_rounds = -(-(slot_bytes // 16) // 32)
     x_rounds = -(-(x_bytes // 16) // threads)
-    added, dependent = config.addend, config.pdl
+    added, dependent, start = config.addend, config.pdl, dependent_start(config.pdl)
     shuffles = row_lanes.bit_length() - 1
     wait_ring = ptx.cp_async_wait_group(slots - 1)
     wait_first = ptx.cp_async_wait_group(slots)
@@ -281,8 +295,7 @@ def gemv(config: GemvConfig) -> Kernel:
                 ring + uint32(n * slot_bytes), weights, od, first + n // slices * warps, n % slices, n < turns
             )
         if dependent:
-            ptx.griddepcontrol_launch_dependents()
-            ptx.griddepcontrol_wait()
+            start()
             stage_x(shared, x)
             wait_all()
         else:
@@ -360,7 +373,7 @@ def gemv(config: GemvConfig) -> Kernel:
         threads=threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
-        min_arch=90 if dependent else 80,
+        min_arch=least_arch(dependent),
         min_blocks=config.resident,  # shared memory allows no more, so registers need not be spared for more
     )
 
@@ -371,15 +384,17 @@ class QuantizeQ8Config:
 
     Attributes:
         threads: threads a block; a thread takes 4 activations.
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
 
     threads: int = 128
+    pdl: bool = False
 
     def __post_init__(self) -> None:
         check_threads("quantize_q8", self.threads)
 
     def __str__(self) -> str:
-        return f"threads={self.threads}"
+        return f"threads={self.threads}{' pdl' if self.pdl else ''}"
 
     @property
     def shared_bytes(self) -> int:
@@ -397,9 +412,10 @@ def quantize_q8(config: QuantizeQ8Config = QuantizeQ8Config()) -> Kernel:
     max|x| / 127 a run of 32, q = x / d to the nearest (halves to even), s = d * sum(q): llama.cpp's q8_1
     with f32 scales.
     """
-    threads = config.threads
+    threads, start = config.threads, dependent_start(config.pdl)
 
     def quantize_q8_rows(x, records, dim):
+        start()
         i = int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * 4)
         row = uint64(cuda.blockIdx.x)
         a0 = float32(0)
@@ -408,7 +424,7 @@ def quantize_q8(config: QuantizeQ8Config = QuantizeQ8Config()) -> Kernel:
         a3 = float32(0)
         if i < dim:
             at = ptx.global_address(x) + (row * uint64(dim) + uint64(i)) * uint64(4)
-            a0, a1, a2, a3 = ptx.ld_global_nc_v4_f32(at)
+            a0, a1, a2, a3 = ptx.ld_global_v4_f32(at)
         target = ptx.global_address(records) + row * uint64(((dim + 63) >> 6) * 80)
         store_q8(target, i, dim, a0, a1, a2, a3)
 
@@ -417,7 +433,16 @@ def quantize_q8(config: QuantizeQ8Config = QuantizeQ8Config()) -> Kernel:
         Argument("records", "out", "uint8"),
         Argument("dim", "scalar", "int32"),
     )
-    return Kernel("quantize_q8", config, quantize_q8_rows, signature_of(arguments), threads, 0, arguments)
+    return Kernel(
+        "quantize_q8",
+        config,
+        quantize_q8_rows,
+        signature_of(arguments),
+        threads,
+        0,
+        arguments,
+        least_arch(config.pdl),
+    )
 
 
 # (format, dim, od): Qwen2.5-7B Q4_K_M; Qwen2.5-0.5B Q4_K_M; SmolLM2-135M Q4_1; and every other format once.
@@ -450,4 +475,4 @@ def shipped() -> list[Kernel]:
         for shape in _SHAPES[:4]
         for pdl in (False, True)
     ]
-    return [quantize_q8(), *kernels]
+    return [*(quantize_q8(QuantizeQ8Config(pdl=pdl)) for pdl in (False, True)), *kernels]

@@ -6,19 +6,18 @@ kernel it asks the object for its `_numba_type_`, and only then is numba's machi
 module imports no numba. When plain Python calls the object, an instruction runs its semantics from
 `minfer.cuda.simulator`, and a device function runs as the Python that it is.
 
-`finalize_ptx` does the rewriting of finished PTX that numba has no words for: tensor maps by value, clusters,
-minimum blocks per multiprocessor, the `.version` line.
+`finalize_ptx` and the unroll helpers belong to the seam too and are exported from here.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from minfer.cuda.finalize import finalize_ptx
 from minfer.cuda.unroll import unroll, unrolled
 
 __all__ = [
@@ -450,49 +449,3 @@ def device_function(function: Callable | None = None, *, fastmath: bool = True):
     if function is None:
         return functools.partial(device_function, fastmath=fastmath)
     return DeviceFunction(function, fastmath)
-
-
-def finalize_ptx(ptx: str, kernel, version: str = "8.8") -> str:
-    """Finish numba's PTX for `kernel` (a `minfer.cuda.kernel.Kernel`); needed before assembling any kernel.
-
-    - A "tensor_map" argument is declared as a pointer; it becomes a 128-byte parameter passed by value
-      (`__grid_constant__`), whose address the kernel uses (PTX ISA 5.5.8 "Tensor-map", 9.7.9.20 "cvta").
-    - `kernel.cluster` > 1: `.explicitcluster` and `.reqnctapercluster`, so that a plain launch starts
-      clusters (11.4.1 ff).
-    - `kernel.min_blocks`: `.minnctapersm`, without which the assembler ignores `setmaxnreg` (C7508).
-    - `.version` is lowered to `version` where numba wrote a newer one, so that older assemblers read it; 8.8
-      knows every target and instruction that is used here.
-
-    Raises ValueError if the PTX does not have the shape that the rewriting relies on."""
-    entries = re.findall(r"\.entry\s+(\w+)", ptx)
-    if len(entries) != 1:
-        raise ValueError(f"{kernel.name}: expected one kernel in the PTX, found {len(entries)}")
-    for index, argument in enumerate(kernel.arguments):
-        if argument.kind == "tensor_map":
-            ptx = _by_value(ptx, f"{entries[0]}_param_{index}", kernel.name)
-    directives = ""
-    if kernel.min_blocks and ".minnctapersm" not in ptx:
-        directives += f".minnctapersm {kernel.min_blocks}\n"
-    if kernel.cluster > 1:
-        directives += f".explicitcluster\n.reqnctapercluster {kernel.cluster}, 1, 1\n"
-    if directives:
-        ptx, count = re.subn(r"(\.maxntid[^\n]*\n)", lambda match: match[1] + directives, ptx, count=1)
-        if count != 1:
-            raise ValueError(f"{kernel.name}: no .maxntid line: compile with launch_bounds")
-    return re.sub(r"\.version (\d+)\.(\d+)", lambda match: _older(match, version), ptx, count=1)
-
-
-def _by_value(ptx: str, parameter: str, name: str) -> str:
-    """Turn the 64-bit pointer parameter into a by-value tensor map, and its loads into taking its address."""
-    declared = rf"\.param \.u64( \.ptr[^,\n]*?)? {parameter}\b"
-    ptx, count = re.subn(declared, f".param .align 64 .b8 {parameter}[128]", ptx)
-    if count != 1:
-        raise ValueError(f"{name}: tensor map parameter {parameter} is not declared as a pointer")
-    loads = rf"ld\.param\.[ub]64\s+(%\w+), \[{parameter}\];"
-    return re.sub(loads, rf"mov.b64 \1, {parameter};\n\tcvta.param.u64 \1, \1;", ptx)
-
-
-def _older(match: re.Match, version: str) -> str:
-    written = (int(match[1]), int(match[2]))
-    wanted = tuple(int(part) for part in version.split("."))
-    return f".version {version}" if written > wanted else match[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -125,22 +124,25 @@ class Backend(Protocol):
         """
 
 
-def choose_backend(name: str = "auto") -> tuple[Backend, str]:
+def choose_backend(name: str = "auto", route: str = "auto") -> tuple[Backend, str]:
     """The backend of that name, and one line that says why it is this one.
 
-    Raises EngineError if it is not to be had here, InputError for an unknown name.
+    route: which kernels the cuda backend prefills with (`minfer.engine.cuda.routes`). Raises EngineError if
+    backend or route are not to be had here, InputError for an unknown name.
     """
     if name not in BACKENDS:
         raise InputError(f"backend {name!r} is unknown: choose one of {', '.join(BACKENDS)}")
     if name == "host":
+        if route != "auto":
+            raise InputError(f"route {route!r} is of the cuda backend: the host backend has none")
         return _host(), "host: asked for"
-    reason = _why_no_cuda()
-    if reason is None:
-        from minfer.engine.cuda_backend import CudaBackend
+    from minfer.engine.cuda.backend import CudaBackend, why_unavailable
 
-        backend = CudaBackend()
-        return backend, f"cuda: {'asked for' if name == 'cuda' else backend.describe()}"
-    if name == "cuda":
+    reason = why_unavailable()
+    if reason is None:
+        backend = CudaBackend(route)
+        return backend, f"cuda: {'asked for' if name == 'cuda' else 'a GPU is here'}: {backend.describe()}"
+    if name == "cuda" or route != "auto":
         raise EngineError(f"backend cuda cannot be used: {reason}; use --backend host")
     return _host(), f"host: {reason}"
 
@@ -149,12 +151,3 @@ def _host() -> Backend:
     from minfer.engine.host.runtime import HostBackend
 
     return HostBackend()
-
-
-def _why_no_cuda() -> str | None:
-    """Why the cuda backend cannot run here, or None if it can."""
-    if importlib.util.find_spec("minfer.engine.cuda_backend") is None:
-        return "this version has no cuda backend"
-    from minfer.engine.cuda_backend import why_unavailable
-
-    return why_unavailable()

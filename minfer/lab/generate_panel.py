@@ -83,6 +83,9 @@ class GeneratePanel(widgets.VBox):
         if not models:
             self._show_error("No model is here: run `minfer pull smollm2-135m`.")
 
+    def __repr__(self) -> str:
+        return "GeneratePanel()"
+
     def start(self) -> None:
         """Run with what the controls say, unless a run is under way."""
         if self._background is not None and not self._background.wait(0):

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from minfer.lab import style
 from minfer.lab.generate import Report, weight_bytes
+from minfer.lab.picture import Picture
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from minfer.model.model import Model
     from minfer.model.tokenizer import Tokenizer
 
@@ -79,23 +79,17 @@ def one_by_one_difference(model: Model, ids: Sequence[int], backend: str = "auto
     return float(np.sqrt(np.mean((apart - together) ** 2) / np.mean(together**2)))
 
 
-def plot_arrivals(report: Report) -> Figure:
+def arrivals(report: Report) -> Picture:
     """When each piece of text came out: the prefill is the wait at the start, decoding the slope after it.
 
-    The points are `report.arrivals` (seconds) against 1, 2, 3, ...
+    Rows: `seconds` since the start of the prefill, `pieces` of text by then.
     """
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 3), layout="constrained")
-    pyplot.close(figure)  # the cell shows it once, as its value
-    count = range(1, len(report.arrivals) + 1)
-    axes.step(report.arrivals, count, where="post", color="#0072B2", label="text out")
-    axes.axvspan(0, report.prefill_s, color="#E69F00", alpha=0.35, label="prefill")
-    axes.set(
-        xlabel="time since the start of the prefill (s)",
-        ylabel="pieces of text",
-        xlim=(0, None),
-        ylim=(0, None),
-    )
-    axes.legend(loc="lower right", frameon=False)
-    return figure
+    rows = [{"seconds": at, "pieces": count} for count, at in enumerate(report.arrivals, 1)]
+    figure, (axes,) = style.figure(7.2, 3.0)
+    axes.axvspan(0, report.prefill_s, color=style.tint(style.ORANGE, 0.6), label="prefill")
+    axes.step(report.arrivals, range(1, len(rows) + 1), where="post", color=style.BLUE, label="decode")
+    axes.set(xlim=(0, None), ylim=(0, None))
+    style.label(axes, "time since the start of the prefill (s)", "pieces of text")
+    style.legend(axes, loc="upper left")
+    alt = f"{len(rows)} pieces of text over time: a wait for the prefill, then one by one while decoding"
+    return Picture(figure, alt, rows)

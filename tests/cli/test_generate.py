@@ -125,7 +125,6 @@ def test_a_template_that_raises(capsys, tmp_path):
         (["-p", "Hello", "-n", "2048"], ["2048"]),
         (["-p", "Hello", "-n", "8", "-c", "8"], ["8"]),
         (["-p", "Hello", "-n", "8", "-c", "4096"], ["4096", "2048"]),
-        (["-p", "Hello", "--backend", "cuda"], ["GPU"]),
     ],
 )
 def test_requests_that_cannot_be_met(capsys, argv, parts):
@@ -144,6 +143,12 @@ def test_a_model_that_is_no_model(capsys, tmp_path):
         file.write_bytes(content)
         status, _, err = run(capsys, "-m", file, "-p", "Hello")
         assert_one_line_error(status, err, str(file), part)
+
+
+def test_a_backend_that_is_not_to_be_had(capsys, monkeypatch):
+    monkeypatch.setattr("minfer.engine.backend._why_no_cuda", lambda: "no GPU in this machine")
+    status = cli.main(["run", "--backend", "cuda", "-m", str(TINY), "-p", "Hello"])
+    assert_one_line_error(status, capsys.readouterr().err, "no GPU in this machine", "--backend host")
 
 
 @pytest.mark.network

@@ -48,7 +48,7 @@ def test_inspect_json(capsys, data_dir):
     out = json.loads(run_ok(capsys, "inspect", file, "--json", "-c", "100"))
     assert out["files"] == [str(file)]
     assert out["metadata"]["general.architecture"] == "qwen2"
-    assert out["metadata"]["tokenizer.ggml.tokens"] == "array of 288"
+    assert out["metadata"]["tokenizer.ggml.tokens"] == "[288 x string]"
     assert out["tensors"] == 39
     assert sum(counts["tensors"] for counts in out["types"].values()) == 39
     assert (

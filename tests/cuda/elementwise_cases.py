@@ -218,3 +218,10 @@ def argmax_cases(logits: np.ndarray, threads: int = 256, blocks: int | None = No
             {"index": index},
         ),
     ]
+
+
+def advance_case(position: int) -> Case:
+    config = ew.AdvanceConfig()
+    arguments = {"position": np.array([position], np.int32), "length": poisoned(1, np.int32)}
+    expected = {"position": np.array([position + 1]), "length": np.array([position + 2])}
+    return Case(ew.advance(config), config.grid(), arguments, expected)

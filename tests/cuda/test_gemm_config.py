@@ -101,3 +101,14 @@ def test_names_are_short_and_tell_variants_apart():
     names = [str(config) for config in configs]
     assert len(set(names)) == len(names)
     assert all(len(name) < 60 for name in names)
+
+
+def test_products_that_a_kernel_cannot_compute_are_refused():
+    GemmConfig().check(1, 3, 8)
+    GemmConfig(b_source="Q6_K").check(1, 3, 512)
+    with pytest.raises(ConfigRefused, match="id = 12 is no multiple of 8"):
+        GemmConfig().check(1, 3, 12)
+    with pytest.raises(ConfigRefused, match="id = 320 is no multiple of 256"):
+        GemmConfig(b_source="Q6_K").check(1, 3, 320)
+    with pytest.raises(ConfigRefused, match="at least 1"):
+        GemmConfig().check(0, 3, 8)

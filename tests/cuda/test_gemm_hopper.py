@@ -71,3 +71,10 @@ def test_assembled_without_spills_and_serialisation(config):
 def test_other_architectures_are_refused():
     with pytest.raises(ConfigRefused, match="only sm_90a"):
         compile_kernel(make_gemm_hopper(GemmHopperConfig()), "sm_100a")
+
+
+def test_products_that_tma_cannot_move_are_refused():
+    GemmHopperConfig().check(1, 8, 8)
+    for shape in ((1, 12, 8), (1, 8, 12), (0, 8, 8)):
+        with pytest.raises(ConfigRefused, match="multiples of 8"):
+            GemmHopperConfig().check(*shape)

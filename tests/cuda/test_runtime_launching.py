@@ -86,6 +86,11 @@ class TestPacking:
         assert seen.slots[5] == 1 << 40
         assert seen.attributes == 0
 
+    @pytest.mark.parametrize("grid", [5, (5,), (5, 1), [5, 1, 1], (np.int64(5), 1, 1)])
+    def test_grids_may_be_short(self, fake, args, grid):
+        runtime.launch(make_kernel(), grid, *args)
+        assert fake.launched[0].grid == (5, 1, 1)
+
     def test_prepared_launches_see_the_same_and_keep_their_own(self, fake, args):
         loaded = runtime.load(make_kernel())
         first, second = loaded.prepare((1, 1, 1), *args), loaded.prepare((2, 1, 1), *args, pdl=True)

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda
 from numba.cuda import types
-from simulated import make_kernel
 
 from minfer.cuda import ptx, simulator
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument
 from minfer.cuda.simulator.scalars import CASTS
+from tests.cuda.simulated import make_kernel
 
 u32 = types.uint32
 
@@ -381,7 +381,7 @@ def test_casts_wrap_and_products_do_not():
         out[4] = -7 // 2
         out[5] = types.int8(200)
 
-    from simulated import _NUMBA
+    from tests.cuda.simulated import _NUMBA
 
     _NUMBA["int64"] = types.int64
     simulator.launch(

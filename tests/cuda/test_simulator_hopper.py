@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numba import cuda
 from numba.cuda import types
-from simulated import make_kernel
 
 from minfer.cuda import ptx, simulator
+from tests.cuda.simulated import make_kernel
 
 u32, s32, u64 = types.uint32, types.int32, types.uint64
 read_done = ptx.bulk_wait_group_read(0)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import cuda
 from numba.cuda import types
-from simulated import make_kernel, run_warp
 
 from minfer.cuda import ptx, simulator
 from minfer.cuda.instruction import Instruction
 from minfer.cuda.simulator.semantics import SEMANTICS
+from tests.cuda.simulated import make_kernel, run_warp
 
 u32, u64 = types.uint32, types.uint64
 words = st.integers(0, 2**32 - 1)

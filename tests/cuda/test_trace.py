@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import cuda
 from numba.cuda import types
-from simulated import make_kernel
 
 from minfer.cuda import ptx, simulator
 from minfer.cuda.instruction import device_function
 from minfer.cuda.trace import Op, Trace, check, global_lines, requests, shared_lines
+from tests.cuda.simulated import make_kernel
 
 u32, u64 = types.uint32, types.uint64
 wait_all, wait_one = ptx.cp_async_wait_group(0), ptx.cp_async_wait_group(1)

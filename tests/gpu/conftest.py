@@ -129,6 +129,8 @@ def _run_children(config, nodeids):
                 started = message.get("started", started)
                 if "report" in message:
                     report = pytest.TestReport._from_json(message["report"])
+                    if isinstance(report.longrepr, list):  # a skip's place and reason: JSON has no tuples
+                        report.longrepr = tuple(report.longrepr)
                     reports.setdefault(report.nodeid, []).append(report)
                 measured.update(message.get("measured", {}))
             text = output.read_text(errors="replace")[-4000:]
@@ -192,3 +194,18 @@ def measure():
             print(name, value)
 
     return keep
+
+
+@pytest.fixture(scope="session")
+def matrices():
+    """(torch, A [2048, 3584], B [4608, 3584] f16, A B^T in f64, the sums of magnitudes)."""
+    torch = pytest.importorskip("torch")
+    from tests.gpu.gemm_cases import LARGEST
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    nt, od, depth = LARGEST
+    a = torch.randn(nt, depth, device="cuda", generator=generator).half()
+    b = torch.randn(od, depth, device="cuda", generator=generator).half()
+    exact = a.double() @ b.double().T
+    magnitude = a.double().abs() @ b.double().abs().T
+    return torch, a, b, exact, magnitude

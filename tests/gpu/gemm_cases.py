@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from minfer.cuda import runtime
 from minfer.cuda.gemm import GemmConfig, make_gemm
 from tests.cuda.parity import Case, poisoned
 
+NT = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512, 2048)
+LARGEST = (max(NT), 4608, 3584)
 DTYPES = {"f32": np.float32, "f16": np.float16}
 # Tensor cores cut what does not fit f32 at every sum of 16 products: relative to the sum of magnitudes.
 SUM_ERROR = 2e-6
@@ -36,3 +39,17 @@ def gemm_case(config: GemmConfig, nt: int, od: int, depth: int) -> Case:
         "depth": depth,
     }
     return Case(make_gemm(config), config.grid(nt, od), arguments, {"c": check}, name=f"{nt}x{od}x{depth}")
+
+
+def milliseconds(bound: runtime.BoundLaunch) -> float:
+    """Median device time of a launch, over replays of a graph of 10."""
+    with runtime.capture() as graph:
+        for _ in range(10):
+            bound()
+    graph.replay()
+    times = []
+    for _ in range(5):
+        start = runtime.Event().record(graph.stream)
+        graph.replay()
+        times.append(runtime.Event().record(graph.stream).since(start) / 10)
+    return float(np.median(times))

@@ -34,6 +34,7 @@ def run_cases() -> int:
 
 def run_hopper() -> int:
     """TMA, multicast and wgmma on exact buffers."""
+    from minfer.cuda.gemm_hopper import GemmHopperConfig, make_gemm_hopper
     from tests.gpu.hopper_kernels import BOX, multicast, one_wgmma, tma_there_and_back
 
     square = runtime.to_device(np.ones((BOX, 64), np.float16))
@@ -45,8 +46,19 @@ def run_hopper() -> int:
     runtime.launch(
         tma_there_and_back(72, 40), (1, 1, 1), *(runtime.tensor_map(a, BOX) for a in (source, target)), out
     )
+    config = GemmHopperConfig(64, 3, cluster=2)
+    a, b, c = (
+        runtime.to_device(np.ones(shape, np.float16)) for shape in ((300, 136), (168, 136), (300, 168))
+    )
+    maps = (
+        runtime.tensor_map(array, *config.boxes[name]) for name, array in zip("abc", (a, b, c), strict=True)
+    )
+    runtime.launch(
+        make_gemm_hopper(config), config.grid(300, 168, 4), *maps, 300, 168, 136, config.group(300, 168)
+    )
     runtime.device().synchronize()
-    return 3
+    assert (c.to_host() == 136).all()
+    return 4
 
 
 if __name__ == "__main__":

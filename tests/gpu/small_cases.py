@@ -15,6 +15,7 @@ def small_cases() -> Iterator[Case]:
     yield from _attention()
     yield from _gemm()
     yield from _gemv()
+    yield from _dequantize()
 
 
 def _convert() -> Iterator[Case]:
@@ -39,6 +40,7 @@ def _elementwise() -> Iterator[Case]:
     yield cases.rope_case(3, 2, 32, 32, interleaved=False)
     yield cases.rope_store_case(3, 4, 2, 32, 32, False, True, "f16")
     yield cases.embedding_case("Q4_K", 256, [0, 8, 3])
+    yield cases.advance_case(6)
     yield from cases.argmax_cases(np.random.default_rng(0).normal(size=1003).astype(np.float32))
 
 
@@ -71,3 +73,11 @@ def _gemm() -> Iterator[Case]:
         yield gemm_case(GemmConfig(layout=layout), 70, 67, 72)
     yield gemm_case(GemmConfig(a_source="f32_mirror"), 66, 64, 72)
     yield gemm_case(GemmConfig(128, 128, 64, 3, layout="swizzled", out="f16"), 130, 136, 200)
+
+
+def _dequantize() -> Iterator[Case]:
+    from minfer.cuda.blocks import BLOCKS
+    from tests.cuda.dequantize_cases import dequantize_case
+
+    for format in BLOCKS:
+        yield dequantize_case(format, 3, 256)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from minfer.cuda import runtime
 from minfer.cuda.registry import shipped_kernels
-from tests.gpu.gemm_cases import DTYPES, OUTPUT_ERROR, SUM_ERROR, gemm_case
+from tests.gpu.gemm_cases import (
+    DTYPES,
+    LARGEST,
+    NT,
+    OUTPUT_ERROR,
+    SUM_ERROR,
+    gemm_case,
+    milliseconds,
+)
 
 KERNELS = shipped_kernels()["gemm_f16"]
-NT = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512, 2048)
-LARGEST = (max(NT), 4608, 3584)
 
 
 def short(kernel) -> str:
@@ -25,19 +30,6 @@ def short(kernel) -> str:
 def test_small_and_ragged(kernel, shape):
     with runtime.checked():
         gemm_case(kernel.config, *shape).run_on_gpu()
-
-
-@pytest.fixture(scope="module")
-def matrices():
-    """(torch, A [2048, 3584], B [4608, 3584] f16, A B^T in f64, the sums of magnitudes)."""
-    torch = pytest.importorskip("torch")
-    generator = torch.Generator("cuda").manual_seed(0)
-    nt, od, depth = LARGEST
-    a = torch.randn(nt, depth, device="cuda", generator=generator).half()
-    b = torch.randn(od, depth, device="cuda", generator=generator).half()
-    exact = a.double() @ b.double().T
-    magnitude = a.double().abs() @ b.double().abs().T
-    return torch, a, b, exact, magnitude
 
 
 @pytest.mark.parametrize("nt", NT)
@@ -80,17 +72,3 @@ def test_speed_at_2048_tokens(matrices, measure):
     torch.cuda.synchronize()
     speeds["torch.matmul, 30 in a row"] = round(flop / (start.elapsed_time(stop) / 30) / 1e9, 1)
     measure("GEMM TFLOPS at 2048x4608x3584", speeds)
-
-
-def milliseconds(bound: runtime.BoundLaunch) -> float:
-    """Median device time of a launch, over replays of a graph of 10."""
-    with runtime.capture() as graph:
-        for _ in range(10):
-            bound()
-    graph.replay()
-    times = []
-    for _ in range(5):
-        start = runtime.Event().record(graph.stream)
-        graph.replay()
-        times.append(runtime.Event().record(graph.stream).since(start) / 10)
-    return float(np.median(times))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType, GGUFValueType
-from tiny_models import gguf_bytes, key, tensor, write_model
 
 from minfer.model.errors import ModelFileError
 from minfer.model.gguf_file import GGUFFile
 from minfer.model.quants import dequantizable_types
+from tests.model.tiny_models import gguf_bytes, key, tensor, write_model
 
 V = GGUFValueType
 T = GGMLQuantizationType

@@ -5,11 +5,11 @@ import struct
 
 import pytest
 from gguf.constants import GGMLQuantizationType, GGUFValueType
-from tiny_models import gguf_bytes, key, string, tensor
 
 from minfer.model.errors import ModelFileError
 from minfer.model.gguf_file import GGUFFile
 from minfer.model.gguf_header import read_header
+from tests.model.tiny_models import gguf_bytes, key, string, tensor
 
 V = GGUFValueType
 T = GGMLQuantizationType

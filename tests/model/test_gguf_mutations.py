@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_models import write_model
 
 from minfer.model.errors import ModelFileError
 from minfer.model.model import Model
 from minfer.model.quants import can_dequantize
 from minfer.model.rope import frequencies
 from minfer.model.summary import summarize
+from tests.model.tiny_models import write_model
 
 MEMORY_BOUND = 32 << 20  # bytes; the file has 130 kB
 INTERESTING = [0, 1, 2, 3, 7, 31, 32, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]

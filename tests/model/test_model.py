@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
-from tiny_models import gguf_bytes, key, write_model
 
 from minfer.model.config import ModelConfig, RopeConfig
 from minfer.model.errors import ModelFileError
 from minfer.model.gguf_file import GGUFFile
 from minfer.model.model import LayerTensors, Model
+from tests.model.tiny_models import gguf_bytes, key, write_model
 
 T = GGMLQuantizationType
 

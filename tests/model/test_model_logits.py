@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference_forward import forward
-from tiny_models import model_arrays, write_model
 
 from minfer.model.model import Model
 from minfer.model.synth import synth
+from tests.model.reference_forward import forward
+from tests.model.tiny_models import model_arrays, write_model
 
 ROPE_CASES = {
     "none": {},

@@ -8,12 +8,12 @@ import zipfile
 import httpx
 import huggingface_hub
 import pytest
-from tiny_models import write_model
 
 from minfer.model import download, registry
 from minfer.model.errors import ModelFileError, PullError
 from minfer.model.model import Model
 from minfer.model.registry import NAMES, HubSource, WheelSource, models_dir, pull, resolve
+from tests.model.tiny_models import write_model
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ def test_every_step(step):
     ("step", "nt", "kv_end"),
     [
         ("before P5", 1, 1),
-        ("P5.3", 65, 67),
+        ("P5.3", 65, 66),
         ("TKV=16", 1, 1),
         ("TKV=16", 17, 49),
-        ("FAP2", 65, 67),
+        ("FAP2", 66, 70),
         ("FAP2, TKV=64, two stages", 1, 1),
         ("FAP2, TKV=64, two stages", 17, 49),
     ],
@@ -66,10 +66,10 @@ def test_stored_range_ends_before_the_causal_one():
 @pytest.mark.parametrize("step", ["P5.3", "FAP2"])
 def test_chunks_equal_the_whole(step):
     config = seed_steps(1, 1, 64)[step]
-    whole = prefill_case(config, nt=20)
+    whole = prefill_case(config, nt=12)
     whole.run_simulated()
     parts = []
-    for begin, end in ((0, 7), (7, 20)):
+    for begin, end in ((0, 7), (7, 12)):
         arguments = dict(whole.arguments)
         arguments |= {
             "q": whole.arguments["q"][begin:end].copy(),
@@ -83,10 +83,10 @@ def test_chunks_equal_the_whole(step):
     np.testing.assert_array_equal(np.concatenate(parts), whole.results["out"])
 
 
-@pytest.mark.parametrize("step", ["P5.0", "TKV=32", "FAP2, TKV=64, two stages"])
+@pytest.mark.parametrize("step", ["TKV=16", "FAP2, TKV=64, two stages"])
 def test_any_thread_order_gives_the_same(step):
     config = seed_steps(1, 1, 64)[step]
-    case = prefill_case(config, nt=3, kv_end=70)
+    case = prefill_case(config, nt=3, kv_end=35)
     case.run_simulated()
     expected = case.results["out"]
     case.run_simulated(seed=1)

@@ -1,8 +1,11 @@
 """The elementwise kernels in the simulator: every variant, ragged sizes, poisoned outputs, exact buffers."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from minfer.cuda import elementwise as ew
 from minfer.cuda.blocks import BLOCKS
 from tests.cuda import elementwise_cases as cases
 
@@ -126,4 +129,27 @@ def test_embedding(format):
 )
 def test_argmax(logits):
     for case in cases.argmax_cases(logits.astype(np.float32), threads=32, blocks=3):
+        case.run_simulated()
+
+
+def test_advance():
+    cases.advance_case(6).run_simulated()
+
+
+def test_dependent_launches_compute_the_same():
+    factories = {
+        "rmsnorm": ew.rmsnorm,
+        "swiglu": ew.swiglu,
+        "embedding": ew.embedding,
+        "rope_store": ew.rope_store,
+    }
+    for case in (
+        cases.rmsnorm_case(1, 64, "q8", residual=True, threads=32),
+        cases.swiglu_case(1, 64, "q8", packed=True, threads=32),
+        cases.embedding_case("Q4_K", 256, [2]),
+        cases.rope_store_case(1, 2, 1, 32, 32, False, True, "f16", threads=32),
+    ):
+        assert case.kernel.min_arch == 80
+        case.kernel = factories[case.kernel.name](dataclasses.replace(case.kernel.config, pdl=True))
+        assert case.kernel.min_arch == 90
         case.run_simulated()

@@ -6,7 +6,7 @@ import pytest
 from minfer.cuda import simulator
 from minfer.cuda.gemm import B_SOURCES, GemmConfig, make_gemm
 from minfer.cuda.trace import Op, Trace, check, global_lines, shared_lines
-from minfer.model.quants.formats import FORMATS
+from tests.cuda.gemm_block_cases import block_case
 
 PROOF = GemmConfig()
 #: One config of each mechanism; shapes are ragged in nt, od and the last k-tile.
@@ -91,24 +91,9 @@ def test_traced_run_has_the_conflicts_of_its_layout_and_no_race(config, ldmatrix
 @pytest.mark.parametrize("tile_k", [32, 64])
 @pytest.mark.parametrize("name", B_SOURCES[1:])
 def test_blocks_are_dequantized_on_their_way(name, tile_k):
-    """Against the host's dequantization rounded to f16, as a resident f16 copy would be."""
-    formats = {block_format.name: block_format for block_format in FORMATS.values()}
-    block_format = formats[name]
     # an odd number of blocks a row puts every second row of 2-byte aligned blocks at an odd half-word
-    nt, od, depth = 5, 39, 3 * block_format.block_size if block_format.block_size == 32 else 256
     config = GemmConfig(tile_n=32, tile_m=32, tile_k=tile_k, warps=4, b_source=name)
-    draw = np.random.default_rng(7)
-    a = draw.standard_normal((nt, depth)).astype(np.float16)
-    blocks = block_format.pack_blocks(
-        draw.standard_normal((od * depth // block_format.block_size, block_format.block_size), np.float32)
-    )
-    weights = block_format.dequantize_blocks(blocks).reshape(od, depth).astype(np.float16)
-    packed = blocks.view(np.uint8).reshape(od, block_format.row_bytes(depth))
-    c = np.full((nt, od), np.nan, np.float32)
-    simulator.launch(make_gemm(config), config.grid(nt, od), a, packed, c, nt, od, depth, seed=0)
-    # a weight that a fused multiply-add rounds to the next f16 moves a product by 2^-11 of it
-    assert np.abs(c - product(a, weights)).max() < 1e-3
-    assert np.isfinite(c).all()
+    block_case(config, 5, 39, 1 if name.endswith("K") else 3).run_simulated(seed=0)
 
 
 def test_dequantizing_in_two_tiles_has_no_race():

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from numba import cuda
 from numba.cuda import types
-from simulated import make_kernel
 
 from minfer.cuda import ptx, simulator
 from minfer.cuda.instruction import device_function
 from minfer.cuda.simulator.semantics import SEMANTICS
 from minfer.cuda.trace import Op, Trace, check, shared_lines
+from tests.cuda.simulated import make_kernel
 
 u32, s32 = types.uint32, types.int32
 ROWS, COLUMNS, DEPTH, STAGES = 128, 64, 64, 2  # of a block's tile and k-step

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from numba import cuda
 from numba.cuda import types
-from simulated import make_kernel
 
 from minfer.cuda import ptx, simulator
 from minfer.cuda.gemm import GemmConfig, make_gemm
 from minfer.cuda.instruction import device_function
 from minfer.cuda.simulator.semantics import SEMANTICS
 from minfer.cuda.trace import Op, Trace, check, shared_lines
+from tests.cuda.simulated import make_kernel
 
 u32, u64 = types.uint32, types.uint64
 TILE, DEPTH, STRIDE = 32, 32, 80  # rows of 64 bytes, 80 apart

@@ -14,6 +14,7 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.attention.config import SHARED_LIMIT
+from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import OUTPUTS, check_choice, output_argument, store4
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
@@ -34,6 +35,7 @@ class DecodeAttentionConfig:
         query: "f32" or "f16": what the query is.
         output: what the combine kernel writes: "f32", "f16", or "q8" records for the decode GEMV.
         warps: warps a block; a group of head_dim / 8 lanes takes a cache row at a time.
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
 
     heads: int
@@ -43,6 +45,7 @@ class DecodeAttentionConfig:
     query: str = "f16"
     output: str = "f32"
     warps: int = 4
+    pdl: bool = False
 
     def __post_init__(self) -> None:
         check_choice("attention_decode", "head_dim", self.head_dim, (64, 128))
@@ -62,8 +65,8 @@ class DecodeAttentionConfig:
             )
 
     def __str__(self) -> str:
-        shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim}"
-        return f"{shape} splits={self.splits} warps={self.warps} {self.query}->{self.output}"
+        shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} splits={self.splits}"
+        return f"{shape} warps={self.warps} {self.query}->{self.output}{' pdl' if self.pdl else ''}"
 
     @property
     def block_heads(self) -> int:
@@ -135,16 +138,17 @@ def attention_decode(config: DecodeAttentionConfig) -> Kernel:
     dims = served * 8
     slot = head_dim + 2  # floats of a head in shared memory: the sum, maximum, sum of weights
     query_bytes = {"f16": 2, "f32": 4}[config.query]
+    start = dependent_start(config.pdl)
 
     @device_function
     def load_query_f16(values, at, address):
-        w0, w1, w2, w3 = ptx.ld_global_nc_v4_u32(address)
+        w0, w1, w2, w3 = ptx.ld_global_v4_u32(address)
         _unpack8(values, at, w0, w1, w2, w3)
 
     @device_function
     def load_query_f32(values, at, address):
         for i in range(2):
-            a0, a1, a2, a3 = ptx.ld_global_nc_v4_f32(address + uint64(i * 16))
+            a0, a1, a2, a3 = ptx.ld_global_v4_f32(address + uint64(i * 16))
             values[at + 4 * i] = a0
             values[at + 4 * i + 1] = a1
             values[at + 4 * i + 2] = a2
@@ -160,7 +164,7 @@ def attention_decode(config: DecodeAttentionConfig) -> Kernel:
         w2 = uint32(0)
         w3 = uint32(0)
         if inside:
-            w0, w1, w2, w3 = ptx.ld_global_nc_v4_u32(address)
+            w0, w1, w2, w3 = ptx.ld_global_v4_u32(address)
         _unpack8(values, 0, w0, w1, w2, w3)
 
     @device_function
@@ -173,6 +177,7 @@ def attention_decode(config: DecodeAttentionConfig) -> Kernel:
         return total
 
     def attention_decode_split(q, k_cache, v_cache, partial, statistics, length, scale):
+        start()
         shared = ptx.shared_address(cuda.shared.array(0, uint8))
         thread = int32(cuda.threadIdx.x)
         group = thread // lanes
@@ -282,6 +287,7 @@ def attention_decode(config: DecodeAttentionConfig) -> Kernel:
         threads=threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
+        min_arch=least_arch(config.pdl),
     )
 
 
@@ -294,9 +300,10 @@ def attention_combine(config: DecodeAttentionConfig) -> Kernel:
     """
     head_dim, splits = config.head_dim, config.splits
     total = config.heads * head_dim
-    store = store4(config.output)
+    store, start = store4(config.output), dependent_start(config.pdl)
 
     def attention_combine_splits(partial, statistics, out):
+        start()
         index = int32((cuda.blockIdx.x * 32 + cuda.threadIdx.x) * 4)
         a0 = float32(0)
         a1 = float32(0)
@@ -310,11 +317,11 @@ def attention_combine(config: DecodeAttentionConfig) -> Kernel:
             ) * uint64(4)
             top = float32(NEVER)
             for s in range(splits):
-                top = ptx.max_f32(top, ptx.ld_global_nc_f32(ours + uint64(s * 8)))
+                top = ptx.max_f32(top, ptx.ld_global_f32(ours + uint64(s * 8)))
             weight = float32(0)
             for s in range(splits):
-                largest, part = ptx.ld_global_nc_v2_f32(ours + uint64(s * 8))
-                b0, b1, b2, b3 = ptx.ld_global_nc_v4_f32(sums + uint64(s * (head_dim * 4)))
+                largest, part = ptx.ld_global_v2_f32(ours + uint64(s * 8))
+                b0, b1, b2, b3 = ptx.ld_global_v4_f32(sums + uint64(s * (head_dim * 4)))
                 factor = ptx.ex2_approx(largest - top)
                 weight += factor * part
                 a0 += factor * b0
@@ -341,6 +348,7 @@ def attention_combine(config: DecodeAttentionConfig) -> Kernel:
         threads=32,
         shared_bytes=0,
         arguments=arguments,
+        min_arch=least_arch(config.pdl),
     )
 
 
@@ -352,12 +360,9 @@ def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
     kernels = []
     for heads, kv_heads, head_dim in _SHAPES:
-        kernels += [
-            attention_decode(DecodeAttentionConfig(heads, kv_heads, head_dim, query=query))
-            for query in ("f16", "f32")
-        ]
-        kernels += [
-            attention_combine(DecodeAttentionConfig(heads, kv_heads, head_dim, output=output))
-            for output in OUTPUTS
-        ]
+        shape = (heads, kv_heads, head_dim)
+        kernels += [attention_decode(DecodeAttentionConfig(*shape, query=query)) for query in ("f16", "f32")]
+        kernels += [attention_combine(DecodeAttentionConfig(*shape, output=output)) for output in OUTPUTS]
+        overlapping = DecodeAttentionConfig(*shape, output="q8", pdl=True)
+        kernels += [attention_decode(overlapping), attention_combine(overlapping)]
     return kernels

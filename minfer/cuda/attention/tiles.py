@@ -92,17 +92,16 @@ def stage_query(config: AttentionConfig) -> Callable:
 def prefetch_kv(config: AttentionConfig) -> Callable:
     """Device function (address of the head's row 0, first row, end): touch the tile's 128-byte lines in
     L2."""
-    threads, lines = config.threads, config.head_dim * 2 // 128
-    total = config.tkv * lines
+    tkv, lines = config.tkv, config.head_dim * 2 // 128
     pitch = config.kv_heads * config.head_dim * 2
 
     @device_function
     def prefetch(source, first, end):
-        for item in range(int32(cuda.threadIdx.x), total, threads):
-            row = item // lines
-            if first + row < end:
-                line = item - row * lines
-                ptx.prefetch_global_l2(source + uint64(first + row) * uint64(pitch) + uint64(line * 128))
+        # At most 64 rows of two lines: one a thread.
+        row = int32(cuda.threadIdx.x) // lines
+        if row < min(int32(tkv), end - first):
+            line = int32(cuda.threadIdx.x) - row * lines
+            ptx.prefetch_global_l2(source + uint64(first + row) * uint64(pitch) + uint64(line * 128))
 
     return prefetch
 

@@ -8,6 +8,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint64
 
 from minfer.cuda import ptx
+from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import (
     OUTPUTS,
     check_choice,
@@ -35,6 +36,7 @@ class SwigluConfig:
             inputs [nt, ff].
         vector: elements a thread: 4, or 1 (any ff; f32 in and out only).
         threads: threads a block.
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
 
     output: str = "f32"
@@ -42,6 +44,7 @@ class SwigluConfig:
     packed: bool = False
     vector: int = 4
     threads: int = 256
+    pdl: bool = False
 
     def __post_init__(self) -> None:
         check_choice("swiglu", "output", self.output, OUTPUTS)
@@ -54,8 +57,8 @@ class SwigluConfig:
             )
 
     def __str__(self) -> str:
-        layout = " packed" if self.packed else ""
-        return f"{self.source}->{self.output}{layout} vector={self.vector} threads={self.threads}"
+        extra = (" packed" if self.packed else "") + (" pdl" if self.pdl else "")
+        return f"{self.source}->{self.output} vector={self.vector} threads={self.threads}{extra}"
 
     @property
     def shared_bytes(self) -> int:
@@ -85,6 +88,7 @@ def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
     element = 4 if config.source == "f32" else 2
     load = load4(config.source)
     store, bytes_of = store4(config.output), row_bytes(config.output)
+    start = dependent_start(config.pdl)
 
     @device_function
     def activate_vector(gates, ups, target, ff):
@@ -108,18 +112,20 @@ def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
         i = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
         if i < ff:
             at = uint64(i) * uint64(4)
-            value = silu_product(ptx.ld_global_nc_f32(gates + at), ptx.ld_global_nc_f32(ups + at))
+            value = silu_product(ptx.ld_global_f32(gates + at), ptx.ld_global_f32(ups + at))
             ptx.st_global_f32(target + at, value)
 
     activate = activate_vector if vector == 4 else activate_scalar
 
     def swiglu_separate(gate, up, out, ff):
+        start()
         row = uint64(cuda.blockIdx.x)
         offset = row * uint64(ff) * uint64(element)
         target = ptx.global_address(out) + row * bytes_of(ff)
         activate(ptx.global_address(gate) + offset, ptx.global_address(up) + offset, target, ff)
 
     def swiglu_packed(gate_up, out, ff):
+        start()
         row = uint64(cuda.blockIdx.x)
         width = uint64(ff) * uint64(element)
         gates = ptx.global_address(gate_up) + row * width * uint64(2)
@@ -140,6 +146,7 @@ def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
         threads=threads,
         shared_bytes=0,
         arguments=arguments,
+        min_arch=least_arch(config.pdl),
     )
 
 
@@ -148,5 +155,6 @@ def shipped() -> list[Kernel]:
     return [
         swiglu(SwigluConfig(vector=1)),
         *(swiglu(SwigluConfig(output=o, packed=p)) for o in OUTPUTS for p in (False, True)),
+        swiglu(SwigluConfig(output="q8", packed=True, pdl=True)),
         *(swiglu(SwigluConfig(output=o, source="f16", packed=True)) for o in ("f16", "q8")),
     ]

@@ -9,6 +9,7 @@ from numba.cuda.types import int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS, block_of, four_weights
+from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import check_threads
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.signature import signature_of
@@ -22,11 +23,13 @@ class EmbeddingConfig:
         format: the table's block format (a key of `minfer.cuda.blocks.BLOCKS`).
         dim: weights a row.
         threads: threads a block.
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
 
     format: str
     dim: int
     threads: int = 128
+    pdl: bool = False
 
     def __post_init__(self) -> None:
         block_of("embedding", self.format, self.dim)
@@ -37,7 +40,7 @@ class EmbeddingConfig:
             )
 
     def __str__(self) -> str:
-        return f"{self.format} dim={self.dim} threads={self.threads}"
+        return f"{self.format} dim={self.dim} threads={self.threads}{' pdl' if self.pdl else ''}"
 
     @property
     def shared_bytes(self) -> int:
@@ -56,9 +59,10 @@ def embedding(config: EmbeddingConfig) -> Kernel:
     """
     threads, dim = config.threads, config.dim
     row_bytes = BLOCKS[config.format].row_bytes(dim)
-    four = four_weights(config.format)
+    four, start = four_weights(config.format), dependent_start(config.pdl)
 
     def embedding_rows(table, ids, out, rows):
+        start()
         i = int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * 4)
         if i < dim:
             t = cuda.blockIdx.x
@@ -77,10 +81,19 @@ def embedding(config: EmbeddingConfig) -> Kernel:
         Argument("out", "out", "float32"),
         Argument("rows", "scalar", "int32"),
     )
-    return Kernel("embedding", config, embedding_rows, signature_of(arguments), threads, 0, arguments)
+    return Kernel(
+        "embedding",
+        config,
+        embedding_rows,
+        signature_of(arguments),
+        threads,
+        0,
+        arguments,
+        least_arch(config.pdl),
+    )
 
 
 def shipped() -> list[Kernel]:
     """Every format at one width (256 weights are whole blocks of all of them), and the 7B's table."""
     kernels = [embedding(EmbeddingConfig(format, 256)) for format in BLOCKS]
-    return [*kernels, embedding(EmbeddingConfig("Q4_K", 3584))]
+    return [*kernels, *(embedding(EmbeddingConfig("Q4_K", 3584, pdl=pdl)) for pdl in (False, True))]

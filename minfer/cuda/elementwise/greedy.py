@@ -1,4 +1,4 @@
-"""Greedy sampling on the device: the index of the largest logit."""
+"""Greedy decoding on the device: the index of the largest logit, and the step to the next position."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from numba import cuda
 from numba.cuda.types import int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
+from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import check_choice, check_threads
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
@@ -23,17 +24,19 @@ class ArgmaxConfig:
     Attributes:
         stage: "partial" (logits -> one candidate a block) or "final" (candidates -> the index, one block).
         threads: threads a block.
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
 
     stage: str = "partial"
     threads: int = 256
+    pdl: bool = False
 
     def __post_init__(self) -> None:
         check_choice("argmax", "stage", self.stage, ("partial", "final"))
         check_threads("argmax", self.threads)
 
     def __str__(self) -> str:
-        return f"{self.stage} threads={self.threads}"
+        return f"{self.stage} threads={self.threads}{' pdl' if self.pdl else ''}"
 
     @property
     def shared_bytes(self) -> int:
@@ -65,7 +68,7 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
     blocks); one block.
     """
     threads = config.threads
-    warps = threads // 32
+    warps, start = threads // 32, dependent_start(config.pdl)
 
     @device_function
     def better(key, index, other_key, other_index):
@@ -94,11 +97,12 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
         return key, index
 
     def argmax_partial(logits, candidates, n):
+        start()
         source = ptx.global_address(logits)
         key = uint32(0)
         index = uint32(0x7FFFFFFF)
         for i in range(cuda.blockIdx.x * threads + cuda.threadIdx.x, n, cuda.gridDim.x * threads):
-            found = _key(ptx.ld_global_nc_u32(source + uint64(i) * uint64(4)))
+            found = _key(ptx.ld_global_u32(source + uint64(i) * uint64(4)))
             if better(key, index, found, uint32(i)):
                 key = found
                 index = uint32(i)
@@ -108,11 +112,12 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
             ptx.st_global_v2_u32(target, key, index)
 
     def argmax_final(candidates, index, n):
+        start()
         source = ptx.global_address(candidates)
         key = uint32(0)
         best = uint32(0x7FFFFFFF)
         for i in range(int32(cuda.threadIdx.x), n, threads):
-            other_key, other_index = ptx.ld_global_nc_v2_u32(source + uint64(i) * uint64(8))
+            other_key, other_index = ptx.ld_global_v2_u32(source + uint64(i) * uint64(8))
             if better(key, best, other_key, other_index):
                 key = other_key
                 best = other_index
@@ -133,9 +138,61 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
         threads=threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
+        min_arch=least_arch(config.pdl),
+    )
+
+
+@dataclass(frozen=True)
+class AdvanceConfig:
+    """The step to the next position.
+
+    Attributes:
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
+    """
+
+    pdl: bool = False
+
+    def __str__(self) -> str:
+        return "pdl" if self.pdl else "plain"
+
+    @property
+    def threads(self) -> int:
+        return 32
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    def grid(self) -> tuple[int, int, int]:
+        """One warp."""
+        return (1, 1, 1)
+
+
+def advance(config: AdvanceConfig = AdvanceConfig()) -> Kernel:
+    """position += 1; length = position + 1: the last kernel of a captured decode step, so that its replay
+    is the next one.
+
+    Arguments: position int32 [1] (what RoPE and the KV store read), length int32 [1] (what decode attention
+    reads: rows stored, the current one included).
+    """
+    start = dependent_start(config.pdl)
+
+    def advance_position(position, length):
+        start()
+        if cuda.threadIdx.x == 0:
+            following = int32(position[0] + 1)
+            position[0] = following
+            length[0] = int32(following + 1)
+
+    arguments = (Argument("position", "inout", "int32"), Argument("length", "out", "int32"))
+    return Kernel(
+        "advance", config, advance_position, signature_of(arguments), 32, 0, arguments, least_arch(config.pdl)
     )
 
 
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
-    return [argmax(ArgmaxConfig(stage)) for stage in ("partial", "final")]
+    kernels = [
+        argmax(ArgmaxConfig(stage, pdl=pdl)) for stage in ("partial", "final") for pdl in (False, True)
+    ]
+    return [*kernels, *(advance(AdvanceConfig(pdl)) for pdl in (False, True))]

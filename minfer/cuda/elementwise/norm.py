@@ -8,6 +8,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint64
 
 from minfer.cuda import ptx
+from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import (
     OUTPUTS,
     block_sum,
@@ -33,7 +34,8 @@ class RmsNormConfig:
         residual: add a second input first and write the sum too: saves a pass over three rows.
         residual_type: "f32" or "f16": what that second input is.
         vector: 4 (dim % 4 == 0: 16-byte accesses) or 1 (any dim; f32 output only).
-        threads: threads a block; a block owns a row.
+        threads: threads a block; a block owns a row (a single row of a decode step wants 1024).
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
 
     output: str = "f32"
@@ -41,6 +43,7 @@ class RmsNormConfig:
     vector: int = 4
     threads: int = 256
     residual_type: str = "f32"
+    pdl: bool = False
 
     def __post_init__(self) -> None:
         check_choice("rmsnorm", "output", self.output, OUTPUTS)
@@ -57,7 +60,9 @@ class RmsNormConfig:
         fused = ""
         if self.residual:
             fused = " residual" if self.residual_type == "f32" else f" {self.residual_type} residual"
-        return f"output={self.output}{fused} vector={self.vector} threads={self.threads}"
+        if self.pdl:
+            fused += " pdl"
+        return f"output={self.output} vector={self.vector} threads={self.threads}{fused}"
 
     @property
     def shared_bytes(self) -> int:
@@ -73,13 +78,13 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
 
     Arguments: x f32 [nt, dim], (residual f32 or f16 [nt, dim], hidden f32 [nt, dim]: receives h, may be the
     buffer of x or of an f32 residual,) weight f32 [dim], out [nt, dim] f32 or f16, or [nt, ceil(dim / 64) *
-    80] bytes of q8 records, dim int32 (a multiple of `vector`, of 32 for q8), eps float32. Sums are f32, in a fixed
-    order. Rows are read twice, the second time from L1. Zhang and Sennrich 2019, with the weights applied
+    80] bytes of q8 records, dim int32 (a multiple of `vector`, of 32 for q8), eps float32. Sums are f32, in a
+    fixed order. Rows are read twice, the second time from L1. Zhang and Sennrich 2019, with the weights applied
     last as llama does.
     """
     threads, vector, fused = config.threads, config.vector, config.residual
     store, bytes_of, walked = store4(config.output), row_bytes(config.output), covered(config.output)
-    total = block_sum(threads // 32)
+    total, start = block_sum(threads // 32), dependent_start(config.pdl)
     load_added, added_bytes = load4(config.residual_type), {"f32": 4, "f16": 2}[config.residual_type]
 
     @device_function
@@ -141,6 +146,7 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
 
     @device_function
     def normalise(source, added, kept, gains, target, dim, eps):
+        start()
         scratch = ptx.shared_address(cuda.shared.array(0, uint8))
         mean = total(square_sum(source, added, kept, dim), scratch) * ptx.rcp_approx(float32(dim))
         scaled(kept, gains, target, dim, ptx.rsqrt_approx(mean + eps))
@@ -183,6 +189,7 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
         threads=threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
+        min_arch=least_arch(config.pdl),
     )
 
 
@@ -193,4 +200,5 @@ def shipped() -> list[Kernel]:
         rmsnorm(RmsNormConfig(vector=1, residual=True)),
         *(rmsnorm(RmsNormConfig(output=o, residual=r)) for o in OUTPUTS for r in (False, True)),
         rmsnorm(RmsNormConfig(output="f16", residual=True, residual_type="f16")),
+        *(rmsnorm(RmsNormConfig(output="q8", residual=r, threads=1024, pdl=True)) for r in (False, True)),
     ]

@@ -15,6 +15,7 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from numpy.typing import ArrayLike, NDArray
 
 from minfer.cuda import ptx
+from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import check_choice, check_threads, load4
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
@@ -156,6 +157,7 @@ class RopeStoreConfig:
         source: "f32" or "f16": what the row is.
         query: "f16" or "f32": what the rotated queries are written as.
         threads: threads a block.
+        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
 
     heads: int
@@ -168,6 +170,7 @@ class RopeStoreConfig:
     threads: int = 128
     norm: bool = False
     source: str = "f32"
+    pdl: bool = False
 
     def __post_init__(self) -> None:
         _check_head("rope_store", self.head_dim, self.rotary)
@@ -190,7 +193,7 @@ class RopeStoreConfig:
         if self.source != "f32":
             bias += f" {self.source} rows"
         shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary}"
-        return f"{kind} {shape}{bias} query={self.query}"
+        return f"{kind} {shape}{bias} query={self.query}{' pdl' if self.pdl else ''}"
 
     @property
     def width(self) -> int:
@@ -221,6 +224,7 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
     per_head = head_dim // 8
     rotating = rotary // 8
     interleaved, biased, normed = config.interleaved, config.bias, config.norm
+    start = dependent_start(config.pdl)
     rotate = _rotate_adjacent if interleaved else _rotate
     load, element = load4(config.source), {"f32": 4, "f16": 2}[config.source]
     shuffles = per_head.bit_length() - 1
@@ -247,6 +251,7 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
 
     @device_function
     def process(source, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
+        start()
         unit = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
         inside = unit < width // 8
         if not inside:
@@ -366,6 +371,7 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
         threads=threads,
         shared_bytes=0,
         arguments=arguments,
+        min_arch=least_arch(config.pdl),
     )
 
 
@@ -389,4 +395,7 @@ def shipped() -> list[Kernel]:
             rope_store(RopeStoreConfig(0, *shape, bias)),
             rope_store(RopeStoreConfig(heads, *shape, bias=True, norm=True)),
         ]
+        kernels.append(
+            rope_store(RopeStoreConfig(heads, kv_heads, head_dim, head_dim, interleaved, bias, pdl=True))
+        )
     return kernels

@@ -56,12 +56,12 @@ def store4(output: str) -> Callable:
 
 @device_function
 def _load4_f32(address):
-    return ptx.ld_global_nc_v4_f32(address)
+    return ptx.ld_global_v4_f32(address)
 
 
 @device_function
 def _load4_f16(address):
-    low, high = ptx.ld_global_nc_v2_u32(address)
+    low, high = ptx.ld_global_v2_u32(address)
     return (
         ptx.unpack_f16x2_lo(low),
         ptx.unpack_f16x2_hi(low),
@@ -71,7 +71,7 @@ def _load4_f16(address):
 
 
 def load4(source: str) -> Callable:
-    """Device function (address) -> four neighbouring elements, "f32" or "f16", as f32 (read-only path)."""
+    """Device function (address) -> four neighbouring elements, "f32" or "f16", as f32."""
     return {"f32": _load4_f32, "f16": _load4_f16}[source]
 
 

@@ -17,7 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minfer.cuda.runtime.arrays import DeviceArray, Pinned, empty, to_device, upload, zeros
+    from minfer.cuda.runtime.arrays import DeviceArray, Pinned, download, empty, to_device, upload, zeros
     from minfer.cuda.runtime.checking import Unwritten, checked
     from minfer.cuda.runtime.compiler import ARCHITECTURES, CompiledKernel, compile_kernel
     from minfer.cuda.runtime.devices import Device, available, device
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from minfer.cuda.runtime.tensor_maps import TensorMap, tensor_map
 
 _WHERE = {
-    "arrays": ("DeviceArray", "Pinned", "empty", "to_device", "upload", "zeros"),
+    "arrays": ("DeviceArray", "Pinned", "download", "empty", "to_device", "upload", "zeros"),
     "checking": ("Unwritten", "checked"),
     "compiler": ("ARCHITECTURES", "CompiledKernel", "compile_kernel"),
     "devices": ("Device", "available", "device"),
@@ -68,6 +68,7 @@ __all__ = [
     "compile_kernel",
     "current_stream",
     "device",
+    "download",
     "empty",
     "launch",
     "launch_counts",

@@ -218,6 +218,21 @@ def upload(target: DeviceArray, source: np.ndarray, staging: tuple[Pinned, Pinne
     stream.synchronize()
 
 
+def download(source: DeviceArray, buffer: Pinned, stream: Stream) -> np.ndarray:
+    """A NumPy copy by way of a pinned buffer; waits for the stream's work before it.
+
+    Raises:
+        ValueError: the buffer is too small.
+    """
+    if source.nbytes > buffer.array.nbytes:
+        raise ValueError(f"{source.nbytes} bytes through a pinned buffer of {buffer.array.nbytes}")
+    pinned = buffer.array[: source.nbytes]
+    if source.nbytes:
+        driver.call("cuMemcpyDtoHAsync", pinned.ctypes.data, source.pointer, source.nbytes, stream.handle)
+    stream.synchronize()
+    return pinned.copy().view(source.dtype).reshape(source.shape)
+
+
 def describe(array: Any) -> tuple[int, tuple[int, ...], str]:
     """(address, shape, dtype name) of a `DeviceArray`, torch tensor or `__cuda_array_interface__` holder.
 

@@ -54,6 +54,11 @@ class Device:
         """The newest CUDA version that the driver supports, "13.0"."""
         return f"{self.driver_version // 1000}.{self.driver_version % 1000 // 10}"
 
+    def free_bytes(self) -> int:
+        """Device memory that is free now."""
+        self.activate()
+        return int(driver.call("cuMemGetInfo")[0])
+
     def activate(self) -> None:
         """Make this device's primary context current on the calling thread."""
         driver.call("cuCtxSetCurrent", self.context)

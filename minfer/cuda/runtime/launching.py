@@ -19,7 +19,7 @@ from minfer.cuda.runtime.devices import Device, device
 from minfer.cuda.runtime.parameters import Parameters
 from minfer.cuda.runtime.streams import Stream, current_stream
 
-Grid = tuple[int, int, int]
+Grid = int | tuple[int, ...]
 
 GRID_LIMITS = (2**31 - 1, 65535, 65535)  # CUDA programming guide, technical specifications
 DEFAULT_SHARED_BYTES = 48 * 1024  # more dynamic shared memory than this needs the opt-in
@@ -108,7 +108,7 @@ class LoadedKernel:
         config.attrs, config.numAttrs = [attribute], 1
         return int(driver.call("cuOccupancyMaxActiveClusters", self.function, config))
 
-    def check_grid(self, grid: Grid) -> None:
+    def check_grid(self, grid: tuple[int, int, int]) -> None:
         """Raise LaunchRefused for a grid that CUDA does not allow, or that does not split into clusters."""
         x, y, z = grid
         if 0 < x <= GRID_LIMITS[0] and 0 < y <= GRID_LIMITS[1] and 0 < z <= GRID_LIMITS[2]:
@@ -125,7 +125,7 @@ class LoadedKernel:
         """Launch into `stream` (None: the current one).
 
         Args:
-            grid: (x, y, z) blocks.
+            grid: (x, y, z) blocks; blocks along x alone, or (x, y), leave the rest at 1.
             args: one a kernel argument: device arrays (`DeviceArray`, torch, `__cuda_array_interface__`) or
                 raw addresses for pointers, numbers for scalars, `TensorMap`s.
             pdl: programmatic dependent launch: may start while the kernel before it still runs, and waits
@@ -198,8 +198,10 @@ class LaunchFrame:
 
     def set_shape(self, grid: Grid, pdl: bool) -> None:
         """Set the grid, and whether to launch programmatically. Raises LaunchRefused."""
-        self.loaded.check_grid(grid)
-        self.config.grid[:] = grid
+        sizes = (grid,) if isinstance(grid, int) else tuple(grid)
+        blocks = tuple(int(n) for n in (*sizes, *(1,) * (3 - len(sizes))))
+        self.loaded.check_grid(blocks)
+        self.config.grid[:] = blocks
         self.config.count = pdl
         self.grid, self.pdl = grid, pdl
 

@@ -31,7 +31,7 @@ def store_accumulators(n_fragments: int, m_fragments: int, out: str = "f32") -> 
         def store_one(address, value):
             ptx.st_global_u16(address, ptx.pack_f16x2(value, types.float32(0)))
 
-    # A function of its own: the compiler's front end sees its branches once, not once a pair.
+    # In functions of their own the compiler's front end sees these once, not once a pair.
     @device_function
     def store_columns(place, column, columns, paired, low, high):
         if paired:
@@ -45,6 +45,14 @@ def store_accumulators(n_fragments: int, m_fragments: int, out: str = "f32") -> 
 
     @device_function
     @unrolled
+    def store_row(array, first, line, first_column, columns, paired):
+        for j in unroll(2 * m_fragments):
+            o, column = first + 4 * j, first_column + 8 * j
+            place = line + types.uint64(column * element_bytes)
+            store_columns(place, column, columns, paired, array[o], array[o + 1])
+
+    @device_function
+    @unrolled
     def store(array, matrix, first_row, first_column, rows, columns):
         lane = cuda.threadIdx.x & 31
         lane_row, lane_column = first_row + (lane >> 2), first_column + (lane & 3) * 2
@@ -52,11 +60,8 @@ def store_accumulators(n_fragments: int, m_fragments: int, out: str = "f32") -> 
         for i in unroll(n_fragments):
             for half in unroll(2):
                 row = lane_row + 16 * i + 8 * half
-                line = matrix + types.uint64(types.int64(row) * columns * element_bytes)
                 if row < rows:
-                    for j in unroll(2 * m_fragments):
-                        o = 8 * (i * m_fragments + j // 2) + 4 * (j % 2) + 2 * half
-                        place = line + types.uint64((lane_column + 8 * j) * element_bytes)
-                        store_columns(place, lane_column + 8 * j, columns, paired, array[o], array[o + 1])
+                    line = matrix + types.uint64(types.int64(row) * columns * element_bytes)
+                    store_row(array, 8 * i * m_fragments + 2 * half, line, lane_column, columns, paired)
 
     return store

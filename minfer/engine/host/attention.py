@@ -1,6 +1,4 @@
-"""Attention kernels of the host backend: a few queries straight over the KV cache, and softmax for the BLAS
-path.
-"""
+"""Attention kernels of the host backend: a few queries straight over the KV cache, or many in blocks."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from minfer.engine.host.simd import (
     f32_of_bits,
     fma,
     load,
+    load_f16,
     load_f32,
     load_halves,
     load_i64,
@@ -27,9 +26,12 @@ from minfer.engine.host.simd import (
     zero,
 )
 from minfer.engine.host.team import share
+from minfer.engine.host.tiles import outer_tile_1x1, outer_tile_1x4, outer_tile_4x1, outer_tile_4x4
 
 _LOWEST = np.float32(-3.0e38)
 _ONE = np.float32(1.0)
+
+QUERY_BLOCK = 16
 
 
 @helper
@@ -53,22 +55,6 @@ def softmax(scores, count, scale):
         store(scores + i, mul(load(scores + i), inverse))
     for i in range(count, padded):
         store_f32(scores + 4 * i, np.float32(0.0))
-
-
-@kernel
-def causal_softmax(part, parts, scores, queries, heads, width, first, scale):
-    """Softmax of scores (heads, queries, width) in place; query i of a head sees its first `first + i + 1`
-    columns.
-
-    Masked columns become 0. width is a multiple of 16.
-    """
-    begin, end = share(heads * queries, part, parts)
-    for row in range(begin, end):
-        at = scores + 4 * row * width
-        visible = first + row % queries + 1
-        softmax(at, visible, f32_of_bits(scale))
-        for i in range((visible + 15) // 16 * 64, 4 * width, 64):
-            store(at + i, zero())
 
 
 @helper
@@ -104,18 +90,18 @@ def _mix(out, weights, values, count, head_dim, halves):
 
 
 @kernel
-def attend(
-    part, parts, out, q, q_stride, keys, values, context, position, rows, heads, group, head_dim,
+def attend_few(
+    part, parts, out, q, q_stride, keys, values, context, position, first_query, rows, heads, group, head_dim,
     scratch, scale, halves,
 ):  # fmt: skip
-    """Causal attention of a few rows over the cache, one head after another.
+    """Causal attention of a few rows straight over the cache, one head after another.
 
     out (rows, heads * head_dim) and q (rows of q_stride bytes) float32; keys, values (heads / group, context,
-    head_dim); row r sees position[0] + r + 1 tokens. scratch: rows * heads * context floats (context a
-    multiple of 16). `parts` share out rows * heads.
+    head_dim) float16 or float32; row r sees position[0] + first_query + r + 1 tokens. scratch: rows * heads *
+    context floats, context a multiple of 16. Parts share out rows * heads.
     """
     begin, end = share(rows * heads, part, parts)
-    first = load_i64(position)
+    first = load_i64(position) + first_query
     size = 2 if halves != 0 else 4
     for item in range(begin, end):
         row = item // heads
@@ -126,3 +112,88 @@ def attend(
         _scores(scores, q + row * q_stride + 4 * head * head_dim, keys + base, visible, head_dim, halves)
         softmax(scores, visible, f32_of_bits(scale))
         _mix(out + 4 * item * head_dim, scores, values + base, visible, head_dim, halves)
+
+
+@kernel
+def transpose_keys(part, parts, out, keys, context, count, width, heads, head_dim, halves):
+    """out (heads, head_dim, width) float32 = the first `count` keys of a layer's cache, transposed.
+
+    keys: see attend_few. width: at least count, a multiple of 64; the columns past count become 0. Parts share out
+    groups of 16 tokens.
+    """
+    begin, end = share(heads * (width // 16), part, parts)
+    size = 2 if halves != 0 else 4
+    for item in range(begin, end):
+        head = item // (width // 16)
+        first = item % (width // 16) * 16
+        last = min(first + 16, count)
+        source = keys + head * context * head_dim * size
+        for i in range(head_dim):
+            target = out + 4 * ((head * head_dim + i) * width)
+            store(target + 4 * first, zero())
+            if halves != 0:
+                for t in range(first, last):
+                    store_f32(target + 4 * t, load_f16(source + 2 * (t * head_dim + i)))
+            else:
+                for t in range(first, last):
+                    store_f32(target + 4 * t, load_f32(source + 4 * (t * head_dim + i)))
+
+
+@helper
+def _product(out, out_stride, a, a_stride, b, b_stride, rows, columns, depth):
+    """out = a . b: a (rows, depth), b (depth, columns) float32, columns a multiple of 16, strides in bytes."""
+    for column in range(0, columns // 64 * 64, 64):
+        at = 4 * column
+        for row in range(0, rows // 4 * 4, 4):
+            outer_tile_4x4(
+                a + row * a_stride, a_stride, b + at, b_stride, depth, out + row * out_stride + at, out_stride
+            )
+        for row in range(rows // 4 * 4, rows):
+            outer_tile_1x4(
+                a + row * a_stride, a_stride, b + at, b_stride, depth, out + row * out_stride + at, out_stride
+            )
+    for column in range(columns // 64 * 64, columns, 16):
+        at = 4 * column
+        for row in range(0, rows // 4 * 4, 4):
+            outer_tile_4x1(
+                a + row * a_stride, a_stride, b + at, b_stride, depth, out + row * out_stride + at, out_stride
+            )
+        for row in range(rows // 4 * 4, rows):
+            outer_tile_1x1(
+                a + row * a_stride, a_stride, b + at, b_stride, depth, out + row * out_stride + at, out_stride
+            )
+
+
+@kernel
+def attend_many(
+    part, parts, out, q, q_stride, keys, width, values, value_rows, first, queries, heads, group, head_dim,
+    scratch, scale,
+):  # fmt: skip
+    """Causal attention of many rows: QUERY_BLOCK of them at a time against all keys that they see.
+
+    out (queries, heads * head_dim), q (rows of q_stride bytes); keys: see transpose_keys; values (heads / group,
+    value_rows, head_dim) float32. Query i sees first + i + 1 tokens. scratch: QUERY_BLOCK * width floats for each
+    part. Parts take turns at blocks of queries, the longest ones first.
+    """
+    scores = scratch + 4 * part * QUERY_BLOCK * width
+    blocks = (queries + QUERY_BLOCK - 1) // QUERY_BLOCK
+    for item in range(part, heads * blocks, parts):
+        head = item % heads
+        begin = (blocks - 1 - item // heads) * QUERY_BLOCK
+        rows = min(QUERY_BLOCK, queries - begin)
+        seen = first + begin + rows
+        reach = (seen + 63) // 64 * 64
+        _product(
+            scores, 4 * width, q + begin * q_stride + 4 * head * head_dim, q_stride,
+            keys + 4 * (head // group) * head_dim * width, 4 * width, rows, reach, head_dim,
+        )  # fmt: skip
+        for row in range(rows):
+            at = scores + 4 * row * width
+            visible = first + begin + row + 1
+            softmax(at, visible, f32_of_bits(scale))
+            for i in range((visible + 15) // 16 * 16, reach, 16):
+                store(at + 4 * i, zero())
+        _product(
+            out + 4 * (begin * heads + head) * head_dim, 4 * heads * head_dim, scores, 4 * width,
+            values + 4 * (head // group) * value_rows * head_dim, 4 * head_dim, rows, head_dim, seen,
+        )  # fmt: skip

@@ -22,7 +22,7 @@ from numba.core import config, types
 
 # nnan and ninf stay off: masked scores are -inf, and a model that overflows must be seen to do so.
 FAST = {"nsz", "arcp", "contract", "afn", "reassoc"}
-MAX_ARGUMENTS = 14
+MAX_ARGUMENTS = 16
 
 helper = numba.njit(fastmath=FAST, error_model="numpy", forceinline=True)
 """Decorator of functions that kernels call: compiled into the kernel, never cached on their own."""

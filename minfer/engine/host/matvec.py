@@ -13,7 +13,7 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from minfer.engine.host.blocks import WALKS, dot_walk, write_walk
 from minfer.engine.host.compile import Kernel, helper, specialise
-from minfer.engine.host.simd import load_f32, load_i64, store_f32, sum_lanes, zero
+from minfer.engine.host.simd import load_f32, load_i64, prefetch, store_f32, sum_lanes, zero
 from minfer.engine.host.team import share
 
 SUPPORTED = tuple(WALKS)
@@ -31,6 +31,7 @@ def matvec(part, parts, out, x, weight, row_bytes, rows, blocks, bias, residual)
     Four rows at a time: four independent sums in flight, and the loads of x are shared.
     """
     begin, end = share(rows, part, parts)
+    ahead = 4 * row_bytes
     row = begin
     while row + 4 <= end:
         a = weight + row * row_bytes
@@ -44,6 +45,11 @@ def matvec(part, parts, out, x, weight, row_bytes, rows, blocks, bias, residual)
         for block in range(blocks):
             at = block * BLOCK_BYTES
             here = x + block * (4 * BLOCK_SIZE)
+            for line in range(0, BLOCK_BYTES, 64):
+                prefetch(a + ahead + at + line)
+                prefetch(b + ahead + at + line)
+                prefetch(c + ahead + at + line)
+                prefetch(d + ahead + at + line)
             sum_a = walk(a + at, here, sum_a)
             sum_b = walk(b + at, here, sum_b)
             sum_c = walk(c + at, here, sum_c)
@@ -86,7 +92,8 @@ def finish(out, row, value, bias, residual):
     store_f32(out + 4 * row, value)
 
 
-def _geometry(kind: Type) -> dict[str, int]:
+def format_geometry(kind: Type) -> dict[str, int]:
+    """BLOCK_SIZE (weights) and BLOCK_BYTES of a format, as its kernels see them."""
     size, size_bytes = GGML_QUANT_SIZES[kind]
     if kind in FLOATS:  # a "block" is one vector
         size, size_bytes = 16, 16 * size_bytes
@@ -96,15 +103,17 @@ def _geometry(kind: Type) -> dict[str, int]:
 @cache
 def matvec_kernel(kind: Type) -> Kernel:
     """The `matvec` kernel of one format."""
-    return Kernel(specialise(matvec, f"matvec_{kind.name}", walk=dot_walk(kind), **_geometry(kind)))
+    return Kernel(specialise(matvec, f"matvec_{kind.name}", walk=dot_walk(kind), **format_geometry(kind)))
 
 
 @cache
 def unpack_kernel(kind: Type) -> Kernel:
     """The `unpack_rows` kernel of one format."""
-    return Kernel(specialise(unpack_rows, f"unpack_{kind.name}", walk=write_walk(kind), **_geometry(kind)))
+    return Kernel(
+        specialise(unpack_rows, f"unpack_{kind.name}", walk=write_walk(kind), **format_geometry(kind))
+    )
 
 
 def blocks_in_row(kind: Type, columns: int) -> int:
     """How many blocks of `kind` hold `columns` weights (columns: a multiple of the block size)."""
-    return columns // _geometry(kind)["BLOCK_SIZE"]
+    return columns // format_geometry(kind)["BLOCK_SIZE"]

@@ -1,6 +1,4 @@
-"""The host backend: the forward's operations as steps of a thread team, with BLAS for products of many
-tokens.
-"""
+"""The host backend: the forward's operations as steps of a thread team, run when a result is read."""
 
 from __future__ import annotations
 
@@ -15,17 +13,15 @@ import numpy as np
 from minfer.engine.backend import KvDtype, Progress, Role
 from minfer.engine.host import attention, elementwise
 from minfer.engine.host.kv_cache import KvCache
+from minfer.engine.host.matmul import STRIP_FLOATS, STRIP_ROWS, matmul_kernel
 from minfer.engine.host.matvec import matvec_kernel, unpack_kernel
 from minfer.engine.host.team import Program, Team, default_threads, float_bits, team
 from minfer.engine.host.weights import Matrix, address, load_weights
 from minfer.model.model import Model
 from minfer.model.rope import frequencies
 
-# Up to this many tokens a product reads the blocks once per token; above, unpacking them for BLAS is cheaper.
+# Up to this many tokens a product reads the blocks once per token; above, unpacking them first is cheaper.
 FEW_TOKENS = 3
-PANEL_FLOATS = 1 << 22
-SCORE_FLOATS = 1 << 22
-QUERY_BLOCK = 128
 PART_WEIGHTS = 1 << 16
 
 
@@ -42,7 +38,7 @@ class HostBackend:
         return f"{_cpu_name()}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def versions(self) -> dict[str, str]:
-        """numba and NumPy (whose BLAS does the prefill's products)."""
+        """numba and NumPy."""
         return {"numba": numba.__version__, "numpy": np.__version__}
 
     def open(
@@ -60,7 +56,6 @@ class HostRuntime:
         self.weights, self._embedding = load_weights(model)
         self._team = team
         self._program = Program()
-        self._capturing = False
         self._kv = KvCache(config, n_ctx, kv_dtype)
         self._ids = np.zeros(chunk, np.int64)
         self._position = np.zeros(1, np.int64)
@@ -69,7 +64,10 @@ class HostRuntime:
         self._rotary = np.zeros((chunk, 2 * self._pairs), np.float32)
         few = min(chunk, FEW_TOKENS)
         self._few_scores = np.empty((few, config.n_heads, self._kv.context), np.float32)
-        self._panel: np.ndarray | None = None
+        self._strips = np.empty(4 * team.threads * STRIP_FLOATS, np.float32)
+        self._zeros = np.zeros(
+            max(config.vocab_size, config.ffn, config.n_heads * config.head_dim), np.float32
+        )
         self._scratch: dict[str, np.ndarray] = {}
 
     # --- state ---------------------------------------------------------------------------------------------
@@ -84,27 +82,20 @@ class HostRuntime:
         self._position[0] = position
 
     def capture(self, forward: Callable[[], None]) -> Callable[[], None]:
-        """See Runtime.capture; only forwards of few tokens can be captured (the others call BLAS)."""
-        self._flush()
-        self._capturing = True
+        """See Runtime.capture."""
+        before, self._program = self._program, Program()
         try:
             forward()
+            table = self._program.table()
         finally:
-            self._capturing = False
-            table, self._program = self._program.table(), Program()
+            self._program = before
         return lambda: self._team.run(table)
 
     def read(self, buffer: np.ndarray) -> np.ndarray:
         """See Runtime.read."""
-        self._flush()
+        table, self._program = self._program.table(), Program()
+        self._team.run(table)
         return buffer.copy()
-
-    def _flush(self) -> None:
-        if self._capturing:
-            raise RuntimeError("a forward that calls BLAS cannot be captured")
-        if len(self._program):
-            table, self._program = self._program.table(), Program()
-            self._team.run(table)
 
     def _parts(self, work: int, grain: int) -> int:
         """Parts for a step of `work` units, none much smaller than `grain`."""
@@ -144,7 +135,7 @@ class HostRuntime:
     def linear(self, out: np.ndarray, x: np.ndarray, matrix: tuple[Matrix, ...], add: bool = False) -> None:
         """See Runtime.linear."""
         if len(x) > FEW_TOKENS:
-            self._linear_blas(out, x, matrix, add)
+            self._matmul(out, x, matrix, add)
             return
         column = 0
         for i, part in enumerate(matrix):
@@ -158,40 +149,16 @@ class HostRuntime:
                 )  # fmt: skip
             column += part.rows
 
-    def _linear_blas(self, out: np.ndarray, x: np.ndarray, matrix: tuple[Matrix, ...], add: bool) -> None:
-        """Unpack as many rows as fit in the panel, of one matrix or several, multiply, and go on."""
-        columns = x.shape[1]
-        limit = max(1, PANEL_FLOATS // columns)
-        panel = self._temporary("panel", limit, columns)
-        filled = done = 0
-        for part in matrix:
-            start = 0
-            while start < part.rows:
-                rows = min(part.rows - start, limit - filled)
-                self._program.add(
-                    unpack_kernel(part.type), address(panel[filled:]), part.address + start * part.row_bytes,
-                    part.row_bytes, rows, part.blocks, 0, parts=self._parts(rows * columns, PART_WEIGHTS),
-                )  # fmt: skip
-                start += rows
-                filled += rows
-                if filled == limit or (start == part.rows and part is matrix[-1]):
-                    self._multiply(out[:, done : done + filled], x, panel[:filled], add)
-                    done += filled
-                    filled = 0
+    def _matmul(self, out: np.ndarray, x: np.ndarray, matrix: tuple[Matrix, ...], add: bool) -> None:
         column = 0
         for part in matrix:
-            if part.bias is not None:
-                out[:, column : column + part.rows] += part.bias
+            parts = min(4 * self._team.threads, -(-part.rows // STRIP_ROWS))
+            self._program.add(
+                matmul_kernel(part.type), address(out[:, column:]), out.strides[0], address(x), x.strides[0],
+                len(x), part.address, part.row_bytes, part.rows, part.columns,
+                part.bias_address or address(self._zeros), int(add), address(self._strips), parts=parts,
+            )  # fmt: skip
             column += part.rows
-
-    def _multiply(self, out: np.ndarray, x: np.ndarray, panel: np.ndarray, add: bool) -> None:
-        self._flush()
-        if add:
-            product = self._temporary("product", *out.shape)
-            np.matmul(x, panel.T, out=product)
-            np.add(out, product, out=out)
-        else:
-            np.matmul(x, panel.T, out=out)
 
     def rotate_and_store(
         self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, first_query: int
@@ -223,60 +190,41 @@ class HostRuntime:
         """See Runtime.attention."""
         config = self.config
         if len(q) > FEW_TOKENS:
-            self._attention_blas(layer, out, q, first_query)
+            self._attend_many(layer, out, q, first_query)
             return
-        position = self._position
-        if first_query:  # the tail of a longer forward: never captured, so the position is known now
-            position = self._position + first_query
-            self._scratch["tail position"] = position  # the program holds its address only
         self._program.add(
-            attention.attend, address(out), address(q), q.strides[0], address(self._kv.keys[layer]),
-            address(self._kv.values[layer]), self._kv.context, address(position), len(q), config.n_heads,
-            config.n_heads // config.n_kv_heads, config.head_dim, address(self._few_scores),
+            attention.attend_few, address(out), address(q), q.strides[0], address(self._kv.keys[layer]),
+            address(self._kv.values[layer]), self._kv.context, address(self._position), first_query,
+            len(q), config.n_heads,            config.n_heads // config.n_kv_heads, config.head_dim, address(self._few_scores),
             float_bits(config.head_dim**-0.5), int(self._kv.halves), parts=len(q) * config.n_heads,
         )  # fmt: skip
 
-    def _attention_blas(self, layer: int, out: np.ndarray, q: np.ndarray, first_query: int) -> None:
-        """Blocks of queries against all keys that they see: two products a head around a softmax."""
-        config, head_dim = self.config, self.config.head_dim
-        group = config.n_heads // config.n_kv_heads
-        n = len(q)
-        start = int(self._position[0]) + first_query
-        keys = self._widened("keys", self._kv.keys[layer], start + n)
-        values = self._widened("values", self._kv.values[layer], start + n)
-        for begin in range(0, n, QUERY_BLOCK):
-            queries = min(QUERY_BLOCK, n - begin)
-            seen = start + begin + queries
-            width = -(-seen // 16) * 16
-            together = max(1, min(config.n_heads, SCORE_FLOATS // (queries * width)))
-            for head in range(0, config.n_heads, together):
-                heads = range(head, min(head + together, config.n_heads))
-                scores = self._temporary("scores", len(heads), queries, width)
-                self._flush()
-                for i, h in enumerate(heads):
-                    block = q[begin : begin + queries, h * head_dim : (h + 1) * head_dim]
-                    np.matmul(block, keys[h // group, :seen].T, out=scores[i, :, :seen])
+    def _attend_many(self, layer: int, out: np.ndarray, q: np.ndarray, first_query: int) -> None:
+        config, kv, head_dim = self.config, self._kv, self.config.head_dim
+        first = int(self._position[0]) + first_query
+        count = first + len(q)
+        width = -(-count // 64) * 64
+        keys = self._temporary("keys", config.n_kv_heads, head_dim, width)
+        self._program.add(
+            attention.transpose_keys, address(keys), address(kv.keys[layer]), kv.context, count, width,
+            config.n_kv_heads, head_dim, int(kv.halves), parts=self._parts(keys.size, 1 << 14), wait=not kv.halves,
+        )  # fmt: skip
+        values = kv.values[layer]
+        if kv.halves:
+            values = self._temporary("values", config.n_kv_heads, count, head_dim)
+            for head in range(config.n_kv_heads):
                 self._program.add(
-                    attention.causal_softmax, address(scores), queries, len(heads), width, start + begin,
-                    float_bits(head_dim**-0.5), parts=self._parts(scores.size, 1 << 14),
+                    elementwise.widen, address(values[head]), address(kv.values[layer, head]), count * head_dim,
+                    parts=self._parts(count * head_dim, 1 << 14), wait=head == config.n_kv_heads - 1,
                 )  # fmt: skip
-                self._flush()
-                for i, h in enumerate(heads):
-                    target = out[begin : begin + queries, h * head_dim : (h + 1) * head_dim]
-                    np.matmul(scores[i, :, :seen], values[h // group, :seen], out=target)
-
-    def _widened(self, name: str, cache: np.ndarray, count: int) -> np.ndarray:
-        """The first `count` entries of each head of a layer's cache in f32 (kv heads, count, head_dim)."""
-        if not self._kv.halves:
-            return cache[:, :count]
-        heads, _, head_dim = cache.shape
-        wide = self._temporary(name, heads, count, head_dim)
-        for head in range(heads):
-            self._program.add(
-                elementwise.widen, address(wide[head]), address(cache[head]), count * head_dim,
-                parts=self._parts(count * head_dim, 1 << 14), wait=head == heads - 1,
-            )  # fmt: skip
-        return wide
+        blocks = config.n_heads * -(-len(q) // attention.QUERY_BLOCK)
+        parts = min(4 * self._team.threads, blocks)
+        scores = self._temporary("scores", parts, attention.QUERY_BLOCK, width)
+        self._program.add(
+            attention.attend_many, address(out), address(q), q.strides[0], address(keys), width, address(values),
+            values.shape[1], first, len(q), config.n_heads, config.n_heads // config.n_kv_heads, head_dim,
+            address(scores), float_bits(head_dim**-0.5), parts=parts,
+        )  # fmt: skip
 
     def swiglu(self, out: np.ndarray, gate_up: np.ndarray) -> None:
         """See Runtime.swiglu."""

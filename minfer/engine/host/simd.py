@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.core.datamodel import models
 from numba.extending import intrinsic, register_model
 
@@ -126,6 +126,15 @@ def store_f32(builder, address, value):
 def f32_of_bits(builder, bits):
     """The float32 whose bits are the low half of `bits`: how kernels receive float arguments."""
     return builder.bitcast(builder.trunc(bits, _I32), _FLOAT)
+
+
+@_operation(types.void, types.int64)
+def prefetch(builder, address):
+    """Ask for the cache line of `address`, which need not be mapped."""
+    pointer = builder.inttoptr(address, _I8.as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [pointer, _I32(0), _I32(3), _I32(1)])  # to read, to be kept, data
 
 
 # --- float vectors ---------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""The cuda backend: the forward on minfer's kernels."""

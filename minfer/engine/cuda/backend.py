@@ -1,0 +1,119 @@
+"""The cuda backend: which device, which route, and whether a model fits."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from minfer.engine.backend import KvDtype, Progress
+from minfer.engine.errors import EngineError
+from minfer.model.model import Model
+
+if TYPE_CHECKING:
+    from minfer.engine.cuda.routes import Route
+    from minfer.engine.cuda.runtime import CudaRuntime
+
+HEAD_DIMS = (64, 128)
+_PACKAGES = ("numba", "numba-cuda", "numpy", "nvidia-cuda-nvcc")
+
+
+def why_unavailable() -> str | None:
+    """Why no GPU can be used here, in one sentence; None if one can."""
+    from minfer.cuda.kernel import NoDevice
+    from minfer.cuda.runtime import device
+
+    try:
+        device()
+    except NoDevice as error:
+        return str(error)
+    return None
+
+
+class CudaBackend:
+    """Runs models on a GPU.
+
+    route: a name in `minfer.engine.cuda.routes.ROUTES`, or a `Route` of one's own. device: a
+    `minfer.engine.cuda.devices.Device`, None: the GPU in use. on_plan: is told the memory plan, None: it is
+    printed to stderr.
+
+    Raises InputError or EngineError for a route that does not exist, or not here; NoDevice without a GPU.
+    """
+
+    name = "cuda"
+    default_chunk = 2048
+
+    def __init__(
+        self,
+        route: str | Route = "auto",
+        device: Any = None,
+        on_plan: Callable[[str], None] | None = None,
+    ):
+        from minfer.engine.cuda.devices import GpuDevice
+        from minfer.engine.cuda.routes import choose_route
+
+        self.device = GpuDevice() if device is None else device
+        self.route = choose_route(route, self.device.arch, os.environ) if isinstance(route, str) else route
+        self._on_plan = on_plan or (lambda line: print(line, file=sys.stderr))
+
+    def describe(self) -> str:
+        """The device, and the route."""
+        return f"{self.device}, route {self.route.name}"
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the software that the figures depend on, by name."""
+        found = {}
+        for package in _PACKAGES:
+            try:
+                found[package] = version(package)
+            except PackageNotFoundError:
+                continue  # such as a CUDA toolkit's ptxas in place of the wheel
+        gpu = getattr(self.device, "gpu", None)
+        return found if gpu is None else found | {"driver's CUDA": gpu.cuda_version}
+
+    def open(
+        self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
+    ) -> CudaRuntime:
+        """Plan the memory, load the weights; see `Backend.open`."""
+        from minfer.engine.cuda.plan import plan_memory
+        from minfer.engine.cuda.runtime import CudaRuntime
+        from minfer.engine.cuda.weights import layer_stacks, matrix_shape
+
+        config = model.config
+        _check(model, kv_dtype)
+        layers = [
+            [[matrix_shape(model, name) for name in names] for names in layer_stacks(model.layer(i)).values()]
+            for i in range(config.n_layers)
+        ]
+        tables = [matrix_shape(model, name) for name in dict.fromkeys((model.embedding, model.output))]
+        free = self.device.free_bytes()
+        plan = plan_memory(config, layers, tables, n_ctx, chunk, self.route, free, self.device.sms)
+        self._on_plan(str(plan))
+        try:
+            return CudaRuntime(model, self.device, self.route, plan, progress)
+        except MemoryError as error:
+            raise EngineError(f"the model was planned to fit, and does not: {error}") from error
+
+
+def _check(model: Model, kv_dtype: KvDtype) -> None:
+    """Refuse, with EngineError, what no kernel here computes."""
+    config = model.config
+    if kv_dtype != "f16":
+        raise EngineError(f"the cuda backend keeps its KV cache in f16, not {kv_dtype}: use f16 or the host")
+    if config.head_dim not in HEAD_DIMS:
+        raise EngineError(
+            f"heads of {config.head_dim}: the cuda backend's attention takes "
+            f"{' or '.join(map(str, HEAD_DIMS))}; use the host backend"
+        )
+    for name, width in (("embedding_length", config.hidden), ("feed_forward_length", config.ffn)):
+        if width % 8:
+            raise EngineError(
+                f"{name} is {width}: the cuda backend needs a multiple of 8; use the host backend"
+            )
+    if config.rope.dimension_count % 8:
+        raise EngineError(
+            f"{config.rope.dimension_count} rotary dims: the cuda backend needs a multiple of 8; use the "
+            "host backend"
+        )

@@ -1,0 +1,150 @@
+"""What the cuda backend needs of a device, and the two there are: a GPU, and the simulator.
+
+The simulator runs the same kernels on NumPy arrays, so that the whole backend can be tested without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from minfer.cuda.kernel import Kernel
+
+STAGING_BYTES = 32 << 20
+READ_BYTES = 1 << 20  # pinned, for a token's logits
+Progress = Callable[[int], None]
+
+
+class Device(Protocol):
+    """Memory, launches and copies, all in one order.
+
+    Arrays have shape, dtype, nbytes, row slices, `view` and `reshape` as in NumPy.
+    """
+
+    arch: str
+    sms: int
+
+    def free_bytes(self) -> int:
+        """Free memory."""
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+        """An array of unset memory."""
+
+    def write(self, target: Any, source: np.ndarray) -> None:
+        """Copy a small array in."""
+
+    def upload(self, target: Any, source: np.ndarray) -> None:
+        """Copy a large one in, any dtype of the same number of bytes."""
+
+    def read(self, source: Any) -> np.ndarray:
+        """Wait for everything and copy out."""
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
+        """Enqueue a kernel."""
+
+    def tensor_map(self, array: Any, box: tuple[int, int]) -> Any:
+        """A tensor map of boxes (rows, columns) with the 128-byte swizzle."""
+
+    def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """Record what `enqueue` launches, without running it; returns what replays it."""
+
+
+class GpuDevice:
+    """The GPU in use, and a stream of its own on it. Raises NoDevice if there is none."""
+
+    def __init__(self) -> None:
+        from minfer.cuda import runtime
+
+        self._runtime = runtime
+        self.gpu = runtime.device()
+        self.arch, self.sms = self.gpu.arch, self.gpu.sms
+        self.stream = runtime.Stream()
+        self._staging: tuple[Any, Any] | None = None
+        self._pinned: Any = None
+
+    def __str__(self) -> str:
+        return str(self.gpu)
+
+    def free_bytes(self) -> int:
+        return self.gpu.free_bytes()
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+        return self._runtime.empty(shape, dtype)
+
+    def write(self, target: Any, source: np.ndarray) -> None:
+        target.copy_from(source, self.stream)
+
+    def upload(self, target: Any, source: np.ndarray) -> None:
+        if self._staging is None:
+            self._staging = (self._runtime.Pinned(STAGING_BYTES), self._runtime.Pinned(STAGING_BYTES))
+        self._runtime.upload(target, source, self._staging, self.stream)
+
+    def end_uploads(self) -> None:
+        """Give the pinned buffers back."""
+        self._staging = None
+
+    def read(self, source: Any) -> np.ndarray:
+        if source.nbytes > READ_BYTES:
+            return source.to_host(self.stream)
+        if self._pinned is None:
+            self._pinned = self._runtime.Pinned(READ_BYTES)
+        return self._runtime.download(source, self._pinned, self.stream)
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
+        self._runtime.launch(kernel, grid, *args, stream=self.stream, pdl=pdl)
+
+    def tensor_map(self, array: Any, box: tuple[int, int]) -> Any:
+        return self._runtime.tensor_map(array, *box)
+
+    def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        with self._runtime.capture(self.stream) as graph:
+            enqueue()
+        return graph.replay
+
+
+class SimulatedDevice:
+    """The simulator: every launch runs at once, lane by lane, in plain Python."""
+
+    def __init__(self, arch: str = "sm_80", sms: int = 2, memory_bytes: int = 1 << 30) -> None:
+        self.arch, self.sms, self.memory_bytes = arch, sms, memory_bytes
+        self.launches: list[Kernel] = []
+
+    def __str__(self) -> str:
+        return f"simulator ({self.arch}, {self.sms} SMs)"
+
+    def free_bytes(self) -> int:
+        return self.memory_bytes
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
+        # Poison, as bytes: NaN for f16 and f32.
+        array = np.empty(shape, dtype)
+        array.reshape(-1).view(np.uint8)[:] = 0xFF
+        return array
+
+    def write(self, target: np.ndarray, source: np.ndarray) -> None:
+        target[...] = source
+
+    def upload(self, target: np.ndarray, source: np.ndarray) -> None:
+        target.reshape(-1).view(np.uint8)[:] = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
+
+    def end_uploads(self) -> None:
+        pass
+
+    def read(self, source: np.ndarray) -> np.ndarray:
+        return source.copy()
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
+        from minfer.cuda import simulator
+
+        self.launches.append(kernel)
+        simulator.launch(kernel, grid, *args)
+
+    def tensor_map(self, array: np.ndarray, box: tuple[int, int]) -> Any:
+        from minfer.cuda import simulator
+
+        return simulator.tensor_map(array, *box)
+
+    def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        return enqueue

@@ -1,0 +1,157 @@
+"""The memory plan: what a model needs on the device, decided before anything is loaded. Pure arithmetic.
+
+Quantized blocks always reside: decoding reads them. Prefill multiplies f16 weights: a resident copy of all
+layers if it fits, else one matrix at a time in a scratch, dequantized anew for every product. The embedding
+and the output matrix stay blocks only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minfer.cuda.blocks import BLOCKS
+from minfer.cuda.q8 import q8_record_bytes
+from minfer.engine.cuda.routes import Route
+from minfer.engine.errors import EngineError
+from minfer.model.config import ModelConfig
+
+FEW_TOKENS = 4
+"""Up to so many tokens a product reads the blocks once per token; above, a GEMM on f16 weights is cheaper."""
+RESERVE_BYTES = 512 << 20  # kernels, their stacks, graphs, other libraries' contexts
+SPLIT_ROWS = 16  # cache rows that one block of the decode attention takes at a time
+
+
+@dataclass(frozen=True)
+class MatrixShape:
+    """A weight matrix (rows, columns) in a block format."""
+
+    format: str
+    rows: int
+    columns: int
+
+    @property
+    def block_bytes(self) -> int:
+        """As it is in the file."""
+        return self.rows * BLOCKS[self.format].row_bytes(self.columns)
+
+    @property
+    def half_bytes(self) -> int:
+        """As f16."""
+        return 2 * self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What goes where.
+
+    Attributes:
+        resident: the layers' matrices are kept as f16 too; else they are dequantized before each product.
+        n_ctx, chunk: tokens that the KV cache holds, and of one pass.
+        free: bytes that were free on the device.
+        parts: bytes by purpose.
+        activations: bytes of each activation buffer, by role.
+    """
+
+    resident: bool
+    n_ctx: int
+    chunk: int
+    free: int
+    parts: dict[str, int]
+    activations: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes that the model will take."""
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        return f"memory: {_table(self.parts)}: {_size(self.total)} of {_size(self.free)} free"
+
+
+def activation_bytes(config: ModelConfig, chunk: int, route: Route) -> dict[str, int]:
+    """Bytes of every activation buffer of a pass of `chunk` tokens.
+
+    A buffer holds f16 for the GEMMs, or f32 or q8 records for up to FEW_TOKENS tokens.
+    """
+    q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    few, wide = min(chunk, FEW_TOKENS), route.activations == "f32"
+
+    def operand(width: int) -> int:
+        records = few * max(4 * width, q8_record_bytes(width))
+        return max(chunk * width * (4 if wide else 2), records)
+
+    longest = max(config.hidden, q_dim, config.ffn)
+    return {
+        "residual": 4 * chunk * config.hidden,
+        "normed": operand(config.hidden),
+        "qkv": 4 * chunk * (q_dim + 2 * kv_dim),
+        "queries": max(2 * chunk, 4) * q_dim,
+        "attended": operand(q_dim),
+        "gate_up": max(2 * chunk, 4 * few) * 2 * config.ffn * (2 if wide else 1),
+        "activated": operand(config.ffn),
+        "delta": 4 * chunk * config.hidden,
+        "converted": 2 * chunk * longest if wide and not route.keeps_f32 else 0,
+        "records": few * q8_record_bytes(longest),
+        "logits": 4 * config.vocab_size,
+    }
+
+
+def decode_splits(config: ModelConfig, n_ctx: int, sms: int) -> int:
+    """Splits of the decode attention: two blocks a multiprocessor, none with too few rows."""
+    return max(1, min(2 * sms // config.n_kv_heads, -(-n_ctx // SPLIT_ROWS), 64))
+
+
+def plan_memory(
+    config: ModelConfig,
+    layers: Sequence[Sequence[Sequence[MatrixShape]]],
+    tables: Sequence[MatrixShape],
+    n_ctx: int,
+    chunk: int,
+    route: Route,
+    free: int,
+    sms: int,
+) -> MemoryPlan:
+    """Decide what fits.
+
+    layers: for each layer its stacks of matrices that are multiplied at once; tables: embedding and output
+    matrix (one, if they are tied). Raises EngineError, with the numbers, if even the smaller variant does
+    not fit.
+    """
+    stacks = [stack for layer in layers for stack in layer]
+    halves = [sum(matrix.half_bytes for matrix in stack) for stack in stacks]
+    q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    vectors = 4 * config.n_layers * (2 * config.hidden + q_dim + 2 * kv_dim + 2 * config.head_dim)
+    activations = activation_bytes(config, chunk, route)
+    splits = decode_splits(config, n_ctx, sms)
+    tables_bytes = 4 * n_ctx * config.rope.dimension_count
+    tables_bytes += 4 * config.n_heads * splits * (config.head_dim + 2) + 4 * (2 * chunk + 1)
+    needed = {
+        "weights as blocks": sum(m.block_bytes for s in stacks for m in s)
+        + sum(m.block_bytes for m in tables)
+        + vectors,
+        f"KV cache of {n_ctx:,} tokens": 4 * config.n_layers * n_ctx * kv_dim,
+        f"activations of {chunk:,} tokens": sum(activations.values()) + tables_bytes,
+    }
+    limit = free - RESERVE_BYTES
+    choices = {
+        True: needed | {"weights as f16": sum(halves)},
+        False: needed | {"f16 scratch of one matrix": max(halves)},
+    }
+    for resident, parts in choices.items():
+        if sum(parts.values()) <= limit:
+            return MemoryPlan(resident, n_ctx, chunk, free, parts, activations)
+    parts = choices[False]
+    raise EngineError(
+        f"the model does not fit: {_table(parts)}, {_size(RESERVE_BYTES)} in reserve: "
+        f"{_size(sum(parts.values()) + RESERVE_BYTES)} of {_size(free)} free; use a smaller context or "
+        "prefill chunk, a smaller model, or the host backend"
+    )
+
+
+def _table(parts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {_size(size)}" for name, size in parts.items())
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"

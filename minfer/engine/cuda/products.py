@@ -1,0 +1,106 @@
+"""Products of many tokens: which GEMM, on which f16 weights, into which form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from minfer.cuda.gemm import GemmConfig, make_gemm
+from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
+from minfer.engine.cuda.activations import Activations
+from minfer.engine.cuda.devices import Device
+from minfer.engine.cuda.plan import MemoryPlan
+from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.weights import Stack, kernel
+from minfer.model.config import ModelConfig
+
+PANEL_BYTES = 64 << 20  # f16 weights of a panel of the output matrix
+
+
+class Products:
+    """GEMMs of a route. Weights without a resident f16 copy are dequantized into one scratch first."""
+
+    def __init__(self, device: Device, route: Route, plan: MemoryPlan, config: ModelConfig):
+        self.device, self.route, self.config = device, route, config
+        self._scratch: Any = None
+        scratch = plan.parts.get("f16 scratch of one matrix", 0)
+        if scratch:
+            self._scratch = device.empty(scratch, np.uint8)
+        self._panel: Any = None
+        self._maps: dict[tuple, Any] = {}
+
+    def multiply(self, out: Activations, a: Any, stack: Stack) -> None:
+        """out = a . stack^T. a: f16 (or f32, for a route that keeps it) (tokens, columns)."""
+        role = out.storage.role
+        if role == "logits":
+            self._multiply_panels(out, a, stack)
+            return
+        tokens = len(a)
+        weights = stack.half
+        if weights is None:
+            weights = self._view(self._scratch, stack.rows, stack.columns)
+            stack.dequantize(self.device, weights)
+        config = self.route.config(tokens)
+        if config is None:
+            c = out.matrix("f16")
+            self._hopper(a, weights, c)
+            out.storage.mark("f16")
+            return
+        # gate and up are only read again by the activation; sums that are added to the residual stay f32.
+        form = "f16" if role == "gate_up" and self.route.activations == "f16" else "f32"
+        self._gemm(replace(config, out=form), a, weights, out.matrix(form))
+        out.storage.mark(form)
+
+    def read_panels(self, buffer: Activations) -> np.ndarray:
+        """The logits that `multiply` left in panels: f32 (tokens, vocab)."""
+        n, vocab = len(buffer), buffer.storage.columns
+        result = np.empty((n, vocab), np.float32)
+        flat = buffer.storage.matrix("f32").reshape(-1)
+        for first, last in self._panels(vocab):
+            panel = flat[n * first : n * last].reshape(n, last - first)
+            result[:, first:last] = self.device.read(panel)
+        return result
+
+    def _panels(self, vocab: int) -> list[tuple[int, int]]:
+        rows = max(128, PANEL_BYTES // (2 * self.config.hidden) // 128 * 128)
+        return [(first, min(first + rows, vocab)) for first in range(0, vocab, rows)]
+
+    def _multiply_panels(self, out: Activations, a: Any, stack: Stack) -> None:
+        """Logits of all tokens: some rows of the output matrix at a time, dequantized, each product a
+        matrix of its own."""
+        panels = self._panels(stack.rows)
+        if self._panel is None:
+            self._panel = self.device.empty(2 * panels[0][1] * stack.columns, np.uint8)
+        n, flat = len(a), out.storage.matrix("f32").reshape(-1)
+        config = self.route.config(n) or self.route.gemm
+        for first, last in panels:
+            weights = self._view(self._panel, last - first, stack.columns)
+            stack.cut(first, last).dequantize(self.device, weights)
+            self._gemm(config, a, weights, flat[n * first : n * last].reshape(n, last - first))
+        out.storage.mark("panels")
+
+    def _view(self, memory: Any, rows: int, columns: int) -> Any:
+        return memory[: 2 * rows * columns].view(np.float16).reshape(rows, columns)
+
+    def _gemm(self, config: GemmConfig, a: Any, weights: Any, c: Any) -> None:
+        nt, (od, depth) = len(a), weights.shape
+        self.device.launch(kernel(make_gemm, config), config.grid(nt, od), a, weights, c, nt, od, depth)
+
+    def _hopper(self, a: Any, weights: Any, c: Any) -> None:
+        nt, (od, depth) = len(a), weights.shape
+        config = choose(nt, od, depth, self.device.sms)
+        maps = [self._map(config, name, x) for name, x in (("a", a), ("b", weights), ("c", c))]
+        grid = config.grid(nt, od, self.device.sms)
+        made = kernel(make_gemm_hopper, config)
+        self.device.launch(made, grid, *maps, nt, od, depth, config.group(nt, od))
+
+    def _map(self, config: GemmHopperConfig, name: str, array: Any) -> Any:
+        """A tensor map, kept: the same buffers come again."""
+        box = config.boxes[name]
+        address = getattr(array, "pointer", None) or array.__array_interface__["data"][0]
+        key = (address, array.shape, box)
+        if key not in self._maps:
+            self._maps[key] = self.device.tensor_map(array, box)
+        return self._maps[key]

@@ -1,0 +1,111 @@
+"""Routes: which kernels a prefill takes.
+
+    f16         mma.sync GEMMs (128x128x64, 3 stages, swizzled) over f16 weights; any GPU from sm_80 on
+    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only
+    auto        f16-wgmma on sm_90, else f16
+
+The switches of the campaign's seeds select its own f16 kernels on the route f16: MINFER_GEMM_TM (64, 128 or
+256: the tile's outputs), MINFER_GEMM_K64 (1: k-steps of 64), MINFER_GEMM_AF32 (1: activations stay f32 and
+are converted in shared memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from minfer.cuda.gemm import GemmConfig
+from minfer.engine.errors import EngineError, InputError
+
+ROUTES = ("auto", "f16", "f16-wgmma")
+LARGE_TILE = GemmConfig(128, 128, 64, 3, layout="swizzled")
+SMALL_TILE = GemmConfig(64, 64, 64, 4, layout="swizzled")
+SMALL_TOKENS = 64  # up to so many tokens the small tile wastes less
+CONVERTS = ("fused", "vector", "scalar")
+_SWITCHES = ("MINFER_GEMM_TM", "MINFER_GEMM_K64", "MINFER_GEMM_AF32")
+
+
+@dataclass(frozen=True)
+class Route:
+    """The kernels of a prefill.
+
+    Attributes:
+        name: as printed and recorded.
+        wgmma: products of more than SMALL_TOKENS tokens take Hopper's GEMM.
+        gemm: the mma.sync config of all other products.
+        small: the config for up to SMALL_TOKENS tokens, None: `gemm` too.
+        attention: a step of `minfer.cuda.attention.seed_steps`.
+        convert: how activations become f16: "fused" into the kernel that makes them, or by a pass over f32,
+            8 elements a thread ("vector") or one ("scalar").
+    """
+
+    name: str
+    wgmma: bool = False
+    gemm: GemmConfig = LARGE_TILE
+    small: GemmConfig | None = SMALL_TILE
+    attention: str = "FAP2, TKV=64"
+    convert: str = "fused"
+
+    def __post_init__(self) -> None:
+        if self.convert not in CONVERTS:
+            raise InputError(f"convert={self.convert!r}: choose one of {', '.join(CONVERTS)}")
+        if self.wgmma and self.keeps_f32:
+            raise InputError(
+                "the wgmma GEMM reads f16 activations: take an mma.sync route for the f32 mirror"
+            )
+
+    @property
+    def keeps_f32(self) -> bool:
+        """Whether the GEMM itself reads f32 activations."""
+        return self.gemm.a_source == "f32_mirror"
+
+    @property
+    def activations(self) -> str:
+        """What the kernels before a GEMM write: "f16" or "f32"."""
+        return "f16" if self.convert == "fused" and not self.keeps_f32 else "f32"
+
+    def config(self, tokens: int) -> GemmConfig | None:
+        """The mma.sync config for so many tokens, None for Hopper's GEMM."""
+        if tokens <= SMALL_TOKENS and self.small is not None:
+            return self.small
+        return None if self.wgmma else self.gemm
+
+
+def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
+    """The route of that name on an architecture ("sm_90a"), with the switches of `environment` applied.
+
+    Raises InputError for an unknown name or a switch that makes no sense, EngineError for a route that the
+    architecture cannot run, ConfigRefused for a switched GEMM that cannot be.
+    """
+    if name not in ROUTES:
+        raise InputError(f"route {name!r} is unknown: choose one of {', '.join(ROUTES)}")
+    switched = {key: environment[key] for key in _SWITCHES if environment.get(key, "") not in ("", "0")}
+    if switched and name == "f16-wgmma":
+        raise InputError(f"{', '.join(switched)} select mma.sync kernels: unset them, or take the route f16")
+    if switched:
+        return _seed_route(switched)
+    hopper = arch == "sm_90a"
+    if name == "f16-wgmma" and not hopper:
+        raise EngineError(f"route f16-wgmma needs a GPU of sm_90 (H100, H200), this one is {arch}: take f16")
+    if name == "f16" or not hopper:
+        return Route("f16")
+    return Route("f16-wgmma", wgmma=True)
+
+
+def _seed_route(switched: Mapping[str, str]) -> Route:
+    tile = switched.get("MINFER_GEMM_TM", "64")
+    if tile not in ("64", "128", "256"):
+        raise InputError(f"MINFER_GEMM_TM={tile}: use 64, 128 or 256")
+    for name in ("MINFER_GEMM_K64", "MINFER_GEMM_AF32"):
+        if switched.get(name, "1") != "1":
+            raise InputError(f"{name}={switched[name]}: use 1, or 0 for off")
+    mirror = "MINFER_GEMM_AF32" in switched
+    config = GemmConfig(
+        tile_m=int(tile),
+        tile_k=64 if "MINFER_GEMM_K64" in switched else 32,
+        warps=16 if tile == "256" else 8,
+        a_source="f32_mirror" if mirror else "f16",
+        min_blocks=2 if mirror and tile == "128" else None,
+    )
+    switches = " ".join(f"{key.removeprefix('MINFER_GEMM_')}={value}" for key, value in switched.items())
+    return Route(f"f16 {switches}", gemm=config, small=None)

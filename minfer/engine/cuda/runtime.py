@@ -1,0 +1,331 @@
+"""A model on a device: the forward's operations as kernel launches.
+
+Activations go from kernel to kernel in the form that the next one reads (see `activations`): f16 between the
+GEMMs of a prefill, q8 records before the decode kernels that read quantized blocks. What the forward states
+as separate operations is fused where a kernel does both: biases, head norms, RoPE and the KV store are one
+pass; a product that is added to the residual waits for the norm behind it, which adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from minfer.cuda import attention as attn
+from minfer.cuda import elementwise as ew
+from minfer.cuda.convert import ConvertConfig, convert_f32_f16
+from minfer.cuda.gemv import GemvConfig, QuantizeQ8Config, gemv, quantize_q8
+from minfer.cuda.q8 import q8_record_bytes
+from minfer.engine.backend import LayerWeights, Progress, Role
+from minfer.engine.cuda.activations import Activations, Storage
+from minfer.engine.cuda.devices import Device
+from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
+from minfer.engine.cuda.products import Products
+from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.weights import Loader, Stack, kernel
+from minfer.engine.errors import EngineError
+from minfer.model.model import Model
+from minfer.model.rope import frequencies
+
+
+class CudaRuntime:
+    """See `minfer.engine.backend.Runtime`. plan: what `plan_memory` decided, kept as an attribute."""
+
+    def __init__(
+        self,
+        model: Model,
+        device: Device,
+        route: Route,
+        plan: MemoryPlan,
+        progress: Progress | None = None,
+    ):
+        self.config = config = model.config
+        self.device, self.route, self.plan = device, route, plan
+        self._pdl = int(device.arch.removeprefix("sm_").rstrip("af")) >= 90
+        self.weights, self._embedding = Loader(device, model, plan, progress).load()
+        self._products = Products(device, route, plan, config)
+        kv_dim = config.n_kv_heads * config.head_dim
+        shape = plan.n_ctx, kv_dim
+        self._keys = [device.empty(shape, np.float16) for _ in range(config.n_layers)]
+        self._values = [device.empty(shape, np.float16) for _ in range(config.n_layers)]
+        table = ew.rope_table(*self._angles(model))
+        self._rope_table = device.empty(table.shape, np.float32)
+        device.write(self._rope_table, table)
+        # Token ids, their positions, and the length of the context after them.
+        self._state = np.zeros(2 * plan.chunk + 1, np.int32)
+        self._tokens = device.empty(self._state.shape, np.int32)
+        self._position = self._count = 0
+        self._storages: dict[tuple[Role, int], Storage] = {}
+        self._queries = self._storage("queries", plan.chunk, config.n_heads * config.head_dim)
+        self._delta = self._storage("delta", plan.chunk, config.hidden)
+        self._records = device.empty(plan.activations["records"], np.uint8)
+        self._converted = device.empty(plan.activations["converted"], np.uint8)
+        splits = decode_splits(config, plan.n_ctx, device.sms)
+        self._decode = partial(
+            attn.DecodeAttentionConfig, config.n_heads, config.n_kv_heads, config.head_dim, splits, "f32"
+        )
+        shapes = self._decode()
+        self._partial = device.empty(shapes.partial_shape, np.float32)
+        self._statistics = device.empty(shapes.statistics_shape, np.float32)
+        self._pending: tuple[int, int, str] | None = None
+        self._forms = self._decode_forms()
+
+    def _angles(self, model: Model) -> tuple[np.ndarray, int, float]:
+        inv_freq, scale = frequencies(self.config, model.rope_freqs)
+        return inv_freq, self.plan.n_ctx, scale
+
+    def _decode_forms(self) -> dict[str, str]:
+        """What each operand of a product of few tokens is written as: q8 if all its matrices take that."""
+        layers, stacks = self.weights.layers, {}
+        stacks["normed"] = [s for layer in layers for s in (layer.qkv, layer.gate_up)] + [self.weights.output]
+        stacks["attended"] = [layer.o for layer in layers]
+        stacks["activated"] = [layer.down for layer in layers]
+        return {
+            role: "q8" if all(run.quantized for stack in used for run in stack.runs) else "f32"
+            for role, used in stacks.items()
+        }
+
+    # --- state ---------------------------------------------------------------------------------------------
+
+    def buffer(self, role: Role, rows: int, columns: int) -> Activations:
+        """See Runtime.buffer. Buffers of one role share their memory."""
+        return Activations(self._storage(role, rows, columns), 0, rows)
+
+    def _storage(self, role: str, rows: int, columns: int) -> Storage:
+        if (role, rows) not in self._storages:
+            planned = self.plan.activations[role]
+            size = 4 * rows * columns if role == "logits" else planned
+            try:
+                memory = self.device.empty(size, np.uint8)
+            except MemoryError as error:
+                raise EngineError(f"{role} of {rows} tokens do not fit: {error}") from error
+            self._storages[role, rows] = Storage(role, memory, rows, columns)
+        return self._storages[role, rows]
+
+    def set_tokens(self, ids: Sequence[int], position: int) -> None:
+        """See Runtime.set_tokens."""
+        n, chunk = len(ids), self.plan.chunk
+        self._state[:n] = ids
+        self._state[chunk : chunk + n] = np.arange(position, position + n)
+        self._state[2 * chunk] = position + n
+        self.device.write(self._tokens, self._state)
+        self._position, self._count, self._pending = position, n, None
+
+    def _positions(self, first: int = 0) -> Any:
+        chunk = self.plan.chunk
+        return self._tokens[chunk + first : 2 * chunk]
+
+    def capture(self, forward: Callable[[], None]) -> Callable[[], None]:
+        """See Runtime.capture; for one token, whose kernels read all that changes from device memory."""
+        forward()  # compiles and loads kernels, and leaves nothing that the replay would not overwrite
+        return self.device.capture(forward)
+
+    def read(self, buffer: Activations) -> np.ndarray:
+        """See Runtime.read."""
+        if buffer.storage.form == "panels":
+            return self._products.read_panels(buffer)
+        return self.device.read(buffer.matrix("f32"))
+
+    def _launch(self, factory: Callable, config: Any, grid: tuple[int, int, int], *args: Any) -> None:
+        self.device.launch(kernel(factory, config), grid, *args)
+
+    def _form(self, role: str, rows: int) -> str:
+        """What to write an operand of `rows` tokens as."""
+        return self._forms[role] if rows <= FEW_TOKENS else self.route.activations
+
+    # --- operations ----------------------------------------------------------------------------------------
+
+    def embed(self, out: Activations) -> None:
+        """See Runtime.embed."""
+        table = self._embedding
+        config = ew.EmbeddingConfig(table.format, table.columns)
+        self._launch(
+            ew.embedding,
+            config,
+            config.grid(len(out)),
+            table.blocks,
+            self._tokens,
+            out.matrix("f32"),
+            table.rows,
+        )
+        out.storage.mark("f32")
+
+    def rmsnorm(self, out: Activations, x: Activations, *, weights: Any) -> None:
+        """See Runtime.rmsnorm. Adds the product that waits for it to x first."""
+        form = self._form("normed", len(x))
+        hidden, target = x.matrix("f32"), out.matrix(form)
+        rest = (weights, target, x.storage.columns, self.config.rms_eps)
+        if self._pending is None:
+            config = ew.RmsNormConfig(form)
+            self._launch(ew.rmsnorm, config, config.grid(len(x)), hidden, *rest)
+        else:
+            start, stop, delta_form = self._pending
+            if (start, stop) != (x.start, x.stop):
+                raise RuntimeError(f"a product of rows {start} to {stop} waits, the norm is of others")
+            config = ew.RmsNormConfig(form, residual=True, residual_type=delta_form)
+            delta = self._delta.matrix(delta_form)[: len(x)]
+            self._launch(ew.rmsnorm, config, config.grid(len(x)), hidden, delta, hidden, *rest)
+            self._pending = None
+        out.storage.mark(form)
+
+    def linear(self, out: Activations, x: Activations, matrix: Stack, add: bool = False) -> None:
+        """See Runtime.linear. Biases are left to `rotate_and_store`."""
+        if len(x) <= FEW_TOKENS and x.storage.form != "f16":
+            self._multiply_few(out, x, matrix, add)
+            return
+        operand = self._operand(x)
+        if add:
+            delta = Activations(self._delta, 0, len(x))
+            self._products.multiply(delta, operand, matrix)
+            self._pending = (out.start, out.stop, self._delta.form)
+        else:
+            self._products.multiply(out, operand, matrix)
+
+    def _operand(self, x: Activations) -> Any:
+        """x as the GEMM reads it: converted first where the route says so."""
+        n, columns, form = len(x), x.storage.columns, x.storage.form
+        if form == "f16" or self.route.keeps_f32:
+            return x.matrix(form)
+        config = ConvertConfig(vector=1 if self.route.convert == "scalar" else 8)
+        operand = self._converted[: 2 * n * columns].view(np.float16).reshape(n, columns)
+        source = x.matrix("f32")
+        self._launch(convert_f32_f16, config, config.grid(n * columns), source, operand, n * columns)
+        return operand
+
+    def _multiply_few(self, out: Activations, x: Activations, matrix: Stack, add: bool) -> None:
+        """Read the blocks once per token."""
+        form, columns = x.storage.form, x.storage.columns
+        quantized = None
+        if form == "q8":
+            quantized = x.matrix("q8")
+        elif any(run.quantized for run in matrix.runs):
+            config = QuantizeQ8Config()
+            quantized = self._records[: len(x) * q8_record_bytes(columns)].reshape(len(x), -1)
+            self._launch(
+                quantize_q8, config, config.grid(len(x), columns), x.matrix("f32"), quantized, columns
+            )
+        plain = x.matrix("f32") if form == "f32" else None
+        target = out.matrix("f32")
+        for row in range(len(x)):
+            first = 0
+            for run in matrix.runs:
+                y = target[row][first : first + run.rows]
+                source = (quantized if run.quantized else plain)[row]
+                config = GemvConfig.for_shape(
+                    run.format, run.columns, run.rows, add, self._pdl, self.device.sms
+                )
+                args = (run.blocks, source, *((y,) if add else ()), y, run.rows)
+                grid = config.grid(run.rows, self.device.sms)
+                self.device.launch(kernel(gemv, config), grid, *args, pdl=self._pdl)
+                first += run.rows
+        out.storage.mark("f32")
+
+    def rotate_and_store(
+        self, layer: int, q: Activations, k: Activations, v: Activations, first_query: int
+    ) -> None:
+        """See Runtime.rotate_and_store. Adds the biases too; the queries go to a buffer of their own."""
+        config, weights = self.config, self.weights.layers[layer]
+        whole = q.storage.parent
+        n = len(k)
+        if whole.form is not None:
+            form = "f16" if n > 1 else "f32"
+            self._rope_store(layer, config.n_heads, Activations(whole, k.start, k.stop), weights.qkv, form)
+            return
+        both = whole.part(config.n_heads * config.head_dim, whole.columns)
+        self._rope_store(layer, 0, Activations(both, k.start, k.stop), weights.kv, "f16")
+        if q.storage.form is not None:
+            self._rope_queries(q, weights, first_query)
+
+    def _rope_store(self, layer: int, heads: int, rows: Activations, stack: Stack, query: str) -> None:
+        model, weights = self.config, self.weights.layers[layer]
+        norms = () if weights.q_norm is None else (weights.q_norm, weights.k_norm)
+        config = ew.RopeStoreConfig(
+            heads,
+            model.n_kv_heads,
+            model.head_dim,
+            model.rope.dimension_count,
+            model.rope.interleaved,
+            bias=stack.bias is not None,
+            query=query,
+            norm=bool(norms),
+            source=rows.storage.form,
+        )
+        self._launch(
+            ew.rope_store,
+            config,
+            config.grid(len(rows)),
+            rows.matrix(rows.storage.form),
+            *(() if stack.bias is None else (stack.bias,)),
+            *norms,
+            self._positions(),
+            self._rope_table,
+            self._queries.matrix(query)[: len(rows)],
+            self._keys[layer],
+            self._values[layer],
+            *((model.rms_eps,) if norms else ()),
+        )
+
+    def _rope_queries(self, q: Activations, weights: LayerWeights, first_query: int) -> None:
+        """The last token's queries alone, in f32: bias, norm and RoPE one after the other."""
+        config, width = self.config, q.storage.columns
+        source = q.matrix("f32")
+        if weights.q.bias is not None:
+            added = ew.AddConfig()
+            self._launch(ew.bias_add, added, added.grid(len(q), width), source, weights.q.bias, width)
+        if weights.q_norm is not None:
+            heads = source.reshape(len(q) * config.n_heads, config.head_dim)
+            normed = ew.RmsNormConfig()
+            self._launch(
+                ew.rmsnorm, normed, normed.grid(len(heads)),
+                heads, weights.q_norm, heads, config.head_dim, config.rms_eps,
+            )  # fmt: skip
+        rope = ew.RopeConfig(
+            config.n_heads, config.head_dim, config.rope.dimension_count, config.rope.interleaved
+        )
+        self._launch(
+            ew.rope, rope, rope.grid(len(q)),
+            source, self._positions(first_query), self._rope_table, width,
+        )  # fmt: skip
+
+    def attention(self, layer: int, out: Activations, q: Activations, first_query: int) -> None:
+        """See Runtime.attention. One query reads the context's length from device memory."""
+        config, n = self.config, len(q)
+        scale = config.head_dim**-0.5
+        form = self._form("attended", n)
+        keys, values = self._keys[layer], self._values[layer]
+        if n == 1:
+            chosen = self._decode(output=form)
+            length = self._tokens[2 * self.plan.chunk :]
+            queries = self._queries.matrix("f32")[:1] if q.storage.parent.form else q.matrix("f32")
+            self._launch(
+                attn.attention_decode, chosen, chosen.grid(),
+                queries, keys, values, self._partial, self._statistics, length, scale,
+            )  # fmt: skip
+            self._launch(
+                attn.attention_combine, chosen, chosen.combine_grid(),
+                self._partial, self._statistics, out.matrix(form),
+            )  # fmt: skip
+        else:
+            form = "f32" if form == "q8" else form
+            step = attn.seed_steps(config.n_heads, config.n_kv_heads, config.head_dim)[self.route.attention]
+            chosen = replace(step, output=form)
+            self._launch(
+                attn.attention_prefill, chosen, chosen.grid(n),
+                self._queries.matrix("f16")[:n], keys, values, out.matrix(form),
+                n, self._position + first_query, self._position + self._count, scale,
+            )  # fmt: skip
+        out.storage.mark(form)
+
+    def swiglu(self, out: Activations, gate_up: Activations) -> None:
+        """See Runtime.swiglu."""
+        form, source = self._form("activated", len(out)), gate_up.storage.form
+        config = ew.SwigluConfig(form, source, packed=True)
+        ff = out.storage.columns
+        self._launch(
+            ew.swiglu, config, config.grid(len(out), ff), gate_up.matrix(source), out.matrix(form), ff
+        )
+        out.storage.mark(form)

@@ -1,0 +1,70 @@
+"""`minfer bench` and `minfer perplexity`."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from minfer import cli
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "data" / "qwen2-tiny.gguf"
+
+
+def run(capsys, *argv):
+    status = cli.main([*map(str, argv), "--backend", "host"])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_bench_json_has_llama_bench_fields(capsys):
+    status, out, err = run(capsys, "bench", "-m", TINY, "-p", "16", "-n", "4", "-r", "2", "--json")
+    assert status == 0, err
+    prefill, decode = json.loads(out)
+    assert (prefill["n_prompt"], prefill["n_gen"]) == (16, 0)
+    assert (decode["n_prompt"], decode["n_gen"]) == (0, 4)
+    for row in (prefill, decode):
+        assert len(row["samples_ns"]) == len(row["samples_ts"]) == 2
+        assert row["avg_ts"] == pytest.approx(sum(row["samples_ts"]) / 2)
+        assert row["model_filename"] == TINY.name
+        assert {"avg_ns", "stddev_ns", "stddev_ts", "model_size", "model_n_params", "type_k"} <= set(row)
+
+
+def test_bench_text_names_the_tests(capsys):
+    status, out, err = run(capsys, "bench", "-m", TINY, "-p", "8", "-p", "16", "-n", "2", "-r", "1")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["pp8", "pp16", "tg2"]
+    assert all("tok/s" in line for line in out.splitlines())
+    assert err.startswith("host")
+
+
+@pytest.mark.parametrize(
+    "argv", [["-p", "0", "-n", "0"], ["-p", "100000", "-n", "0"], ["-p", "-1"], ["-r", "0"]]
+)
+def test_bench_of_what_cannot_be_measured(capsys, argv):
+    status, out, err = run(capsys, "bench", "-m", TINY, *argv)
+    assert (status, out) == (2, "")
+    assert err.startswith("minfer: ") and err.count("\n") == 1
+
+
+def test_perplexity_json(capsys):
+    argv = ("perplexity", "-m", TINY, "-f", ROOT / "README.md", "-c", "64", "--chunks", "3")
+    status, out, err = run(capsys, *argv, "--json")
+    assert status == 0, err
+    result = json.loads(out)
+    assert (result["n_ctx"], result["chunks"], result["scored_tokens"]) == (64, 3, 3 * 31)
+    assert result["running"][-1] == result["perplexity"]
+    assert all(value > 1 and math.isfinite(value) for value in result["running"])
+    status, out, _ = run(capsys, *argv)
+    assert out.splitlines()[2] == f"[3/3] {result['perplexity']:.4f}"
+
+
+def test_perplexity_of_a_text_that_is_too_short(capsys, tmp_path):
+    file = tmp_path / "short.txt"
+    file.write_text("Hello")
+    status, _, err = run(capsys, "perplexity", "-m", TINY, "-f", file)
+    assert status == 2
+    assert "1024" in err and err.count("\n") == 1
