@@ -78,8 +78,8 @@ def test_store_kv_rounds_to_nearest_and_stays_in_place(dtype):
     x = random(rows, heads * head_dim + 8, scale=100)
     position = np.array([5])
     run(
-        elementwise.store_kv, address(cache), context, address(position), address(x), x.strides[0], rows, heads,
-        head_dim, int(dtype == np.float16),
+        elementwise.store_kv, address(cache), context, address(position), address(x), x.strides[0], rows,
+        heads, head_dim, int(dtype == np.float16),
     )  # fmt: skip
     expected = np.full_like(cache, 7)
     expected[:, 5:8] = x[:, : heads * head_dim].reshape(rows, heads, head_dim).swapaxes(0, 1).astype(dtype)
@@ -87,7 +87,7 @@ def test_store_kv_rounds_to_nearest_and_stays_in_place(dtype):
 
 
 def plain_attention(q, keys, values, first, group, head_dim):
-    """Causal attention in float64: q (rows, heads * head_dim), keys and values (kv heads, context, head_dim)."""
+    """Causal attention in float64: q (rows, heads * head_dim), caches (kv heads, context, head_dim)."""
     out = np.empty(q.shape)
     for row in range(len(q)):
         for start in range(0, q.shape[1], head_dim):
