@@ -99,7 +99,7 @@ class Products:
     def _map(self, config: GemmHopperConfig, name: str, array: Any) -> Any:
         """A tensor map, kept: the same buffers come again."""
         box = config.boxes[name]
-        address = getattr(array, "pointer", None) or array.__array_interface__["data"][0]
+        address = array.pointer if hasattr(array, "pointer") else array.__array_interface__["data"][0]
         key = (address, array.shape, box)
         if key not in self._maps:
             self._maps[key] = self.device.tensor_map(array, box)
