@@ -1,4 +1,4 @@
-"""Whole models on the GPU: logits against llama.cpp's and the host's, chunks, graphs, memory plans, routes."""
+"""Whole models on the GPU: logits against llama.cpp's and the host's, chunks, graphs, plans, routes."""
 
 from __future__ import annotations
 
