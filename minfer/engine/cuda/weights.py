@@ -23,7 +23,7 @@ from minfer.model.model import LayerTensors, Model
 def kernel(factory: Callable[[Any], Kernel], config: Any) -> Kernel:
     """The kernel of a config, one object for all: what is loaded on the GPU is kept by kernel."""
     made = factory(config)
-    _origins[made] = factory, config
+    _origins[made] = factory, replace(config)  # a fresh copy: what a config computes and keeps may not pickle
     return made
 
 
