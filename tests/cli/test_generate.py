@@ -146,7 +146,7 @@ def test_a_model_that_is_no_model(capsys, tmp_path):
 
 
 def test_a_backend_that_is_not_to_be_had(capsys, monkeypatch):
-    monkeypatch.setattr("minfer.engine.backend._why_no_cuda", lambda: "no GPU in this machine")
+    monkeypatch.setattr("minfer.engine.cuda.backend.why_unavailable", lambda: "no GPU in this machine")
     status = cli.main(["run", "--backend", "cuda", "-m", str(TINY), "-p", "Hello"])
     assert_one_line_error(status, capsys.readouterr().err, "no GPU in this machine", "--backend host")
 
