@@ -50,17 +50,15 @@ def register_curve(device: Device, threads: int, shared_bytes: int) -> list[dict
     return rows
 
 
-def draw_curves(
-    device: Device, threads: int, registers: int, marks: Mapping[str, int], register_marks: bool = True
-) -> Picture:
+def draw_curves(device: Device, threads: int, registers: int, marks: Mapping[str, int]) -> Picture:
     """Both staircases, with named kernels on them.
 
     Args:
         registers: registers a thread, common to all marks.
-        marks: name -> shared bytes of a kernel; one over the cap is drawn beyond it as refused.
-        register_marks: draw the second staircase too, at the first mark's shared memory.
+        marks: name -> shared bytes of a kernel, at least one; one over the cap is drawn beyond it as refused.
+            The staircase over registers is drawn at the first one's shared memory.
     """
-    fig, axes = style.figure(9.6, 3.9, columns=2 if register_marks else 1)
+    fig, axes = style.figure(9.6, 3.9, columns=2)
     shared = shared_curve(device, threads, registers)
     _staircase(axes[0], shared, "shared_bytes", device)
     _marks(axes[0], device, threads, registers, marks)
@@ -69,16 +67,15 @@ def draw_curves(
     heading = f"{device.name}: {threads} threads, {registers} registers"
     style.title(axes[0], heading, "each step is one block fewer")
     rows = [{"axis": "shared", **row} for row in shared]
-    if register_marks and marks:
-        name, amount = next(iter(marks.items()))
-        by_registers = register_curve(device, threads, amount)
-        here = blocks_per_sm(device, threads, registers, amount)
-        _staircase(axes[1], by_registers, "registers", device)
-        axes[1].plot(registers, here.warps, "o", color=style.INK, ms=8, markeredgecolor="white", zorder=5)
-        style.label(axes[1], "registers a thread", "resident warps an SM")
-        note = f"limited by {LIMITERS[here.limiter]} here"
-        style.title(axes[1], f"{name}: {amount:,} B of shared memory", note)
-        rows += [{"axis": "registers", **row} for row in by_registers]
+    name, amount = next(iter(marks.items()))
+    by_registers = register_curve(device, threads, amount)
+    here = blocks_per_sm(device, threads, registers, amount)
+    _staircase(axes[1], by_registers, "registers", device)
+    axes[1].plot(registers, here.warps, "o", color=style.INK, ms=8, markeredgecolor="white", zorder=5)
+    style.label(axes[1], "registers a thread", "resident warps an SM")
+    note = f"limited by {LIMITERS[here.limiter]} here"
+    style.title(axes[1], f"{name}: {amount:,} B of shared memory", note)
+    rows += [{"axis": "registers", **row} for row in by_registers]
     alt = f"Resident warps on {device.name} against shared memory and registers a block"
     return Picture(fig, alt, rows)
 
