@@ -9,6 +9,8 @@ import typer
 
 from minfer.cli.common import JsonOption, print_json
 
+WORTH_PROCESSES = 16  # kernels: fewer compile sooner than processes start
+
 
 def kernels(
     arch: Annotated[
@@ -32,6 +34,7 @@ def kernels(
 
     from minfer.arithmetic.devices import DEVICES
     from minfer.cuda import report
+    from minfer.cuda.precompile import precompile
     from minfer.cuda.registry import all_kernels
 
     chosen = arch or ([DEVICES[device.lower()].arch] if device and device.lower() in DEVICES else ["sm_90a"])
@@ -42,11 +45,10 @@ def kernels(
     work = [(kernel, wanted) for wanted in chosen for kernel in all_kernels() if (name or "") in kernel.name]
     if not work:
         raise typer.BadParameter(f"no shipped kernel's name contains {name!r}")
-    rows = []
-    with tqdm(work, unit="kernel", disable=None, file=sys.stderr, leave=False) as progress:
-        for kernel, wanted in progress:
-            progress.set_postfix_str(kernel.name, refresh=False)
-            rows.append(report.describe(kernel, wanted, devices[wanted]))
+    with tqdm(total=len(work), unit="kernel", disable=None, file=sys.stderr, leave=False) as progress:
+        if len(work) >= WORTH_PROCESSES:
+            precompile(chosen, name or "", progress.update)
+        rows = [report.describe(kernel, wanted, devices[wanted]) for kernel, wanted in work]
     if as_json:
         print_json(rows)
     else:

@@ -25,6 +25,7 @@ FLOORS = (
     "trace",
     "registry",
     "report",
+    "precompile",
     "kernel",
     "instruction",
     "unroll",

@@ -132,6 +132,17 @@ def test_bad_input(shipped, arguments, message):
     assert result.exit_code == 2 and message in " ".join(result.output.split())
 
 
+def test_several_processes_fill_the_cache():
+    from minfer.cuda.precompile import precompile
+    from minfer.cuda.runtime import compile_kernel
+
+    finished = []
+    precompile(["sm_80"], "bias_add", lambda: finished.append(1))
+    kernels = registry.shipped_kernels()["bias_add"]
+    assert len(finished) == len(kernels)
+    assert all(compile_kernel(kernel, "sm_80").from_cache for kernel in kernels)
+
+
 def test_the_registry_finds_every_module_s_kernels():
     found = registry.shipped_kernels()
     assert list(found) == sorted(found) and "convert_f32_f16" in found

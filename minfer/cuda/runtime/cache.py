@@ -29,7 +29,7 @@ from minfer.cuda.runtime.toolchain import compiler_versions
 SIZE_LIMIT = 1 << 30  # bytes; the least recently written files go first
 _PACKAGE = Path(__file__).parents[1]
 # These do not reach the machine code: editing them must not cost a rebuild.
-_NOT_CODE = ("simulator", "trace.py", "registry.py")
+_NOT_CODE = ("simulator", "trace", "registry.py", "report.py", "precompile.py")
 _IN_RUNTIME = ("compiler.py", "resources.py")
 
 
