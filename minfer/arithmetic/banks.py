@@ -6,6 +6,9 @@ word are served together. The lanes that share a phase depend on the access widt
 half a warp for 8, a quarter for 16; `ldmatrix` serves one 8x8 matrix (8 rows of 16 bytes) a phase. (CUDA C++
 Programming Guide, Shared Memory; PTX ISA, ldmatrix.)
 
+Loads, stores and `ldmatrix` follow this model to the wavefront on an H200 (data/reference/banks-h200.json).
+`cp.async` does not: its data are written as they arrive, sector by sector, whatever lane asked.
+
 Global memory moves in sectors of 32 bytes; a warp's request costs as many as it touches.
 
 Addresses come as arrays or as any lane -> byte address function, tiles as a (row, byte column) -> byte

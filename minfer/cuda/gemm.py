@@ -5,12 +5,15 @@ The family of the f16 prefill campaign. A is the activations (nt tokens), B a we
 ring of `stages` stages. The grid is od-tile-major: blockIdx.x counts token tiles, blockIdx.y output tiles, so
 that neighbouring blocks share a panel of B in L2 and the weights stream from memory about once.
 
-Every variant is a config: tile sizes, k-step, warps, padded or swizzled rows, A as f16 or as f32 through a
-mirror in shared memory. Shapes at run time: nt, od of any size, id a multiple of 8.
+Every variant is a config: tile sizes, k-step, warps, padded or swizzled rows; A as f16, or as f32 through a
+mirror in shared memory; B as f16, or from quantized blocks that are dequantized on their way into the tile.
+Shapes at run time: nt, od of any size, id a multiple of 8 (and of a block).
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -208,8 +211,9 @@ def make_gemm(config: GemmConfig) -> Kernel:
     """The kernel of a config: (a, b, c, nt, od, depth).
 
     a [nt, depth] (f16, or f32 with a_source "f32_mirror"), b [od, depth] (f16, or the bytes of its blocks), c
-    [nt, od] of type `config.out`, all row-major and contiguous, 16-byte aligned; nt, od, depth int32, depth
-    (the model's id) a multiple of 8. Every element of c is written."""
+    [nt, od] of type `config.out`, all row-major and contiguous, 16-byte aligned; nt, od, depth (the model's
+    id) int32, as `config.check` asks. Every element of c is written. Errors: f32 sums; f16 results rounded
+    once. Follows the GEMM of the f16 prefill session, with swizzled rows and larger tiles beside its own."""
     import numpy as np
     from numba import cuda
     from numba.cuda import types
@@ -347,16 +351,36 @@ def make_gemm(config: GemmConfig) -> Kernel:
     )
 
 
+def seed_config(environment: Mapping[str, str] = os.environ) -> GemmConfig:
+    """The campaign's config that its switches select: MINFER_GEMM_TM (64, 128 or 256; default 128),
+    MINFER_GEMM_K64 (1: k-steps of 64) and MINFER_GEMM_AF32 (1: A as f32 through the mirror). Raises
+    ConfigRefused for other values."""
+
+    def switch(name: str, allowed: tuple[str, ...], default: str) -> str:
+        value = environment.get(name, default)
+        if value not in allowed:
+            raise ConfigRefused(f"gemm: {name} = {value!r} is not one of {', '.join(allowed)}")
+        return value
+
+    tile_m = int(switch("MINFER_GEMM_TM", ("64", "128", "256"), "128"))
+    config = GemmConfig(tile_m=tile_m, warps=16 if tile_m == 256 else 8)
+    if switch("MINFER_GEMM_K64", ("0", "1"), "0") == "1":
+        config = replace(config, tile_k=64)
+    if switch("MINFER_GEMM_AF32", ("0", "1"), "0") == "1":
+        # Left alone, ptxas squeezes the mirror's kernels for occupancy until they spill (sm_100a).
+        config = replace(config, a_source="f32_mirror", min_blocks=1 if tile_m == 256 else 2)
+    return config
+
+
 def shipped() -> list[Kernel]:
     """The configs of the campaign, the larger tiles past it, and B straight from blocks."""
-    seed = GemmConfig(tile_m=128)
+    seed = seed_config({})
     campaign = [
         GemmConfig(),
         seed,
-        replace(seed, tile_m=256, warps=16),
-        replace(seed, tile_k=64),
-        # Left alone, ptxas squeezes this one for occupancy until it spills (sm_100a).
-        replace(seed, a_source="f32_mirror", min_blocks=2),
+        seed_config({"MINFER_GEMM_TM": "256"}),
+        seed_config({"MINFER_GEMM_K64": "1"}),
+        seed_config({"MINFER_GEMM_AF32": "1"}),
         replace(seed, layout="plain"),
         replace(seed, layout="swizzled"),
     ]

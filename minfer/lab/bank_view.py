@@ -5,6 +5,7 @@ The layout comes as the kernel's own address function, so that the picture is of
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from minfer.arithmetic.banks import (
     padded,
     shared_request,
 )
+from minfer.arithmetic.reference import FOLDER
 from minfer.lab import style
 from minfer.lab.picture import Picture
 
@@ -190,6 +192,11 @@ def sector_rows(patterns: Mapping[str, tuple[int, int]]) -> list[dict]:
         row = {"pattern": name, "sectors": request.sectors, "bytes used": request.bytes_used}
         rows.append({**row, "efficiency": f"{request.efficiency:.1%}"})
     return rows
+
+
+def measured_rows(kind: str = "requests") -> list[dict]:
+    """What Nsight Compute counted on an H200 (data/reference/banks-h200.json): "requests" or "copies"."""
+    return json.loads((FOLDER / "banks-h200.json").read_text())[kind]
 
 
 def padding_sweep(

@@ -8,6 +8,7 @@ the picture before it stays.
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from html import escape
@@ -46,6 +47,8 @@ class Explorer:
         self.report: Any = None
         self.picture: Picture | None = None
         self._handle = None
+        # A slider and a finished compile may both ask for a refresh, from two threads.
+        self._refreshing = threading.RLock()
         self.panel = widgets.HTML(layout=widgets.Layout(flex="1 1 320px", margin="0 0 0 16px"))
         left = widgets.VBox(list(self.controls.values()), layout=widgets.Layout(flex="0 1 400px"))
         self.box = widgets.HBox([left, self.panel], layout=widgets.Layout(flex_flow="row wrap", width="100%"))
@@ -69,6 +72,10 @@ class Explorer:
 
     def refresh(self) -> None:
         """Read the controls and show what follows from them; an error is shown, never raised."""
+        with self._refreshing:
+            self._refresh()
+
+    def _refresh(self) -> None:
         try:
             report = self._report(**self.values)
             picture = self._picture(report)

@@ -17,6 +17,8 @@ COLOURS = {
     "barriers": style.SKY,
 }
 """The colour of every limiting resource, the same in all figures."""
+LABEL = 7.5
+"""Height of a mark's two-line label, in warps of the axis."""
 
 
 def shared_curve(device: Device, threads: int, registers: int) -> list[dict]:
@@ -142,7 +144,7 @@ def _staircase(ax, rows: list[dict], key: str, device: Device) -> None:
     ax.text(0, device.warps_per_sm, " all warps", va="bottom", fontsize=8, color=style.QUIET)
     ax.set_ylim(0, device.warps_per_sm * 1.13)
     ax.set_xlim(left=0)
-    style.legend(ax, loc="upper left", bbox_to_anchor=(0, 0.87))
+    style.legend(ax, loc="upper right", bbox_to_anchor=(1, 0.88))
 
 
 def _marks(ax, device: Device, threads: int, registers: int, marks: Mapping[str, int]) -> None:
@@ -165,7 +167,8 @@ def _marks(ax, device: Device, threads: int, registers: int, marks: Mapping[str,
         ax.axvspan(
             cap, edge * 1.04, facecolor=style.tint(style.RED, 0.88), hatch="///", edgecolor="white", lw=0
         )
-    for place, (name, amount) in enumerate(marks.items()):
+    taken: list[tuple[float, float]] = []
+    for name, amount in sorted(marks.items(), key=lambda mark: mark[1]):
         occupancy = blocks_per_sm(device, threads, registers, amount)
         refused = occupancy.blocks == 0
         ax.plot(
@@ -178,13 +181,17 @@ def _marks(ax, device: Device, threads: int, registers: int, marks: Mapping[str,
             zorder=5,
             clip_on=False,
         )
-        text = f"{name}\nrefused" if refused else f"{name}\n{occupancy.blocks} x {threads // 32} warps"
+        # Labels stand above their points, one over the other where they would meet.
+        height = occupancy.warps + 2.5
+        while any(abs(amount - x) < 0.21 * edge and abs(height - y) < LABEL for x, y in taken):
+            height += 0.5
+        taken.append((amount, height))
         ax.annotate(
-            text,
+            f"{name}\nrefused" if refused else f"{name}\n{occupancy.blocks} x {threads // 32} warps",
             (amount, occupancy.warps),
-            (0, 12 + 24 * (place % 2)),
-            textcoords="offset points",
+            (amount, height),
             ha="center",
+            va="bottom",
             fontsize=8,
             color=style.INK,
             bbox={"boxstyle": "round,pad=.15", "fc": "white", "ec": "none", "alpha": 0.75},

@@ -12,7 +12,6 @@ from minfer.lab.picture import Picture
 
 INSTRUCTIONS = {
     "LDMATRIX": "ldmatrix (fragments from shared memory)",
-    "COPY_ISSUE": "cp.async (into shared memory)",
     "COPY_READ": "cp.async (from global memory)",
     "STORE_GLOBAL": "st.global (the result)",
 }
@@ -26,7 +25,8 @@ class ToyGemm:
     Attributes:
         config: its `GemmConfig`. shape: (nt, od, id).
         error: the greatest difference from the f32 product, which is at most `bound` if the kernel is right.
-        shared: rows of layout, instruction, requests, wavefronts, ideal, degree.
+        shared: rows of layout, instruction, requests, wavefronts, ideal, degree, of the lanes' own accesses
+            (copies are not among them).
         sectors: rows of layout, instruction, requests, sectors, per_request, efficiency.
         findings: what the race checker objects to, a sentence each; empty if nothing.
     """
@@ -59,8 +59,10 @@ def simulate_gemm(
     """
     from minfer.cuda import simulator
     from minfer.cuda.gemm import GemmConfig, make_gemm
-    from minfer.cuda.trace import Trace, check, global_lines, shared_lines
+    from minfer.cuda.trace import Op, Trace, check, global_lines, shared_lines
 
+    # Not cp.async: its data arrive by sector, which lanes and phases do not describe.
+    banked = (Op.LOAD_SHARED, Op.STORE_SHARED, Op.LDMATRIX, Op.STMATRIX)
     config = GemmConfig(*tile, layout=layout)
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((rows, id)).astype(np.float16) for rows in (nt, od))
@@ -74,7 +76,7 @@ def simulate_gemm(
         shape=(nt, od, id),
         error=float(np.abs(c - exact).max()),
         bound=float(id * 2.0**-24 * magnitude.max()),
-        shared=[{"layout": layout, **row} for row in _shared(shared_lines(trace))],
+        shared=[{"layout": layout, **row} for row in _shared(shared_lines(trace, *banked))],
         sectors=[{"layout": layout, **row} for row in _sectors(global_lines(trace))],
         findings=[str(finding) for finding in check(trace)],
     )
@@ -114,25 +116,22 @@ def draw_wavefronts(runs: Sequence[ToyGemm]) -> Picture:
     """Wavefronts that each layout's shared-memory instructions took, above what they would take at best."""
     rows = [row for run in runs for row in run.shared]
     names = sorted({row["instruction"] for row in rows})
-    fig, axes = style.figure(9.6, 3.2, columns=len(names))
+    fig, axes = style.figure(6.4 * len(names), 3.0, columns=len(names))
     for ax, name in zip(axes, names, strict=True):
         mine = [row for row in rows if row["instruction"] == name]
         places = range(len(mine))
         ideal = [row["ideal"] for row in mine]
         extra = [row["wavefronts"] - row["ideal"] for row in mine]
-        ax.bar(places, ideal, width=0.55, color=style.BLUE, label="needed")
-        bars = ax.bar(places, extra, bottom=ideal, width=0.55, color=style.RED, label="conflicts")
-        ax.bar_label(
-            bars,
-            [f"{row['degree']}-way" if row["degree"] > 1 else "none" for row in mine],
-            padding=3,
-            fontsize=9,
-        )
-        ax.set_xticks(places, [row["layout"] for row in mine])
-        ax.grid(axis="x", visible=False)
-        ax.margins(y=0.22)
-        style.label(ax, "rows in shared memory", "wavefronts of all warps")
+        ax.barh(places, ideal, height=0.55, color=style.BLUE, label="needed")
+        bars = ax.barh(places, extra, left=ideal, height=0.55, color=style.RED, label="conflicts")
+        texts = [f"{row['degree']}-way conflict" if row["degree"] > 1 else "no conflict" for row in mine]
+        ax.bar_label(bars, texts, padding=4, fontsize=9, color=style.INK)
+        ax.set_yticks(places, [row["layout"] for row in mine])
+        ax.invert_yaxis()
+        ax.grid(axis="y", visible=False)
+        ax.margins(x=0.22)
+        style.label(ax, "wavefronts of all warps", "rows in shared memory")
         style.title(ax, name.split(" (")[0], name.split("(")[1].rstrip(")"))
-    style.legend(axes[0], loc="upper right")
+        style.legend(ax, loc="lower right")
     shape = " x ".join(map(str, runs[0].shape))
     return Picture(fig, f"Wavefronts by layout of a simulated {shape} GEMM", rows)

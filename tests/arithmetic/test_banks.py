@@ -1,5 +1,7 @@
 """Bank conflicts and sectors against the cases that everyone knows, and the seeds' padded rows."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +18,9 @@ from minfer.arithmetic.banks import (
     shared_request,
     tile_is_injective,
 )
+from minfer.arithmetic.reference import FOLDER
+
+MEASURED = json.loads((FOLDER / "banks-h200.json").read_text())
 
 
 def swizzled(row_bytes):
@@ -121,6 +126,23 @@ def test_global_efficiency():
     assert global_request(lambda lane: lane * 128).efficiency == 1 / 8
     misaligned = global_request(lambda lane: 16 + lane * 4)
     assert (misaligned.sectors, misaligned.lines) == (5, 2)
+
+
+ADDRESSES = {
+    "ldmatrix.x4": lambda stride: ldmatrix_request([row % 16 * stride + row // 16 * 16 for row in range(32)]),
+    "ld.shared.u32": lambda stride: shared_request([lane * stride for lane in range(32)], 4),
+    "ld.shared.v2.u32": lambda stride: shared_request([lane * stride for lane in range(32)], 8),
+    "ld.shared.v4.u32": lambda stride: shared_request([lane * stride for lane in range(32)], 16),
+    "st.shared.v4.u32": lambda stride: shared_request(
+        [lane // 4 * stride + lane % 4 * 16 for lane in range(32)], 16
+    ),
+}
+
+
+@pytest.mark.parametrize("row", MEASURED["requests"], ids=lambda row: f"{row['instruction']}-{row['stride']}")
+def test_equals_the_counters_of_an_h200(row):
+    request = ADDRESSES[row["instruction"]](row["stride"])
+    assert (request.wavefronts, request.conflicts) == (row["wavefronts"], row["conflicts"])
 
 
 def test_refusals():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.cuda.gemm import GemmConfig
+from minfer.cuda.gemm import GemmConfig, seed_config
 from minfer.cuda.kernel import ConfigRefused
 
 
@@ -112,3 +112,23 @@ def test_products_that_a_kernel_cannot_compute_are_refused():
         GemmConfig(b_source="Q6_K").check(1, 3, 320)
     with pytest.raises(ConfigRefused, match="at least 1"):
         GemmConfig().check(0, 3, 8)
+
+
+def test_the_seed_s_switches_select_configs():
+    assert seed_config({}) == GemmConfig(tile_m=128)
+    assert seed_config({"MINFER_GEMM_TM": "64", "MINFER_GEMM_K64": "1"}) == GemmConfig(tile_k=64)
+    wide = seed_config({"MINFER_GEMM_TM": "256", "MINFER_GEMM_AF32": "1"})
+    assert (wide.tile_m, wide.threads, wide.a_source) == (256, 512, "f32_mirror")
+    with pytest.raises(ConfigRefused, match="MINFER_GEMM_TM = '96' is not one of 64, 128, 256"):
+        seed_config({"MINFER_GEMM_TM": "96"})
+
+
+@pytest.mark.parametrize("tile_m", ["64", "128", "256"])
+@pytest.mark.parametrize("k64", ["0", "1"])
+@pytest.mark.parametrize("af32", ["0", "1"])
+def test_every_combination_of_switches_is_a_config(tile_m, k64, af32):
+    """TM = 128 with k-steps of 64 takes 55,296 B: the seed's 56 KB, which halved its resident blocks."""
+    config = seed_config({"MINFER_GEMM_TM": tile_m, "MINFER_GEMM_K64": k64, "MINFER_GEMM_AF32": af32})
+    assert config.shared_bytes <= 232_448
+    if (tile_m, k64, af32) == ("128", "1", "0"):
+        assert config.shared_bytes == 55_296

@@ -47,8 +47,8 @@ def test_everything_shipped(index):
 def test_tensor_core_variants_use_tensor_cores():
     scalar = clean(attention.attention_prefill(AttentionConfig(2, 1, 64, 16, "serial", "scalar")), "sm_90a")
     shared = clean(attention.attention_prefill(AttentionConfig(2, 1, 64, 16, "serial", "shared")), "sm_90a")
-    # Q K^T: 4 k16 steps of one n8 tile. P.V on tensor cores: one k16 step of 4 n8 tiles more.
-    assert (scalar["mma"], shared["mma"]) == (4, 8)
+    # Q K^T: 4 k16 steps of a 16-column fragment, two mma each. P.V on tensor cores: one k16 step of two more.
+    assert (scalar["mma"], shared["mma"]) == (8, 12)
     assert scalar["cp.async"] == shared["cp.async"] > 0
 
 

@@ -297,7 +297,7 @@ def test_atomics_are_no_race():
 # ---- Hopper
 
 
-def ring(rounds, *, early_release=False, wait=True):
+def ring(rounds, *, early_release=False, wait=True, sync=True):
     """A producer thread loads boxes by TMA into two slots, a warp reads them."""
 
     def kernel(source, out):
@@ -309,7 +309,8 @@ def ring(rounds, *, early_release=False, wait=True):
                 ptx.mbarrier_init(u32(full + 8 * s), u32(1))
                 ptx.mbarrier_init(u32(empty + 8 * s), u32(32))
             ptx.fence_mbarrier_init()
-        cuda.syncthreads()
+        if sync:
+            cuda.syncthreads()
         if thread == 0:
             for i in range(rounds):
                 slot, phase = i % 2, i // 2 % 2
@@ -341,6 +342,13 @@ def test_a_ring_of_mbarriers_is_clean():
     source, out = np.arange(40 * 32, dtype=np.uint32).reshape(40, 32), np.zeros((5, 32), np.uint32)
     assert kinds(traced(ring(5), 1, simulator.tensor_map(source, 8), out)) == []
     np.testing.assert_array_equal(out, source[::8])
+
+
+def test_mbarriers_must_be_initialised_before():
+    source, out = np.zeros((40, 32), np.uint32), np.zeros((5, 32), np.uint32)
+    assert set(kinds(traced(ring(2, sync=False), 1, simulator.tensor_map(source, 8), out))) == {
+        "mbarrier race"
+    }
 
 
 def test_missing_mbarrier_waits_are_found():

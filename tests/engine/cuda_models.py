@@ -1,4 +1,5 @@
-"""Models so small that the simulator runs them whole: heads of 64, rows of 64 to 128 weights, mixed formats."""
+"""Models so small that the simulator runs them whole: heads of 64, rows of 64 to 128 weights, mixed
+formats."""
 
 from __future__ import annotations
 
@@ -16,8 +17,10 @@ QUANTIZED = {"q": "Q4_0", "k": "Q4_0", "v": "Q8_0", "o": "Q5_1", "gate": "Q4_1",
 MIXED = QUANTIZED | {"k": "Q8_0", "up": "BF16", "down": "F16", "o": "F32"}
 
 
-def micro_model(path: Path, arch: str = "qwen2", formats: dict[str, str] = QUANTIZED, layers: int = 2) -> Model:
-    """A model of 2 heads on 1 kv head with random weights, sharp enough for positions and tokens to matter."""
+def micro_model(
+    path: Path, arch: str = "qwen2", formats: dict[str, str] = QUANTIZED, layers: int = 2
+) -> Model:
+    """A model of 2 heads on 1 kv head with random weights, large enough for positions to matter."""
     random = np.random.default_rng(7)
     writer = GGUFWriter(path, arch)
     writer.add_block_count(layers)

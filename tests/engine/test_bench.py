@@ -29,7 +29,7 @@ def test_fields_and_arithmetic(tiny, host):
 
 
 def test_what_is_fed(tiny, host, monkeypatch):
-    """pp: the prompt in one go, last logits only, from an empty context. tg: single tokens from an empty context."""
+    """pp: the prompt in one go, last logits only. tg: single tokens. Both from an empty context."""
     fed = []
     forward = Session.forward
 

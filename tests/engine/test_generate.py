@@ -34,7 +34,7 @@ class ScriptedSession:
 
 
 class CharacterTokenizer:
-    """One token a character; the stream gives out nothing for 'é' until the next token, as half a character would."""
+    """One token a character; the stream holds 'é' back until the next token, like half a character."""
 
     eos_ids = frozenset({EOS})
 
@@ -125,7 +125,7 @@ def test_nothing_to_generate_is_refused(n):
 
 def test_a_prompt_that_leaves_no_room_is_refused(tiny, host):
     session = Session(tiny.model, host, n_ctx=16)
-    with pytest.raises(InputError, match="prompt of 10 tokens and 7 to generate.* 16 tokens"):
+    with pytest.raises(InputError, match=r"prompt of 10 tokens and 7 to generate.* 16 tokens"):
         generate(session, tiny.model.tokenizer, tiny.ids[:10], 7, Sampler.greedy())
     assert session.position == 0
     result = generate(session, tiny.model.tokenizer, tiny.ids[:10], 6, Sampler.greedy())

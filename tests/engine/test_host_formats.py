@@ -10,6 +10,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minfer.engine.host.matmul import STRIP_FLOATS, matmul_kernel
 from minfer.engine.host.matvec import SUPPORTED, blocks_in_row, matvec_kernel, unpack_kernel
 from minfer.engine.host.team import Program, team
 from minfer.engine.host.weights import address
@@ -43,7 +44,7 @@ def columns_of(kind: Type, blocks: int) -> int:
 
 
 @pytest.mark.parametrize("kind", SUPPORTED, ids=lambda kind: kind.name)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 23),
     blocks=st.integers(1, 5),
@@ -78,7 +79,7 @@ def test_matvec_equals_dequantize_and_multiply(kind, rows, blocks, parts, bias, 
 
 
 @pytest.mark.parametrize("kind", SUPPORTED, ids=lambda kind: kind.name)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     rows=st.integers(1, 9), blocks=st.integers(1, 4), parts=st.integers(1, 4), seed=st.integers(0, 2**32 - 1)
 )
@@ -103,3 +104,37 @@ def test_unpacking_equals_dequantize(kind, rows, blocks, parts, seed):
     scale = np.abs(weights).max() + 1e-30
     assert np.abs(out - weights).max() <= 3e-7 * scale
     np.testing.assert_array_equal(gathered, out[picked])
+
+
+@pytest.mark.parametrize("kind", SUPPORTED, ids=lambda kind: kind.name)
+@settings(max_examples=10, deadline=None)
+@given(
+    tokens=st.integers(1, 10),
+    rows=st.integers(1, 75),
+    blocks=st.integers(1, 3) | st.just(2304 // 256),
+    parts=st.integers(1, 4),
+    residual=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_matmul_equals_dequantize_and_multiply(kind, tokens, rows, blocks, parts, residual, seed):
+    rng = np.random.default_rng(seed)
+    columns = columns_of(kind, blocks)
+    packed = random_rows(kind, rows, columns, rng)
+    x = rng.standard_normal((tokens, columns + 5)).astype(np.float32)[:, :columns]
+    biases = rng.standard_normal(rows).astype(np.float32)
+    guarded = np.full((tokens + 2, rows + 32), 7.0, np.float32)
+    out = guarded[1:-1, 16:-16]
+    out[:] = rng.standard_normal(out.shape) if residual else np.nan
+    weights = gguf.quants.dequantize(packed, kind).reshape(rows, columns).astype(np.float64)
+    expected = x @ weights.T + (out if residual else biases)
+    magnitude = np.abs(x) @ np.abs(weights).T + 3
+    strips = np.full((parts, STRIP_FLOATS), np.nan, np.float32)
+    program = Program()
+    program.add(
+        matmul_kernel(kind), address(out), out.strides[0], address(x), x.strides[0], tokens, address(packed),
+        packed.shape[1], rows, columns, address(biases), int(residual), address(strips), parts=parts,
+    )  # fmt: skip
+    team(2).run(program.table())
+    assert (np.abs(out - expected) <= 2e-6 * magnitude).all()
+    out[:] = 7
+    assert (guarded == 7).all()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from minfer.engine.host import attention, elementwise
 from minfer.engine.host.team import Program, float_bits, team
@@ -80,56 +78,81 @@ def test_store_kv_rounds_to_nearest_and_stays_in_place(dtype):
     x = random(rows, heads * head_dim + 8, scale=100)
     position = np.array([5])
     run(
-        elementwise.store_kv, address(cache), context, address(position), address(x), x.strides[0], rows, heads,
-        head_dim, int(dtype == np.float16),
+        elementwise.store_kv, address(cache), context, address(position), address(x), x.strides[0], rows,
+        heads, head_dim, int(dtype == np.float16),
     )  # fmt: skip
     expected = np.full_like(cache, 7)
     expected[:, 5:8] = x[:, : heads * head_dim].reshape(rows, heads, head_dim).swapaxes(0, 1).astype(dtype)
     np.testing.assert_array_equal(cache, expected)
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    queries=st.integers(1, 20), heads=st.integers(1, 3), first=st.integers(0, 40), seed=st.integers(0, 999),
-    spread=st.sampled_from([0.1, 5.0, 300.0]),
-)  # fmt: skip
-def test_causal_softmax(queries, heads, first, seed, spread):
-    width = -(-(first + queries) // 16) * 16
-    scores = random(heads, queries, width, scale=spread, seed=seed)
-    hidden = np.arange(width) > first + np.arange(queries)[:, None]
-    wide = np.where(hidden, -np.inf, scores.astype(np.float64) * 0.125)
-    expected = np.exp(wide - wide.max(-1, keepdims=True))
-    expected /= expected.sum(-1, keepdims=True)
-    scores[:, hidden] = np.nan  # masked scores must not matter
-    run(attention.causal_softmax, address(scores), queries, heads, width, first, float_bits(0.125))
-    np.testing.assert_allclose(scores, expected, rtol=2e-5, atol=1e-7)
-    assert (scores[:, hidden] == 0).all()
+def plain_attention(q, keys, values, first, group, head_dim):
+    """Causal attention in float64: q (rows, heads * head_dim), caches (kv heads, context, head_dim)."""
+    out = np.empty(q.shape)
+    for row in range(len(q)):
+        for start in range(0, q.shape[1], head_dim):
+            kv_head, seen = start // head_dim // group, first + row + 1
+            k, v = (a[kv_head, :seen].astype(np.float64) for a in (keys, values))
+            scores = k @ q[row, start : start + head_dim] * head_dim**-0.5
+            weights = np.exp(scores - scores.max())
+            out[row, start : start + head_dim] = weights @ v / weights.sum()
+    return out
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("first", [0, 1, 30, 95])
-def test_attend(dtype, first):
+@pytest.mark.parametrize("first", [0, 1, 30, 93])
+@pytest.mark.parametrize("offset", [0, 2])
+def test_attend_few(dtype, first, offset):
     rows, heads, group, head_dim, context = 2, 6, 3, 32, 112
     q = random(rows, heads * head_dim + 16, scale=3)
     keys = random(heads // group, context, head_dim, seed=1).astype(dtype)
     values = random(heads // group, context, head_dim, seed=2).astype(dtype)
-    keys[:, first + rows :] = np.nan
-    values[:, first + rows :] = np.nan
-    out, scratch = (
-        np.empty((rows, heads * head_dim), np.float32),
-        np.empty((rows, heads, context), np.float32),
-    )
+    keys[:, first + offset + rows :] = np.nan
+    values[:, first + offset + rows :] = np.nan
+    out = np.empty((rows, heads * head_dim), np.float32)
+    scratch = np.empty((rows, heads, context), np.float32)
     position = np.array([first])
     run(
-        attention.attend, address(out), address(q), q.strides[0], address(keys), address(values), context,
-        address(position), rows, heads, group, head_dim, address(scratch), float_bits(head_dim**-0.5),
+        attention.attend_few, address(out), address(q), q.strides[0], address(keys), address(values), context,
+        address(position), offset, rows, heads, group, head_dim, address(scratch), float_bits(head_dim**-0.5),
         int(dtype == np.float16),
     )  # fmt: skip
-    for row in range(rows):
-        for head in range(heads):
-            seen = first + row + 1
-            k, v = (a[head // group, :seen].astype(np.float64) for a in (keys, values))
-            scores = k @ q[row, head * head_dim : (head + 1) * head_dim] * head_dim**-0.5
-            weights = np.exp(scores - scores.max())
-            expected = weights @ v / weights.sum()
-            np.testing.assert_allclose(out[row, head * head_dim : (head + 1) * head_dim], expected, atol=3e-6)
+    q = q[:, : heads * head_dim]
+    np.testing.assert_allclose(
+        out, plain_attention(q, keys, values, first + offset, group, head_dim), atol=3e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("head_dim", [16, 64, 80])
+@pytest.mark.parametrize(
+    ("queries", "first"), [(1, 0), (4, 0), (5, 1), (16, 0), (17, 46), (33, 31), (50, 200)]
+)
+@pytest.mark.parametrize("spread", [1.0, 100.0])
+def test_attend_many(dtype, head_dim, queries, first, spread):
+    """From the cache to the output: keys transposed, values widened, blocks of queries."""
+    heads, group, context, count = 4, 2, 256, first + queries
+    width = -(-count // 64) * 64
+    q = random(queries, heads * head_dim + 16, scale=spread)
+    keys = random(heads // group, context, head_dim, seed=1).astype(dtype)
+    values = random(heads // group, context, head_dim, seed=2).astype(dtype)
+    keys[:, count:] = np.nan
+    values[:, count:] = np.nan
+    transposed = np.full((heads // group, head_dim, width), np.nan, np.float32)
+    run(
+        attention.transpose_keys, address(transposed), address(keys), context, count, width, heads // group,
+        head_dim, int(dtype == np.float16),
+    )  # fmt: skip
+    np.testing.assert_array_equal(transposed[:, :, :count], keys[:, :count].swapaxes(1, 2))
+    assert (transposed[:, :, count:] == 0).all()
+    wide = values.astype(np.float32)
+    out = np.full((queries, heads * head_dim), np.nan, np.float32)
+    scratch = np.full((3, attention.QUERY_BLOCK, width), np.nan, np.float32)
+    run(
+        attention.attend_many, address(out), address(q), q.strides[0], address(transposed), width,
+        address(wide), context, first, queries, heads, group, head_dim, address(scratch),
+        float_bits(head_dim**-0.5),
+    )  # fmt: skip
+    expected = plain_attention(q[:, : heads * head_dim], keys, values, first, group, head_dim)
+    # a score's rounding error grows with it, and is a relative error of its weight
+    np.testing.assert_allclose(out, expected, atol=3e-6 if spread == 1 else 2e-4)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType as Type
 
+from minfer.engine.errors import EngineError
+from minfer.engine.host import weights
+from minfer.engine.host.runtime import HostBackend
 from minfer.engine.session import Session
 from tests.engine.conftest import relative_rms
 
@@ -47,8 +53,6 @@ def test_the_tail_gives_the_last_row(oracle, host, chunk):
 
 
 def test_same_result_with_one_thread_and_many(tiny, host):
-    from minfer.engine.host.runtime import HostBackend
-
     one = Session(tiny.model, HostBackend(threads=1), n_ctx=64)
     three = Session(tiny.model, HostBackend(threads=3), n_ctx=64)
     for token in tiny.ids[:8]:  # decode only: BLAS may add up in another order with other threads about
@@ -72,3 +76,22 @@ def test_sessions_of_one_model_are_apart(tiny, host):
         second.forward(tiny.ids[20 + i : 21 + i])
         logits = first.forward(tiny.ids[i : i + 1])
     assert relative_rms(logits, expected) < 1e-3
+
+
+def test_types_without_a_kernel_are_read_as_float32(oracle, host, monkeypatch):
+    kinds = {tensor.type for tensor in oracle.model.file.tensors.values()} - {Type.F32}
+    monkeypatch.setattr(weights, "SUPPORTED", tuple(set(weights.SUPPORTED) - set(sorted(kinds)[:1])))
+    logits = Session(oracle.model, host, n_ctx=64, kv_dtype="f32").forward(oracle.ids, "all")
+    assert relative_rms(logits, oracle.logits_f32) < 1e-4
+
+
+def test_a_width_that_is_no_multiple_of_a_vector_is_refused(tiny, host, monkeypatch):
+    monkeypatch.setattr(tiny.model, "config", replace(tiny.model.config, ffn=100))
+    with pytest.raises(EngineError, match=r"feed_forward_length is 100.*multiple of 16"):
+        Session(tiny.model, host, n_ctx=64)
+
+
+def test_a_cache_that_memory_cannot_hold_is_refused(tiny, host, monkeypatch):
+    monkeypatch.setattr(tiny.model, "config", replace(tiny.model.config, context_length=2**50))
+    with pytest.raises(EngineError, match=r"KV cache of 1099511627776 tokens in f16 needs .* GiB"):
+        Session(tiny.model, host, n_ctx=2**40)

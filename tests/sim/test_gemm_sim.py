@@ -20,6 +20,9 @@ FAMILY = [
     (GemmConfig(a_source="f32_mirror"), (66, 64, 72)),
     (GemmConfig(tile_m=256, warps=16, a_source="f32_mirror", out="f16"), (2, 256, 104)),
     (GemmConfig(tile_n=32, tile_m=32, warps=4, tile_k=16, stages=4), (33, 31, 56)),
+    (GemmConfig(tile_n=32, tile_m=32, warps=4, stages=4), (5, 20, 8)),  # fewer k-tiles than stages
+    (GemmConfig(tile_n=32, tile_m=32, warps=4, out="f16"), (33, 36, 40)),  # rows of whole 8 bytes
+    (GemmConfig(tile_n=32, tile_m=32, warps=4, out="f16"), (33, 35, 40)),
 ]
 
 
@@ -69,13 +72,15 @@ def test_without_its_wait_the_result_is_wrong(monkeypatch):
         (GemmConfig(tile_k=64, layout="plain"), 8, 1),
         (GemmConfig(tile_k=64), 1, 1),
         (GemmConfig(a_source="f32_mirror"), 1, 2),
+        (GemmConfig(tile_m=128, layout="swizzled", out="f16"), 1, 1),
     ],
     ids=str,
 )
 def test_traced_run_has_the_conflicts_of_its_layout_and_no_race(config, ldmatrix, copies):
-    a, b, c = operands(config, 64, 64, 128)
+    od = config.tile_m
+    a, b, c = operands(config, 64, od, 128)
     trace = Trace()
-    simulator.launch(make_gemm(config), 1, a, b, c, 64, 64, 128, trace=trace)
+    simulator.launch(make_gemm(config), 1, a, b, c, 64, od, 128, trace=trace)
     assert check(trace) == []
     lines = shared_lines(trace)
     assert {line.degree for line in lines if line.op is Op.LDMATRIX} == {ldmatrix}

@@ -8,6 +8,7 @@ from numba.cuda import types
 
 from minfer.cuda import ptx, simulator
 from minfer.cuda.instruction import device_function
+from minfer.cuda.simulator.semantics import SEMANTICS
 from minfer.cuda.trace import Op, Trace, check, shared_lines
 from tests.cuda.simulated import make_kernel
 
@@ -157,6 +158,28 @@ def test_hopper_gemm_is_clean_and_free_of_conflicts(cluster):
     run(hopper_gemm(cluster), cluster, trace=trace)
     assert check(trace) == []
     assert {line.degree for line in shared_lines(trace, Op.STMATRIX)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("instruction", "fault"),
+    [
+        ("fence_proxy_async", "missing proxy fence"),
+        ("syncwarp", "read-write race"),
+        ("cluster_sync", "mbarrier race"),
+        ("bulk_wait_group_read", simulator.AsyncHazard),
+        ("wgmma_wait", simulator.AsyncHazard),
+        ("mbarrier_arrive_expect_tx", simulator.Deadlock),
+    ],
+)
+def test_no_ordering_instruction_can_be_left_out(monkeypatch, instruction, fault):
+    monkeypatch.setitem(SEMANTICS, instruction, lambda *operands, **parameters: None)
+    trace = Trace()
+    if isinstance(fault, str):
+        run(hopper_gemm(2), 2, trace=trace)
+        assert fault in {finding.kind for finding in check(trace)}
+    else:
+        with pytest.raises(fault):
+            run(hopper_gemm(2), 2, trace=trace)
 
 
 def test_a_stage_released_too_early_is_found():

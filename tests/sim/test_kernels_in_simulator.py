@@ -8,6 +8,7 @@ from numba.cuda import types
 from minfer.cuda import ptx, simulator
 from minfer.cuda.gemm import GemmConfig, make_gemm
 from minfer.cuda.instruction import device_function
+from minfer.cuda.simulator.semantics import SEMANTICS
 from minfer.cuda.trace import Op, Trace, check, shared_lines
 from tests.cuda.simulated import make_kernel
 
@@ -134,3 +135,14 @@ def test_proof_gemm(layout):
     assert check(trace) == []
     degrees = {line.degree for line in shared_lines(trace, Op.LDMATRIX)}
     assert degrees == ({4} if layout == "plain" else {1})
+
+
+@pytest.mark.parametrize("instruction", ["cp_async_wait_group", "cp_async_commit"])
+def test_proof_gemm_needs_its_waits(monkeypatch, instruction):
+    monkeypatch.setitem(SEMANTICS, instruction, lambda *operands, **parameters: None)
+    config = GemmConfig()
+    a, b, c = np.ones((64, 96), np.float16), np.ones((64, 96), np.float16), np.zeros((64, 64), np.float32)
+    trace = Trace()
+    simulator.launch(make_gemm(config), 1, a, b, c, 64, 64, 96, trace=trace, strict=False)
+    assert not np.array_equal(c, np.full((64, 64), 96))
+    assert "read before landing" in {finding.kind for finding in check(trace)}

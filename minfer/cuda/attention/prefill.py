@@ -14,13 +14,17 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.attention import tiles
 from minfer.cuda.attention.config import TILE_ROWS, AttentionConfig, seed_steps
+from minfer.cuda.attention.tiles import load_a
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.signature import signature_of
+from minfer.cuda.tile.epilogue import store_accumulators
+from minfer.cuda.tile.fragments import accumulator_to_operand, store_matrix_sync
 
 LOG2_E = 1.4426950408889634
 NEVER = -1e30  # a masked score: finite, so that differences of two of them are numbers
 
+_to_operand = accumulator_to_operand("f16")
 _wait_all = ptx.cp_async_wait_group(0)
 _wait_but_one = ptx.cp_async_wait_group(1)
 
@@ -104,17 +108,16 @@ def _load_tiles(config: AttentionConfig) -> Callable:
 def _registers(config: AttentionConfig) -> Callable:
     """Scores, softmax and P in registers (FAP2): 4 warps of 16 rows, which meet only around the KV tiles."""
     head_dim, tkv, stages = config.head_dim, config.tkv, config.stages
-    heads, group = config.heads, config.heads // config.kv_heads
+    width, group = config.heads * config.head_dim, config.heads // config.kv_heads
     stride, size = config.row_stride, config.kv_bytes
     query_tile, values_at = config.query_bytes, config.query_bytes + stages * size
     query_words, score_words, sum_words = head_dim // 4, tkv // 2, head_dim // 2  # a lane's share of 16 rows
     in_bytes = {"f16": 2, "f32": 4}[config.query]
-    out_bytes = {"f16": 2, "f32": 4}[config.output]
     stage_query, load = tiles.stage_query(config), _load_tiles(config)
     query_fragments = tiles.query_fragments(config)
     score_fragments = tiles.score_fragments(config, tkv)
     accumulate, scale_rows = tiles.accumulate_pv(config, head_dim), tiles.scale_rows(head_dim)
-    store_rows = tiles.store_rows(config, head_dim)
+    store_rows = store_accumulators(1, head_dim // 16, config.output)
 
     @device_function
     def mask(scores, first, low, high):
@@ -152,18 +155,12 @@ def _registers(config: AttentionConfig) -> Callable:
         return sum_low, sum_high
 
     @device_function
-    def multiply(out, scores, rows):
-        """out += P V: the accumulators of 16 columns of scores are, as f16 pairs, the A fragment of 16 rows
-        of V."""
+    def multiply(sums, scores, rows):
+        """sums += P V, 16 columns of P at a time: as f16 they are the A fragment."""
+        p = cuda.local.array(4, uint32)
         for k in range(tkv // 16):
-            accumulate(
-                out,
-                ptx.pack_f16x2(scores[8 * k], scores[8 * k + 1]),
-                ptx.pack_f16x2(scores[8 * k + 2], scores[8 * k + 3]),
-                ptx.pack_f16x2(scores[8 * k + 4], scores[8 * k + 5]),
-                ptx.pack_f16x2(scores[8 * k + 6], scores[8 * k + 7]),
-                rows + uint32(k * 16 * stride),
-            )
+            _to_operand(p, 0, scores, 8 * k)
+            accumulate(sums, p, rows + uint32(k * 16 * stride))
 
     def attention_registers(q, k_cache, v_cache, out, nt, q_offset, kv_end, scale):
         base = ptx.shared_address(cuda.shared.array(0, uint8))
@@ -176,8 +173,7 @@ def _registers(config: AttentionConfig) -> Callable:
         column = uint64((head // group) * (head_dim * 2))
         keys = ptx.global_address(k_cache) + column
         values = ptx.global_address(v_cache) + column
-        corner = uint64(first_row) * uint64(heads * head_dim) + uint64(head * head_dim)
-        stage_query(base, ptx.global_address(q) + corner * uint64(in_bytes), rows)
+        stage_query(base, ptx.global_address(q) + uint64(head * (head_dim * in_bytes)), first_row, nt)
 
         fragments = cuda.local.array(query_words, uint32)
         scores = cuda.local.array(score_words, float32)
@@ -221,9 +217,7 @@ def _registers(config: AttentionConfig) -> Callable:
             multiply(sums, scores, base + uint32(values_at) + slot)
             cuda.syncthreads()
         scale_rows(sums, ptx.rcp_approx(_quad_sum(sum_low)), ptx.rcp_approx(_quad_sum(sum_high)))
-        row = warp_row + ((thread & 31) >> 2)
-        start = (corner + uint64(row) * uint64(heads * head_dim)) * uint64(out_bytes)
-        store_rows(sums, ptx.global_address(out) + start, row < rows, row + 8 < rows)
+        store_rows(sums, ptx.global_address(out), first_row + warp_row, head * head_dim, nt, width)
 
     return attention_registers
 
@@ -232,32 +226,24 @@ def _shared(config: AttentionConfig) -> Callable:
     """Scores, statistics and P in shared memory: 8 warps; a pair shares 16 query rows, half the columns
     each."""
     head_dim, tkv, stages = config.head_dim, config.tkv, config.stages
-    heads, group = config.heads, config.heads // config.kv_heads
+    width, group = config.heads * config.head_dim, config.heads // config.kv_heads
     stride, size, score_stride = config.row_stride, config.kv_bytes, config.score_stride
     query_tile, values_at = config.query_bytes, config.query_bytes + stages * size
     scores_at = query_tile + 2 * stages * size
     statistics_at = scores_at + config.score_bytes
     in_bytes = {"f16": 2, "f32": 4}[config.query]
-    out_bytes = {"f16": 2, "f32": 4}[config.output]
-    half_columns, half_dim = tkv // 2, head_dim // 2
-    query_words, score_words, sum_words = head_dim // 4, half_columns // 2, half_dim // 2  # a lane's share
+    # Scores go 16 columns a fragment: at tkv 16 one warp of a pair computes them.
+    columns, half_dim = max(16, tkv // 2), head_dim // 2
+    sides = tkv // columns
+    query_words, score_words, sum_words = head_dim // 4, columns // 2, half_dim // 2  # a lane's share
     half_p = config.pv == "shared"  # P as f16, in the place of its scores
     stage_query, load = tiles.stage_query(config), _load_tiles(config)
     query_fragments = tiles.query_fragments(config)
-    score_fragments = tiles.score_fragments(config, half_columns)
+    score_fragments, scale_scores = tiles.score_fragments(config, columns), tiles.scale_rows(columns)
+    store_fragment = store_matrix_sync("f32")
     accumulate, scale_rows = tiles.accumulate_pv(config, half_dim), tiles.scale_rows(half_dim)
-    store_rows = tiles.store_rows(config, half_dim)
+    store_rows = store_accumulators(1, half_dim // 16, config.output)
     sum_at, factor_at = TILE_ROWS * 4, TILE_ROWS * 8  # statistics: maxima, sums, factors
-
-    @device_function
-    def store_scores(scores, address, c):
-        """The warp's 16 x tkv / 2 scores, times c, to the score tile (address of row lane / 4, first
-        column)."""
-        at = address + uint32((ptx.lane_id() & uint32(3)) * uint32(8))
-        for j in range(half_columns // 8):
-            ptx.st_shared_v2_f32(at + uint32(j * 32), scores[4 * j] * c, scores[4 * j + 1] * c)
-            low = at + uint32(8 * score_stride + j * 32)
-            ptx.st_shared_v2_f32(low, scores[4 * j + 2] * c, scores[4 * j + 3] * c)
 
     @device_function
     def store_p(row, column, p):
@@ -275,18 +261,17 @@ def _shared(config: AttentionConfig) -> Callable:
             kept = base + uint32(statistics_at + thread * 4)
             largest = ptx.ld_shared_f32(kept)
             old = largest
-            visible = min(position + thread + 1, kv_end) - first
-            for column in range(tkv):
-                if column < visible:
-                    largest = ptx.max_f32(largest, ptx.ld_shared_f32(row + uint32(column * 4)))
+            seen = max(int32(0), min(int32(tkv), min(position + thread + 1, kv_end) - first))
+            for column in range(seen):
+                largest = ptx.max_f32(largest, ptx.ld_shared_f32(row + uint32(column * 4)))
             total = float32(0)
             # In place: P's element (2 bytes) never reaches a score that is still to be read.
-            for column in range(tkv):
-                p = float32(0)
-                if column < visible:
-                    p = ptx.ex2_approx(ptx.ld_shared_f32(row + uint32(column * 4)) - largest)
+            for column in range(seen):
+                p = ptx.ex2_approx(ptx.ld_shared_f32(row + uint32(column * 4)) - largest)
                 total += p
                 store_p(row, column, p)
+            for column in range(seen, tkv):
+                store_p(row, column, float32(0))
             factor = ptx.ex2_approx(old - largest)
             ptx.st_shared_f32(kept, largest)
             before = ptx.ld_shared_f32(kept + uint32(sum_at))
@@ -336,11 +321,10 @@ def _shared(config: AttentionConfig) -> Callable:
     @device_function
     def multiply_tensor(sums, p_rows, values):
         """sums += P V on tensor cores: A fragments by ldmatrix from the score tile."""
-        lane = ptx.lane_id()
-        at = p_rows + uint32((lane & uint32(15)) * uint32(score_stride) + (lane >> uint32(4)) * uint32(16))
+        p = cuda.local.array(4, uint32)
         for k in range(tkv // 16):
-            a0, a1, a2, a3 = ptx.ldmatrix_x4(at + uint32(k * 32))
-            accumulate(sums, a0, a1, a2, a3, values + uint32(k * 16 * stride))
+            load_a(p, 0, p_rows + uint32(k * 32), score_stride)
+            accumulate(sums, p, values + uint32(k * 16 * stride))
 
     @device_function
     def multiply_scalar(sums, p_rows, values):
@@ -375,8 +359,7 @@ def _shared(config: AttentionConfig) -> Callable:
         column = uint64((head // group) * (head_dim * 2))
         keys = ptx.global_address(k_cache) + column
         values = ptx.global_address(v_cache) + column
-        corner = uint64(first_row) * uint64(heads * head_dim) + uint64(head * head_dim)
-        stage_query(base, ptx.global_address(q) + corner * uint64(in_bytes), rows)
+        stage_query(base, ptx.global_address(q) + uint64(head * (head_dim * in_bytes)), first_row, nt)
         if thread < TILE_ROWS:
             ptx.st_shared_f32(base + uint32(statistics_at + thread * 4), float32(NEVER))
             ptx.st_shared_f32(base + uint32(statistics_at + sum_at + thread * 4), float32(0))
@@ -396,13 +379,14 @@ def _shared(config: AttentionConfig) -> Callable:
                 slot = uint32(((first // tkv) & 1) * size)
             _wait_but_one()
             cuda.syncthreads()
-            if first == 0:
+            if side < sides:
                 query_fragments(fragments, base + uint32(warp_row * stride))
-            score_fragments(
-                scores, fragments, base + uint32(query_tile + side * half_columns * stride) + slot
-            )
-            tile = base + uint32(scores_at + row * score_stride + side * half_columns * 4)
-            store_scores(scores, tile, c)
+                keys_at = query_tile + side * (columns * stride)
+                score_fragments(scores, fragments, base + uint32(keys_at) + slot)
+                scale_scores(scores, c, c)
+                tile = base + uint32(scores_at + warp_row * score_stride + side * (columns * 4))
+                for j in range(columns // 16):
+                    store_fragment(scores, 8 * j, tile + uint32(j * 64), score_stride)
             cuda.syncthreads()
             softmax(base, int32(first), q_offset + first_row, kv_end)
             if stages == 1:
@@ -422,10 +406,8 @@ def _shared(config: AttentionConfig) -> Callable:
             ptx.rcp_approx(ptx.ld_shared_f32(statistics + uint32(sum_at))),
             ptx.rcp_approx(ptx.ld_shared_f32(statistics + uint32(sum_at + 32))),
         )
-        start = (corner + uint64(row) * uint64(heads * head_dim) + uint64(side * half_dim)) * uint64(
-            out_bytes
-        )
-        store_rows(sums, ptx.global_address(out) + start, row < rows, row + 8 < rows)
+        first_column = head * head_dim + side * half_dim
+        store_rows(sums, ptx.global_address(out), first_row + warp_row, first_column, nt, width)
 
     return attention_shared
 

@@ -58,7 +58,7 @@ class SwigluConfig:
 
     def __str__(self) -> str:
         extra = (" packed" if self.packed else "") + (" pdl" if self.pdl else "")
-        return f"{self.source}->{self.output} vector={self.vector} threads={self.threads}{extra}"
+        return f"{self.source}->{self.output}{extra} vector={self.vector} threads={self.threads}"
 
     @property
     def shared_bytes(self) -> int:

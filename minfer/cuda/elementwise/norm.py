@@ -60,9 +60,8 @@ class RmsNormConfig:
         fused = ""
         if self.residual:
             fused = " residual" if self.residual_type == "f32" else f" {self.residual_type} residual"
-        if self.pdl:
-            fused += " pdl"
-        return f"output={self.output} vector={self.vector} threads={self.threads}{fused}"
+        fused += " pdl" if self.pdl else ""
+        return f"output={self.output}{fused} vector={self.vector} threads={self.threads}"
 
     @property
     def shared_bytes(self) -> int:
@@ -78,9 +77,9 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
 
     Arguments: x f32 [nt, dim], (residual f32 or f16 [nt, dim], hidden f32 [nt, dim]: receives h, may be the
     buffer of x or of an f32 residual,) weight f32 [dim], out [nt, dim] f32 or f16, or [nt, ceil(dim / 64) *
-    80] bytes of q8 records, dim int32 (a multiple of `vector`, of 32 for q8), eps float32. Sums are f32, in a
-    fixed order. Rows are read twice, the second time from L1. Zhang and Sennrich 2019, with the weights applied
-    last as llama does.
+    80] bytes of q8 records, dim int32 (a multiple of `vector`, of 32 for q8), eps float32. Sums are f32, in
+    a fixed order. Rows are read twice, the second time from L1. Zhang and Sennrich 2019, with the weights
+    applied last as llama does.
     """
     threads, vector, fused = config.threads, config.vector, config.residual
     store, bytes_of, walked = store4(config.output), row_bytes(config.output), covered(config.output)
@@ -199,6 +198,6 @@ def shipped() -> list[Kernel]:
         rmsnorm(RmsNormConfig(vector=1)),
         rmsnorm(RmsNormConfig(vector=1, residual=True)),
         *(rmsnorm(RmsNormConfig(output=o, residual=r)) for o in OUTPUTS for r in (False, True)),
-        rmsnorm(RmsNormConfig(output="f16", residual=True, residual_type="f16")),
         *(rmsnorm(RmsNormConfig(output="q8", residual=r, threads=1024, pdl=True)) for r in (False, True)),
+        rmsnorm(RmsNormConfig(output="f16", residual=True, residual_type="f16")),
     ]

@@ -391,11 +391,9 @@ def shipped() -> list[Kernel]:
         # Rows from the wgmma GEMM; the last layer's k and v alone; qwen3's head norms.
         shape = (kv_heads, head_dim, head_dim, interleaved)
         kernels += [
+            rope_store(RopeStoreConfig(heads, *shape, bias, pdl=True)),
             rope_store(RopeStoreConfig(heads, *shape, bias, source="f16")),
             rope_store(RopeStoreConfig(0, *shape, bias)),
             rope_store(RopeStoreConfig(heads, *shape, bias=True, norm=True)),
         ]
-        kernels.append(
-            rope_store(RopeStoreConfig(heads, kv_heads, head_dim, head_dim, interleaved, bias, pdl=True))
-        )
     return kernels

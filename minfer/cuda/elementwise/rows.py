@@ -71,7 +71,8 @@ def _load4_f16(address):
 
 
 def load4(source: str) -> Callable:
-    """Device function (address) -> four neighbouring elements, "f32" or "f16", as f32."""
+    """Device function (address) -> four neighbouring elements, "f32" or "f16", as f32. Not through the
+    read-only path: the buffer may be an output too, or the end of a kernel that still runs (`dependent`)."""
     return {"f32": _load4_f32, "f16": _load4_f16}[source]
 
 

@@ -147,6 +147,12 @@ def cache_key(kernel: Kernel, arch: str, lineinfo: bool) -> str | None:
     return f"{kernel.name}-{arch}-{digest[:32]}"
 
 
+def holds(kernel: Kernel, arch: str) -> bool:
+    """Whether `kernel` compiled for `arch` is kept here."""
+    key = cache_key(kernel, arch, lineinfo=False)
+    return key is not None and (cache_folder() / f"{key}.zip").exists()
+
+
 def load(key: str) -> dict[str, bytes] | None:
     """The members stored under `key`, or None: absent, damaged (then deleted) or unreadable."""
     path = cache_folder() / f"{key}.zip"

@@ -140,6 +140,7 @@ class FakeCuda:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"the simulator has no cuda.{name}; it has threadIdx, blockIdx, blockDim, gridDim, grid, gridsize, "
-            f"laneid, warpsize, syncthreads, syncwarp, local.array, shared.array and atomic.add/max/min"
+            f"the simulator has no cuda.{name}; it has threadIdx, blockIdx, blockDim, gridDim, grid, "
+            f"gridsize, laneid, warpsize, syncthreads, syncwarp, local.array, shared.array and "
+            f"atomic.add/max/min"
         )

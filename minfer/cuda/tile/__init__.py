@@ -1,5 +1,15 @@
-"""The wmma-equivalent floor: fragments and their maps, shared-memory tiles, staging, pipelines, schedulers.
+"""The wmma-equivalent floor: what kernels are written with, above single instructions.
 
-Written with `minfer.cuda.ptx` in plain Python, so that it is simulated as it is. `maps` and `shared` need no
-numba.
+    maps         which lane holds which element of a fragment; pure Python
+    fragments    load_matrix_sync, mma_sync, fill_fragment, store_matrix_sync on local arrays
+    shared       shared-memory tiles as values: size, padding or swizzle, address function; pure Python
+    staging      k-tiles through a cp.async ring: f16 as it is, f32 through a mirror
+    quantized    k-tiles of quantized blocks, dequantized through registers
+    epilogue     accumulators to a ragged matrix
+    hopper       rings of TMA stages with mbarriers, stmatrix and TMA-store epilogue
+    scheduler    the order of tiles of persistent blocks
+
+Written with `minfer.cuda.ptx` in plain Python, so that it is simulated as it is. Operations are device
+functions made by factories for their compile-time constants; a kernel's factory calls them and closes over
+the result.
 """

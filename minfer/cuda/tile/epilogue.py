@@ -14,54 +14,78 @@ from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unr
 @functools.cache
 def store_accumulators(n_fragments: int, m_fragments: int, out: str = "f32") -> DeviceFunction:
     """Factory: (array, matrix, first_row, first_column, rows, columns): a warp's n x m accumulator fragments
-    of 16 x 16 to a rows x columns matrix of f32 or f16 at a global address; what lies outside is dropped.
-    Fragment (i, j) starts at index 8 * (i * m_fragments + j). Neighbouring columns leave as one access where
-    every row allows it (even columns)."""
-    element_bytes = 4 if out == "f32" else 2
+    of 16 x 16 to a rows x columns matrix of f32 or f16 at a global address; what lies outside is dropped. All
+    lanes of the warp call it. Fragment (i, j) starts at index 8 * (i * m_fragments + j); first_column is a
+    multiple of 16.
 
-    if out == "f32":
-        store_pair, store_one = ptx.st_global_v2_f32, ptx.st_global_f32
-    else:
+    A lane stores 8 bytes at a time, and four lanes a whole sector, where every row is aligned to that (f32:
+    even columns; f16: columns a multiple of 4); else one element at a time."""
+    half = out == "f16"
+    element_bytes = 2 if half else 4
+    # Columns that must divide a row for the wide stores.
+    granule = 8 // element_bytes
 
-        @device_function
-        def store_pair(address, low, high):
-            ptx.st_global_u32(address, ptx.pack_f16x2(low, high))
-
-        @device_function
-        def store_one(address, value):
-            ptx.st_global_u16(address, ptx.pack_f16x2(value, types.float32(0)))
-
-    # In functions of their own the compiler's front end sees these once, not once a pair.
-    @device_function
-    def store_columns(place, column, columns, paired, low, high):
-        if paired:
-            if column < columns:
-                store_pair(place, low, high)
-        else:
-            if column < columns:
-                store_one(place, low)
-            if column + 1 < columns:
-                store_one(place + types.uint64(element_bytes), high)
+    # In functions of their own the compiler's front end sees these once, not once a fragment.
 
     @device_function
     @unrolled
-    def store_row(array, first, line, first_column, columns, paired):
-        for j in unroll(2 * m_fragments):
-            o, column = first + 4 * j, first_column + 8 * j
-            place = line + types.uint64(column * element_bytes)
-            store_columns(place, column, columns, paired, array[o], array[o + 1])
+    def wide_f32(array, o, line, column, columns, inside, lane):
+        """Two columns of each 8-column half of a fragment's row."""
+        for j in unroll(2):
+            place = column + 8 * j + (lane & 3) * 2
+            if inside and place < columns:
+                at = line + types.uint64(place * 4)
+                ptx.st_global_v2_f32(at, array[o + 4 * j], array[o + 4 * j + 1])
+
+    @device_function
+    def wide_f16(array, o, line, column, columns, inside, lane):
+        """Neighbouring lanes exchange a pair, so that each has four columns of one 8-column half: an even
+        lane of the first, an odd lane of the second."""
+        first, second = ptx.pack_f16x2(array[o], array[o + 1]), ptx.pack_f16x2(array[o + 4], array[o + 5])
+        odd = lane & 1
+        other = ptx.shfl_xor_u32(ptx.select_u32(odd, first, second), 1)
+        place = column + odd * 8 + ((lane & 2) << 1)
+        if inside and place < columns:
+            at = line + types.uint64(place * 2)
+            ptx.st_global_v2_u32(at, ptx.select_u32(odd, other, first), ptx.select_u32(odd, second, other))
+
+    @device_function
+    def store_one(line, column, columns, inside, value):
+        if inside and column < columns:
+            at = line + types.uint64(column * element_bytes)
+            if half:
+                ptx.st_global_u16(at, ptx.pack_f16x2(value, types.float32(0)))
+            else:
+                ptx.st_global_f32(at, value)
+
+    @device_function
+    @unrolled
+    def narrow(array, o, line, column, columns, inside, lane):
+        for j in unroll(2):
+            place = column + 8 * j + (lane & 3) * 2
+            store_one(line, place, columns, inside, array[o + 4 * j])
+            store_one(line, place + 1, columns, inside, array[o + 4 * j + 1])
+
+    wide = wide_f16 if half else wide_f32
+
+    @device_function
+    @unrolled
+    def store_row(array, first, line, first_column, columns, inside, lane):
+        if columns % granule == 0:
+            for j in unroll(m_fragments):
+                wide(array, first + 8 * j, line, first_column + 16 * j, columns, inside, lane)
+        else:
+            for j in unroll(m_fragments):
+                narrow(array, first + 8 * j, line, first_column + 16 * j, columns, inside, lane)
 
     @device_function
     @unrolled
     def store(array, matrix, first_row, first_column, rows, columns):
         lane = cuda.threadIdx.x & 31
-        lane_row, lane_column = first_row + (lane >> 2), first_column + (lane & 3) * 2
-        paired = columns % 2 == 0
         for i in unroll(n_fragments):
-            for half in unroll(2):
-                row = lane_row + 16 * i + 8 * half
-                if row < rows:
-                    line = matrix + types.uint64(types.int64(row) * columns * element_bytes)
-                    store_row(array, 8 * i * m_fragments + 2 * half, line, lane_column, columns, paired)
+            for low in unroll(2):
+                row = first_row + (lane >> 2) + 16 * i + 8 * low
+                line = matrix + types.uint64(types.int64(row) * columns * element_bytes)
+                store_row(array, 8 * i * m_fragments + 2 * low, line, first_column, columns, row < rows, lane)
 
     return store

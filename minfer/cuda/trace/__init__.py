@@ -8,8 +8,9 @@ check(trace)          # races, reads before landing, uninitialised reads, missin
 trace.save("gemm")    # gemm.npz and gemm.json
 """
 
+from minfer.cuda.trace.finding import Finding
 from minfer.cuda.trace.ops import Op
-from minfer.cuda.trace.races import Finding, check
+from minfer.cuda.trace.races import check
 from minfer.cuda.trace.recorder import LaunchInfo, Place, Trace, TracedArray
 from minfer.cuda.trace.requests import (
     GlobalLine,

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from minfer.cuda.trace.finding import Finding
 from minfer.cuda.trace.ops import Op, unpack_mbarrier
-from minfer.cuda.trace.recorder import Place, Trace
+from minfer.cuda.trace.recorder import Trace
 
 _SHARED_ACCESSES = (
     Op.LOAD_SHARED, Op.STORE_SHARED, Op.LDMATRIX, Op.STMATRIX, Op.ATOMIC,
@@ -28,37 +29,6 @@ _SHARED_ACCESSES = (
 )  # fmt: skip
 _GLOBAL_WRITES = (Op.STORE_GLOBAL,)
 _GLOBAL_SPAN = 1 << 40  # arrays lie at multiples of it
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One kind of fault between two places of the source, as first seen.
-
-    Attributes:
-        kind: "uninitialized read", "read before landing", "read-write race", "write-write race",
-            "overwrites asynchronous read" or "missing proxy fence".
-        space: "shared" or "global".
-        address: first byte concerned. block, thread, place: the later access.
-        other_thread, other_place: the earlier one, where there is one.
-        count: how many accesses were found with this kind and these places.
-    """
-
-    kind: str
-    space: str
-    address: int
-    block: int
-    thread: int
-    place: Place
-    other_thread: int | None
-    other_place: Place | None
-    count: int = 1
-
-    def __str__(self) -> str:
-        where = f"{self.space} {self.address:#x}, block {self.block} thread {self.thread}, {self.place}"
-        text = f"{self.kind}: {where}"
-        if self.other_place is not None:
-            text += f"; thread {self.other_thread}, {self.other_place}"
-        return text + (f" ({self.count} times)" if self.count > 1 else "")
 
 
 def check(trace: Trace) -> list[Finding]:
@@ -126,6 +96,7 @@ class _Checker:
         self.fences = [0] * size
         self.shared = [_Memory() for _ in range(info.cluster)]
         self.meetings: dict[tuple, np.ndarray] = {}
+        self.mbarriers: dict[tuple[int, int], tuple[int, int, int]] = {}  # thread, clock, site that made it
         self.size = size
         for op, block, thread, site, _, _, address, length, extra in rows.tolist():
             handler = _HANDLERS.get(op)
@@ -251,7 +222,9 @@ class _Checker:
         self.written(rank, thread, site, address, length)
 
     def tma_issue(self, rank, thread, site, address, length, extra):
-        self.copy_issue(unpack_mbarrier(extra)[1], thread, site, address, length, extra)
+        mbarrier, target, _ = unpack_mbarrier(extra)
+        self.use_mbarrier(thread, site, target, mbarrier)
+        self.copy_issue(target, thread, site, address, length, extra)
 
     def tma_land(self, rank, thread, site, address, length, extra):
         mbarrier, target, phase = unpack_mbarrier(extra)
@@ -329,10 +302,20 @@ class _Checker:
     def cluster_leave(self, rank, thread, site, address, length, extra):
         self.acquire(thread, ("cluster", extra))
 
+    def mbarrier_init(self, rank, thread, site, address, length, extra):
+        self.mbarriers[rank, address] = (thread, self.clocks[thread][thread], site)
+
+    def use_mbarrier(self, thread: int, site: int, rank: int, address: int) -> None:
+        maker, at, made = self.mbarriers[rank, address]
+        if maker != thread and self.clocks[thread][maker] < at:
+            self.report("mbarrier race", "shared", address, thread, site, (maker, made))
+
     def mbarrier_arrive(self, rank, thread, site, address, length, extra):
+        self.use_mbarrier(thread, site, length, address)
         self.release(thread, ("mbarrier", length, address, extra))
 
     def mbarrier_wait(self, rank, thread, site, address, length, extra):
+        self.use_mbarrier(thread, site, length, address)
         self.acquire(thread, ("mbarrier", length, address, extra - 1))
 
     def fence(self, rank, thread, site, address, length, extra):
@@ -400,6 +383,7 @@ _HANDLERS = {
     Op.WARP_LEAVE: _Checker.warp_leave,
     Op.CLUSTER_ARRIVE: _Checker.cluster_arrive,
     Op.CLUSTER_LEAVE: _Checker.cluster_leave,
+    Op.MBARRIER_INIT: _Checker.mbarrier_init,
     Op.MBARRIER_ARRIVE: _Checker.mbarrier_arrive,
     Op.MBARRIER_WAIT: _Checker.mbarrier_wait,
     Op.FENCE_PROXY: _Checker.fence,

@@ -77,6 +77,8 @@ class CudaBackend:
         self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
     ) -> CudaRuntime:
         """Plan the memory, load the weights; see `Backend.open`."""
+        from minfer.engine.cuda.compile_ahead import compile_ahead, needed_kernels
+        from minfer.engine.cuda.devices import GpuDevice
         from minfer.engine.cuda.plan import plan_memory
         from minfer.engine.cuda.runtime import CudaRuntime
         from minfer.engine.cuda.weights import layer_stacks, matrix_shape
@@ -91,6 +93,9 @@ class CudaBackend:
         free = self.device.free_bytes()
         plan = plan_memory(config, layers, tables, n_ctx, chunk, self.route, free, self.device.sms)
         self._on_plan(str(plan))
+        if isinstance(self.device, GpuDevice):
+            needed = needed_kernels(model, self.route, plan, self.device.arch, self.device.sms)
+            compile_ahead(needed, self.device.arch)
         try:
             return CudaRuntime(model, self.device, self.route, plan, progress)
         except MemoryError as error:

@@ -1,6 +1,7 @@
-"""What the cuda backend needs of a device, and the two there are: a GPU, and the simulator.
+"""What the cuda backend needs of a device, and the three there are: a GPU, the simulator, and none.
 
-The simulator runs the same kernels on NumPy arrays, so that the whole backend can be tested without a GPU.
+The simulator runs the same kernels on NumPy arrays, so that the whole backend can be tested without a GPU. A
+dry run finds out which kernels a model will need.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ class Device(Protocol):
 
     def upload(self, target: Any, source: np.ndarray) -> None:
         """Copy a large one in, any dtype of the same number of bytes."""
+
+    def end_uploads(self) -> None:
+        """No large copies will follow."""
 
     def read(self, source: Any) -> np.ndarray:
         """Wait for everything and copy out."""
@@ -145,6 +149,43 @@ class SimulatedDevice:
         from minfer.cuda import simulator
 
         return simulator.tensor_map(array, *box)
+
+    def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        return enqueue
+
+
+class DryDevice:
+    """No device at all: remembers which kernels are launched, and runs nothing. Its arrays have no memory."""
+
+    def __init__(self, arch: str, sms: int) -> None:
+        self.arch, self.sms = arch, sms
+        self.launches: list[Kernel] = []
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+        from minfer.cuda.runtime import DeviceArray
+
+        return DeviceArray(None, 256, (shape,) if isinstance(shape, int) else shape, np.dtype(dtype))
+
+    def write(self, target: Any, source: np.ndarray) -> None:
+        pass
+
+    def upload(self, target: Any, source: np.ndarray) -> None:
+        pass
+
+    def end_uploads(self) -> None:
+        pass
+
+    def read(self, source: Any) -> np.ndarray:
+        return np.zeros(source.shape, source.dtype)
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
+        self.launches.append(kernel)
+
+    def tensor_map(self, array: Any, box: tuple[int, int]) -> Any:
+        return array, box
 
     def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
         return enqueue

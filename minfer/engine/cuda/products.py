@@ -14,16 +14,15 @@ from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.plan import MemoryPlan
 from minfer.engine.cuda.routes import Route
 from minfer.engine.cuda.weights import Stack, kernel
-from minfer.model.config import ModelConfig
 
-PANEL_BYTES = 64 << 20  # f16 weights of a panel of the output matrix
+PANEL_ROWS = 8192  # of the output matrix, dequantized at once
 
 
 class Products:
     """GEMMs of a route. Weights without a resident f16 copy are dequantized into one scratch first."""
 
-    def __init__(self, device: Device, route: Route, plan: MemoryPlan, config: ModelConfig):
-        self.device, self.route, self.config = device, route, config
+    def __init__(self, device: Device, route: Route, plan: MemoryPlan):
+        self.device, self.route = device, route
         self._scratch: Any = None
         scratch = plan.parts.get("f16 scratch of one matrix", 0)
         if scratch:
@@ -64,8 +63,7 @@ class Products:
         return result
 
     def _panels(self, vocab: int) -> list[tuple[int, int]]:
-        rows = max(128, PANEL_BYTES // (2 * self.config.hidden) // 128 * 128)
-        return [(first, min(first + rows, vocab)) for first in range(0, vocab, rows)]
+        return [(first, min(first + PANEL_ROWS, vocab)) for first in range(0, vocab, PANEL_ROWS)]
 
     def _multiply_panels(self, out: Activations, a: Any, stack: Stack) -> None:
         """Logits of all tokens: some rows of the output matrix at a time, dequantized, each product a
@@ -99,7 +97,7 @@ class Products:
     def _map(self, config: GemmHopperConfig, name: str, array: Any) -> Any:
         """A tensor map, kept: the same buffers come again."""
         box = config.boxes[name]
-        address = getattr(array, "pointer", None) or array.__array_interface__["data"][0]
+        address = array.pointer if hasattr(array, "pointer") else array.__array_interface__["data"][0]
         key = (address, array.shape, box)
         if key not in self._maps:
             self._maps[key] = self.device.tensor_map(array, box)

@@ -47,7 +47,7 @@ class CudaRuntime:
         self.device, self.route, self.plan = device, route, plan
         self._pdl = int(device.arch.removeprefix("sm_").rstrip("af")) >= 90
         self.weights, self._embedding = Loader(device, model, plan, progress).load()
-        self._products = Products(device, route, plan, config)
+        self._products = Products(device, route, plan)
         kv_dim = config.n_kv_heads * config.head_dim
         shape = plan.n_ctx, kv_dim
         self._keys = [device.empty(shape, np.float16) for _ in range(config.n_layers)]

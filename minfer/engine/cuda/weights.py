@@ -22,7 +22,17 @@ from minfer.model.model import LayerTensors, Model
 @cache
 def kernel(factory: Callable[[Any], Kernel], config: Any) -> Kernel:
     """The kernel of a config, one object for all: what is loaded on the GPU is kept by kernel."""
-    return factory(config)
+    made = factory(config)
+    _origins[made] = factory, replace(config)  # a fresh copy: what a config computes and keeps may not pickle
+    return made
+
+
+def origin(made: Kernel) -> tuple[Callable[[Any], Kernel], Any]:
+    """The factory and config that `kernel` made it from: these two can go to another process."""
+    return _origins[made]
+
+
+_origins: dict[Kernel, tuple[Callable[[Any], Kernel], Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -138,6 +148,7 @@ class Loader:
                 )
             )
         weights = Weights(layers, self.vector(model.output_norm), output)
+        self.device.end_uploads()
         return weights, embedding.runs[0]
 
     def stack(self, names: Sequence[str], half: bool = True) -> Stack:

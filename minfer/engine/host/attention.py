@@ -118,8 +118,8 @@ def attend_few(
 def transpose_keys(part, parts, out, keys, context, count, width, heads, head_dim, halves):
     """out (heads, head_dim, width) float32 = the first `count` keys of a layer's cache, transposed.
 
-    keys: see attend_few. width: at least count, a multiple of 64; the columns past count become 0. Parts share out
-    groups of 16 tokens.
+    keys: see attend_few. width: at least count, a multiple of 64; the columns past count become 0. Parts
+    share out groups of 16 tokens.
     """
     begin, end = share(heads * (width // 16), part, parts)
     size = 2 if halves != 0 else 4
@@ -141,7 +141,7 @@ def transpose_keys(part, parts, out, keys, context, count, width, heads, head_di
 
 @helper
 def _product(out, out_stride, a, a_stride, b, b_stride, rows, columns, depth):
-    """out = a . b: a (rows, depth), b (depth, columns) float32, columns a multiple of 16, strides in bytes."""
+    """out = a . b: a (rows, depth), b (depth, columns) float32, columns % 16 == 0, strides in bytes."""
     for column in range(0, columns // 64 * 64, 64):
         at = 4 * column
         for row in range(0, rows // 4 * 4, 4):
@@ -171,9 +171,9 @@ def attend_many(
 ):  # fmt: skip
     """Causal attention of many rows: QUERY_BLOCK of them at a time against all keys that they see.
 
-    out (queries, heads * head_dim), q (rows of q_stride bytes); keys: see transpose_keys; values (heads / group,
-    value_rows, head_dim) float32. Query i sees first + i + 1 tokens. scratch: QUERY_BLOCK * width floats for each
-    part. Parts take turns at blocks of queries, the longest ones first.
+    out (queries, heads * head_dim), q (rows of q_stride bytes); keys: see transpose_keys; values (heads /
+    group, value_rows, head_dim) float32. Query i sees first + i + 1 tokens. scratch: QUERY_BLOCK * width
+    floats for each part. Parts take turns at blocks of queries, the longest ones first.
     """
     scores = scratch + 4 * part * QUERY_BLOCK * width
     blocks = (queries + QUERY_BLOCK - 1) // QUERY_BLOCK

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from minfer.engine.backend import KvDtype
+from minfer.engine.errors import EngineError
 from minfer.model.config import ModelConfig
 
 
@@ -19,5 +22,12 @@ class KvCache:
         self.context = -(-n_ctx // 16) * 16
         self.halves = dtype == "f16"
         shape = config.n_layers, config.n_kv_heads, self.context, config.head_dim
-        self.keys = np.zeros(shape, np.float16 if self.halves else np.float32)
-        self.values = np.zeros_like(self.keys)
+        kind = np.dtype(np.float16 if self.halves else np.float32)
+        try:
+            self.keys, self.values = np.zeros(shape, kind), np.zeros(shape, kind)
+        except MemoryError:
+            size = 2 * math.prod(shape) * kind.itemsize
+            raise EngineError(
+                f"the KV cache of {n_ctx} tokens in {dtype} needs {size / 2**30:.1f} GiB of memory, "
+                "which this machine does not have: use a smaller context"
+            ) from None

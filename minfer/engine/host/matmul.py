@@ -1,4 +1,4 @@
-"""A quantized matrix times many vectors: strips of the matrix are unpacked into a core's cache and multiplied."""
+"""A quantized matrix times many vectors: strips of it are unpacked into a core's cache and multiplied."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ walk = None
 
 
 def matmul(
-    part, parts, out, out_stride, x, x_stride, tokens, weight, row_bytes, rows, columns, bias, residual, scratch
+    part, parts, out, out_stride, x, x_stride, tokens, weight, row_bytes, rows, columns, bias, residual,
+    scratch,
 ):  # fmt: skip
-    """out[t, r] = weight[r] . x[t] (+ bias[r]) (+ out[t, r] if residual), not both; float32, strides in bytes.
+    """out[t, r] = weight[r] . x[t] + bias[r], or + out[t, r] instead if residual.
 
-    bias: float32 (rows,), zeros if there is none. scratch: STRIP_FLOATS float32 for each part. Parts share out strips of STRIP_ROWS rows.
+    out, x: float32 rows with strides in bytes; bias: float32 (rows,), zeros if there is none. scratch:
+    STRIP_FLOATS float32 for each part. Parts share out strips of STRIP_ROWS rows.
     """
     strip = scratch + 4 * STRIP_FLOATS * part
     begin, end = share((rows + STRIP_ROWS - 1) // STRIP_ROWS, part, parts)
@@ -73,14 +75,16 @@ def multiply_strip(out, out_stride, x, x_stride, tokens, strip, rows, columns, b
         for row in range(0, whole_rows, 4):
             dot_tile_4(
                 source, x_stride, strip + row * row_stride, row_stride, vectors,
-                out + token * out_stride + 4 * row, out_stride, base + token * base_stride + 4 * row, base_stride,
+                out + token * out_stride + 4 * row, out_stride,
+                base + token * base_stride + 4 * row, base_stride,
             )  # fmt: skip
         token += 4
     while token < tokens:
         for row in range(0, whole_rows, 4):
             dot_tile_1(
                 x + token * x_stride, x_stride, strip + row * row_stride, row_stride, vectors,
-                out + token * out_stride + 4 * row, out_stride, base + token * base_stride + 4 * row, base_stride,
+                out + token * out_stride + 4 * row, out_stride,
+                base + token * base_stride + 4 * row, base_stride,
             )  # fmt: skip
         token += 1
     for row in range(whole_rows, rows):

@@ -93,9 +93,13 @@ class HostRuntime:
 
     def read(self, buffer: np.ndarray) -> np.ndarray:
         """See Runtime.read."""
+        self._run()
+        return buffer.copy()
+
+    def _run(self) -> None:
+        """Run the steps enqueued so far."""
         table, self._program = self._program.table(), Program()
         self._team.run(table)
-        return buffer.copy()
 
     def _parts(self, work: int, grain: int) -> int:
         """Parts for a step of `work` units, none much smaller than `grain`."""
@@ -105,6 +109,7 @@ class HostRuntime:
         """Float32 scratch, kept from call to call and grown when needed."""
         size = math.prod(shape)
         if name not in self._scratch or self._scratch[name].size < size:
+            self._run()  # pending steps hold the address of what is given up here
             self._scratch[name] = np.empty(size, np.float32)
         return self._scratch[name][:size].reshape(shape)
 
@@ -194,8 +199,8 @@ class HostRuntime:
             return
         self._program.add(
             attention.attend_few, address(out), address(q), q.strides[0], address(self._kv.keys[layer]),
-            address(self._kv.values[layer]), self._kv.context, address(self._position), first_query,
-            len(q), config.n_heads,            config.n_heads // config.n_kv_heads, config.head_dim, address(self._few_scores),
+            address(self._kv.values[layer]), self._kv.context, address(self._position), first_query, len(q),
+            config.n_heads, config.n_heads // config.n_kv_heads, config.head_dim, address(self._few_scores),
             float_bits(config.head_dim**-0.5), int(self._kv.halves), parts=len(q) * config.n_heads,
         )  # fmt: skip
 
@@ -207,23 +212,26 @@ class HostRuntime:
         keys = self._temporary("keys", config.n_kv_heads, head_dim, width)
         self._program.add(
             attention.transpose_keys, address(keys), address(kv.keys[layer]), kv.context, count, width,
-            config.n_kv_heads, head_dim, int(kv.halves), parts=self._parts(keys.size, 1 << 14), wait=not kv.halves,
+            config.n_kv_heads, head_dim, int(kv.halves), parts=self._parts(keys.size, 1 << 14),
+            wait=not kv.halves,
         )  # fmt: skip
         values = kv.values[layer]
         if kv.halves:
             values = self._temporary("values", config.n_kv_heads, count, head_dim)
             for head in range(config.n_kv_heads):
                 self._program.add(
-                    elementwise.widen, address(values[head]), address(kv.values[layer, head]), count * head_dim,
-                    parts=self._parts(count * head_dim, 1 << 14), wait=head == config.n_kv_heads - 1,
+                    elementwise.widen, address(values[head]), address(kv.values[layer, head]),
+                    count * head_dim, parts=self._parts(count * head_dim, 1 << 14),
+                    wait=head == config.n_kv_heads - 1,
                 )  # fmt: skip
         blocks = config.n_heads * -(-len(q) // attention.QUERY_BLOCK)
         parts = min(4 * self._team.threads, blocks)
         scores = self._temporary("scores", parts, attention.QUERY_BLOCK, width)
         self._program.add(
-            attention.attend_many, address(out), address(q), q.strides[0], address(keys), width, address(values),
-            values.shape[1], first, len(q), config.n_heads, config.n_heads // config.n_kv_heads, head_dim,
-            address(scores), float_bits(head_dim**-0.5), parts=parts,
+            attention.attend_many, address(out), address(q), q.strides[0], address(keys), width,
+            address(values), values.shape[1], first, len(q), config.n_heads,
+            config.n_heads // config.n_kv_heads, head_dim, address(scores), float_bits(head_dim**-0.5),
+            parts=parts,
         )  # fmt: skip
 
     def swiglu(self, out: np.ndarray, gate_up: np.ndarray) -> None:

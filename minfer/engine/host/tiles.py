@@ -1,9 +1,9 @@
-"""Register tiles of float32 matrix products, for prefill: blocks of C stay in vector registers over a whole sum.
+"""Register tiles of float32 matrix products, for prefill: blocks of C stay in registers over a whole sum.
 
-Why not a BLAS: its threads wait by spinning and its work is cut up beforehand, so on a machine with other work
-on its cores a product of microseconds can take a scheduler's time slice, thousands of times a prompt. These
-tiles run as parts of the team's steps, at about the speed of OpenBLAS on one core, and the order of a sum does
-not depend on the number of tokens or threads.
+Why not a BLAS: its threads wait by spinning and its work is cut up beforehand, so on a machine with other
+work on its cores a product of microseconds can take a scheduler's time slice, thousands of times a prompt.
+These tiles run as parts of the team's steps, and the order of a sum does not depend on the number of tokens
+or threads.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _sums(builder, vectors):
 
 
 def _dot_tile(tokens: int):
-    """Make the intrinsic of a tile of `tokens` x 4 dot products; both operands run along the sum in memory."""
+    """Make the intrinsic of a tile of `tokens` x 4 dot products of rows that are contiguous."""
 
     def tile(typingctx, x, x_stride, weights, weight_stride, vectors, out, out_stride, base, base_stride):
         signature = types.void(*[types.int64] * 9)

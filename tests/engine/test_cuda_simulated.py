@@ -1,0 +1,106 @@
+"""The whole cuda backend on the simulator: its logits equal the host backend's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minfer.engine.backend import Backend
+from minfer.engine.cuda.backend import CudaBackend
+from minfer.engine.cuda.devices import SimulatedDevice
+from minfer.engine.cuda.plan import RESERVE_BYTES
+from minfer.engine.cuda.routes import Route
+from minfer.engine.host.runtime import HostBackend
+from minfer.engine.session import Session
+from minfer.model.model import Model
+from tests.engine.cuda_models import MIXED, VOCAB, micro_model
+
+pytestmark = pytest.mark.slow
+IDS = np.random.default_rng(0).integers(0, VOCAB, 16)
+
+
+def close(a: np.ndarray, b: np.ndarray, bound: float = 0.03) -> None:
+    assert a.shape == b.shape
+    assert np.sqrt(np.mean((a - b) ** 2) / np.mean(b**2)) < bound
+
+
+def open_session(model: Model, backend: Backend, chunk: int = 16) -> Session:
+    return Session(model, backend, n_ctx=32, chunk=chunk)
+
+
+def simulated(device: SimulatedDevice | None = None, route: str | Route = "f16") -> CudaBackend:
+    return CudaBackend(route, device or SimulatedDevice(), on_plan=lambda line: None)
+
+
+def launched(device: SimulatedDevice) -> set[str]:
+    return {kernel.name for kernel in device.launches}
+
+
+def test_prefill_and_decode(tmp_path):
+    """One pass with its tail, then a token through the decode kernels."""
+    model = micro_model(tmp_path / "micro.gguf")
+    device = SimulatedDevice()
+    gpu, host = open_session(model, simulated(device)), open_session(model, HostBackend(threads=1))
+    device.launches.clear()
+    close(gpu.forward(IDS[:7]), host.forward(IDS[:7]), 0.01)
+    assert {"gemm_f16", "attention_prefill", "rope_store", "rope", "gemv"} <= launched(device)
+    device.launches.clear()
+    close(gpu.forward(IDS[7:8]), host.forward(IDS[7:8]))
+    assert {"gemv", "attention_decode", "attention_combine"} <= launched(device)
+    assert not {"gemm_f16", "attention_prefill", "quantize_q8"} & launched(device)
+
+
+def test_chunks_of_few_tokens(tmp_path):
+    """A chunk through the GEMMs without logits, then one so short that it reads the blocks."""
+    model = micro_model(tmp_path / "micro.gguf")
+    gpu, host = open_session(model, simulated(), chunk=5), open_session(model, HostBackend(threads=1))
+    close(gpu.forward(IDS[:8]), host.forward(IDS[:8]))
+
+
+def test_mixed_formats_head_norms_and_scratch(tmp_path):
+    """A qwen3 with plain weights among quantized ones, in so little memory that prefill dequantizes anew."""
+    model = micro_model(tmp_path / "micro.gguf", "qwen3", MIXED)
+    resident = open_session(model, simulated())._runtime.plan
+    device = SimulatedDevice(memory_bytes=RESERVE_BYTES + resident.total - 1)
+    gpu, host = open_session(model, simulated(device)), open_session(model, HostBackend(threads=1))
+    assert resident.resident
+    assert not gpu._runtime.plan.resident
+    close(gpu.forward(IDS[:6]), host.forward(IDS[:6]), 0.01)
+    close(gpu.forward(IDS[6:7]), host.forward(IDS[6:7]))
+
+
+def test_logits_of_all_tokens(tmp_path, monkeypatch):
+    """Through panels of the output matrix, and for few tokens through the blocks."""
+    from minfer.engine.cuda import products
+
+    monkeypatch.setattr(products, "PANEL_ROWS", 64)
+    model = micro_model(tmp_path / "micro.gguf", layers=1)
+    gpu, host = open_session(model, simulated(), chunk=5), open_session(model, HostBackend(threads=1))
+    close(gpu.forward(IDS[:7], logits="all"), host.forward(IDS[:7], logits="all"))
+
+
+def test_wgmma_route(tmp_path, monkeypatch):
+    """Hopper's GEMM for every product of several tokens; f16 sums go into the norm, f16 rows into RoPE."""
+    from minfer.engine.cuda import routes
+
+    monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
+    model = micro_model(tmp_path / "micro.gguf")
+    device = SimulatedDevice(arch="sm_90a")
+    gpu, host = (
+        open_session(model, simulated(device, "f16-wgmma")),
+        open_session(model, HostBackend(threads=1)),
+    )
+    close(gpu.forward(IDS[:5]), host.forward(IDS[:5]), 0.01)
+    assert "gemm_hopper" in launched(device)
+
+
+def test_f32_activations(tmp_path):
+    """The seeds' f32 mirror: nothing is converted before a GEMM."""
+    from minfer.engine.cuda.routes import choose_route
+
+    model = micro_model(tmp_path / "micro.gguf")
+    device = SimulatedDevice()
+    backend = simulated(device, choose_route("f16", "sm_80", {"MINFER_GEMM_AF32": "1"}))
+    gpu, host = open_session(model, backend), open_session(model, HostBackend(threads=1))
+    close(gpu.forward(IDS[:6]), host.forward(IDS[:6]), 0.01)
+    assert "convert_f32_f16" not in launched(device)

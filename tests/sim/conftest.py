@@ -1,6 +1,0 @@
-"""Shares the simulator helpers of tests/cuda."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cuda"))
