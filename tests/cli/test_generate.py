@@ -146,12 +146,6 @@ def test_a_model_that_is_no_model(capsys, tmp_path):
         assert_one_line_error(status, err, str(file), part)
 
 
-<<<<<<< HEAD
-def test_a_backend_that_is_not_to_be_had(capsys, monkeypatch):
-    monkeypatch.setattr("minfer.engine.cuda.backend.why_unavailable", lambda: "no GPU in this machine")
-    status = cli.main(["run", "--backend", "cuda", "-m", str(TINY), "-p", "Hello"])
-    assert_one_line_error(status, capsys.readouterr().err, "no GPU in this machine", "--backend host")
-=======
 def test_a_backend_that_is_not_to_be_had():
     done = subprocess.run(
         [sys.executable, "-m", "minfer", "run", "--backend", "cuda", "-m", str(TINY), "-p", "Hello"],
@@ -160,7 +154,6 @@ def test_a_backend_that_is_not_to_be_had():
         text=True,
     )
     assert_one_line_error(done.returncode, done.stderr, "backend cuda cannot be used", "--backend host")
->>>>>>> tokenizer
 
 
 @pytest.mark.network
