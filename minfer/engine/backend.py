@@ -108,6 +108,8 @@ class Backend(Protocol):
     """A kind of device that runs models."""
 
     name: str
+    default_chunk: int
+    """Most tokens of one pass, where the caller does not say."""
 
     def describe(self) -> str:
         """The device in a few words."""

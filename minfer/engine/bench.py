@@ -13,7 +13,7 @@ import numpy as np
 import minfer
 from minfer.engine.backend import Backend, KvDtype
 from minfer.engine.errors import InputError
-from minfer.engine.session import DEFAULT_CHUNK, Session
+from minfer.engine.session import Session
 from minfer.model.model import Model
 
 
@@ -56,7 +56,7 @@ def bench(
     generations: Sequence[int] = (128,),
     repetitions: int = 5,
     kv_dtype: KvDtype = "f16",
-    chunk: int = DEFAULT_CHUNK,
+    chunk: int | None = None,
     on_sample: Callable[[str, int, int], None] | None = None,
 ) -> list[BenchResult]:
     """Run pp N for each N in `prompts` (logits of the last token only), tg N for each in `generations`.

@@ -13,7 +13,6 @@ from minfer.engine.transformer import Buffers, Wanted, forward
 from minfer.model.model import Model
 
 DEFAULT_CONTEXT = 4096
-DEFAULT_CHUNK = 512
 WARM_UP_TOKENS = 8
 
 
@@ -21,7 +20,7 @@ class Session:
     """Feeds tokens through a model.
 
     n_ctx: most tokens of a context (None: the model's, at most 4096). kv_dtype: "f16" or "f32". chunk:
-    most tokens of one pass; a longer prompt goes through in several.
+    most tokens of one pass (None: what the backend prefers); a longer prompt goes through in several.
     """
 
     def __init__(
@@ -30,7 +29,7 @@ class Session:
         backend: Backend,
         n_ctx: int | None = None,
         kv_dtype: KvDtype = "f16",
-        chunk: int = DEFAULT_CHUNK,
+        chunk: int | None = None,
         progress: Progress | None = None,
     ):
         config = model.config
@@ -42,6 +41,8 @@ class Session:
             )
         if kv_dtype not in KV_DTYPES:
             raise InputError(f"KV cache type {kv_dtype!r} is unknown: choose one of {', '.join(KV_DTYPES)}")
+        if chunk is None:
+            chunk = backend.default_chunk
         if chunk < 1:
             raise InputError(f"a prefill chunk of {chunk} tokens is not possible: give at least 1")
         self.model = model

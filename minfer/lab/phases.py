@@ -90,6 +90,6 @@ def arrivals(report: Report) -> Picture:
     axes.step(report.arrivals, range(1, len(rows) + 1), where="post", color=style.BLUE, label="decode")
     axes.set(xlim=(0, None), ylim=(0, None))
     style.label(axes, "time since the start of the prefill (s)", "pieces of text")
-    style.legend(axes, loc="upper left")
+    style.legend(axes, loc="lower right")
     alt = f"{len(rows)} pieces of text over time: a wait for the prefill, then one by one while decoding"
     return Picture(figure, alt, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -145,10 +146,14 @@ def test_a_model_that_is_no_model(capsys, tmp_path):
         assert_one_line_error(status, err, str(file), part)
 
 
-def test_a_backend_that_is_not_to_be_had(capsys, monkeypatch):
-    monkeypatch.setattr("minfer.engine.cuda.backend.why_unavailable", lambda: "no GPU in this machine")
-    status = cli.main(["run", "--backend", "cuda", "-m", str(TINY), "-p", "Hello"])
-    assert_one_line_error(status, capsys.readouterr().err, "no GPU in this machine", "--backend host")
+def test_a_backend_that_is_not_to_be_had():
+    done = subprocess.run(
+        [sys.executable, "-m", "minfer", "run", "--backend", "cuda", "-m", str(TINY), "-p", "Hello"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert_one_line_error(done.returncode, done.stderr, "backend cuda cannot be used", "--backend host")
 
 
 @pytest.mark.network

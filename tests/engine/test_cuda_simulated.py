@@ -92,6 +92,10 @@ def test_wgmma_route(tmp_path, monkeypatch):
     )
     close(gpu.forward(IDS[:5]), host.forward(IDS[:5]), 0.01)
     assert "gemm_hopper" in launched(device)
+    device.launches.clear()
+    close(gpu.forward(IDS[5:6]), host.forward(IDS[5:6]))
+    waiting = {kernel.name for kernel in device.launches if kernel.config.pdl}
+    assert waiting == launched(device) - {"embedding"}
 
 
 def test_f32_activations(tmp_path):

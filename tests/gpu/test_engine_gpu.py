@@ -102,9 +102,9 @@ def test_decode_equals_llamacpp(oracle, measure):
 def test_chunked_prefill_equals_whole(oracle):
     model, ids, _ = oracle
     whole = session(model).forward(ids)
-    for chunk in (3, 7, 16, 47):
+    for chunk, bound in ((16, 0.005), (3, 0.03), (7, 0.03), (47, 0.03)):  # q8 activations where few remain
         chunked = session(model, chunk=chunk).forward(ids)
-        assert relative_rms(chunked, whole) < 0.02, chunk
+        assert relative_rms(chunked, whole) < bound, chunk
 
 
 def test_few_tokens_at_a_time(oracle):

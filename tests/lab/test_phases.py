@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from minfer.lab.generate import TINY, Report, Request, load, run, stream, weight_bytes
+from minfer.lab.generate_panel import GeneratePanel
 from minfer.lab.phases import arrivals, one_by_one_difference, token_cost, tokens
 
 TEXT = "The café opens at 8."
@@ -92,3 +93,13 @@ def test_streaming_into_a_cell_shows_the_text_as_it_grows(monkeypatch):
     assert shown[0] == "Hello"
     assert shown[-1] == "Hello" + report.text
     assert all(later.startswith(earlier) for earlier, later in pairwise(shown))
+
+
+def test_the_panel_runs_the_tiny_model_in_its_thread():
+    panel = GeneratePanel([("tiny", TINY)], prompt="Hello")
+    panel.n_predict.value = 5
+    for _ in range(2):
+        panel.start()
+        assert panel.wait(120)
+        assert panel.report is not None, panel.status.value
+        assert "tok/s" in panel.status.value

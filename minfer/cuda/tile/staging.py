@@ -3,10 +3,14 @@
 A source stages `tile.rows` rows of a row-major matrix, one k-tile at a time. The kernel's loop is the same
 for all of them:
 
-    pointer, rows_left, ks_left = start(...)                         # this thread's share copy(...) of the
-    first stages - 1 k-tiles, committing each       # asynchronous for each k-tile: wait until its group has
-    landed; settle(...)                 # what this thread copied becomes the f16 tile barrier copy(...) of
-    the k-tile stages - 1 ahead; commit read the f16 tile
+    pointer, rows_left, ks_left = start(...)   # this thread's share
+    copy(...) of the first stages - 1 k-tiles, committing each
+    for each k-tile:
+        wait until its group has landed
+        settle(...)                            # what this thread copied becomes the f16 tile
+        barrier
+        copy(...) of the k-tile stages - 1 ahead; commit
+        read the f16 tile
 
 One barrier a k-tile is enough: a stage is refilled only after the barrier that follows its last reader.
 

@@ -19,7 +19,7 @@ from minfer.model.config import ModelConfig
 FEW_TOKENS = 4
 """Up to so many tokens a product reads the blocks once per token; above, a GEMM on f16 weights is cheaper."""
 RESERVE_BYTES = 512 << 20  # kernels, their stacks, graphs, other libraries' contexts
-SPLIT_ROWS = 16  # cache rows that one block of the decode attention takes at a time
+SPLIT_ROWS = 64  # cache rows of a split of the decode attention, when the context is full
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,12 @@ class CudaRuntime:
         return self.device.read(buffer.matrix("f32"))
 
     def _launch(self, factory: Callable, config: Any, grid: tuple[int, int, int], *args: Any) -> None:
-        self.device.launch(kernel(factory, config), grid, *args)
+        self.device.launch(kernel(factory, config), grid, *args, pdl=getattr(config, "pdl", False))
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether this is a decode step, whose kernels overlap at their seams (`minfer.cuda.dependent`)."""
+        return self._pdl and self._count == 1
 
     def _form(self, role: str, rows: int) -> str:
         """What to write an operand of `rows` tokens as."""
@@ -158,9 +163,11 @@ class CudaRuntime:
         """See Runtime.rmsnorm. Adds the product that waits for it to x first."""
         form = self._form("normed", len(x))
         hidden, target = x.matrix("f32"), out.matrix(form)
-        rest = (weights, target, x.storage.columns, self.config.rms_eps)
+        width = x.storage.columns
+        rest = (weights, target, width, self.config.rms_eps)
         if self._pending is None:
-            config = ew.RmsNormConfig(form)
+            threads = min(1024, -(-width // 128) * 32) if len(x) == 1 else 256
+            config = ew.RmsNormConfig(form, threads=threads, pdl=self._overlaps)
             self._launch(ew.rmsnorm, config, config.grid(len(x)), hidden, *rest)
         else:
             start, stop, delta_form = self._pending
@@ -203,7 +210,7 @@ class CudaRuntime:
         if form == "q8":
             quantized = x.matrix("q8")
         elif any(run.quantized for run in matrix.runs):
-            config = QuantizeQ8Config()
+            config = QuantizeQ8Config(pdl=self._overlaps)
             quantized = self._records[: len(x) * q8_record_bytes(columns)].reshape(len(x), -1)
             self._launch(
                 quantize_q8, config, config.grid(len(x), columns), x.matrix("f32"), quantized, columns
@@ -251,6 +258,7 @@ class CudaRuntime:
             model.rope.interleaved,
             bias=stack.bias is not None,
             query=query,
+            pdl=self._overlaps,
             norm=bool(norms),
             source=rows.storage.form,
         )
@@ -298,7 +306,7 @@ class CudaRuntime:
         form = self._form("attended", n)
         keys, values = self._keys[layer], self._values[layer]
         if n == 1:
-            chosen = self._decode(output=form)
+            chosen = self._decode(output=form, pdl=self._overlaps)
             length = self._tokens[2 * self.plan.chunk :]
             queries = self._queries.matrix("f32")[:1] if q.storage.parent.form else q.matrix("f32")
             self._launch(
@@ -323,7 +331,7 @@ class CudaRuntime:
     def swiglu(self, out: Activations, gate_up: Activations) -> None:
         """See Runtime.swiglu."""
         form, source = self._form("activated", len(out)), gate_up.storage.form
-        config = ew.SwigluConfig(form, source, packed=True)
+        config = ew.SwigluConfig(form, source, packed=True, pdl=self._overlaps)
         ff = out.storage.columns
         self._launch(
             ew.swiglu, config, config.grid(len(out), ff), gate_up.matrix(source), out.matrix(form), ff

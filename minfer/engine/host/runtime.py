@@ -29,6 +29,7 @@ class HostBackend:
     """Runs models on the CPU."""
 
     name = "host"
+    default_chunk = 512
 
     def __init__(self, threads: int | None = None):
         self.threads = threads or default_threads()
