@@ -1,4 +1,4 @@
-"""Prefill attention with scores, statistics and P in shared memory: the steps of seed 000, TKV of seed 002."""
+"""Prefill attention with scores, statistics and P in shared memory: seed 000, and TKV of seed 002."""
 
 from __future__ import annotations
 
