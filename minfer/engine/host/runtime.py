@@ -103,8 +103,9 @@ class HostRuntime:
         self._team.run(table)
 
     def _parts(self, work: int, grain: int) -> int:
-        """Parts for a step of `work` units, none much smaller than `grain`."""
-        return max(1, min(4 * self._team.threads, work // grain))
+        """Parts for a step of `work` units: as many for each thread, and not much smaller than `grain`."""
+        threads = self._team.threads
+        return min(4, -(-work // (grain * threads))) * threads if work > grain else 1
 
     def _temporary(self, name: str, *shape: int) -> np.ndarray:
         """Float32 scratch, kept from call to call and grown when needed."""
@@ -150,8 +151,8 @@ class HostRuntime:
                 last = i == len(matrix) - 1 and row == len(x) - 1
                 self._program.add(
                     matvec_kernel(part.type), address(out[row:, column:]), address(x[row:]), part.address,
-                    part.row_bytes, part.rows, part.blocks, part.bias_address, int(add),
-                    parts=parts, wait=last,
+                    part.row_bytes, part.rows, part.blocks, part.bias_address or address(self._zeros),
+                    int(add), parts=parts, wait=last,
                 )  # fmt: skip
             column += part.rows
 
