@@ -64,6 +64,11 @@ class Route:
         """What the kernels before a GEMM write: "f16" or "f32"."""
         return "f16" if self.convert == "fused" and not self.keeps_f32 else "f32"
 
+    def settings(self) -> dict[str, str]:
+        """Its choices, as records keep them."""
+        gemm = "wgmma, tile by shape" if self.wgmma else str(self.gemm)
+        return {"route": self.name, "gemm": gemm, "attention": self.attention, "convert": self.convert}
+
     def config(self, tokens: int) -> GemmConfig | None:
         """The mma.sync config for so many tokens, None for Hopper's GEMM."""
         if tokens <= SMALL_TOKENS and self.small is not None:

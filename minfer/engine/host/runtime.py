@@ -42,6 +42,10 @@ class HostBackend:
         """numba and NumPy."""
         return {"numba": numba.__version__, "numpy": np.__version__}
 
+    def settings(self) -> dict[str, str]:
+        """The number of threads."""
+        return {"threads": str(self.threads)}
+
     def open(
         self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
     ) -> HostRuntime:
