@@ -92,3 +92,24 @@ def test_buffers_take_what_was_planned(micro):
     plan = session._runtime.plan
     assert sum(taken) <= plan.total
     assert sum(taken) > 0.95 * plan.total
+
+
+@pytest.mark.slow
+def test_missing_kernels_are_compiled_ahead(tmp_path, monkeypatch):
+    """In other processes, into the cache, once."""
+    from minfer.cuda import elementwise as ew
+    from minfer.cuda.runtime import cache
+    from minfer.engine.cuda.compile_ahead import compile_ahead
+
+    monkeypatch.setenv("MINFER_CACHE", str(tmp_path))
+    kernels = [
+        kernel(ew.bias_add, ew.AddConfig(threads=64)),
+        kernel(ew.residual_add, ew.AddConfig(threads=64)),
+        kernel(ew.residual_add, ew.AddConfig(vector=1, threads=64)),
+    ]
+    lines = []
+    compile_ahead(kernels, "sm_80", lines.append)
+    assert lines == [f"compiling 3 kernels; they are kept in {tmp_path}"]
+    assert all(cache.holds(made, "sm_80") for made in kernels)
+    compile_ahead(kernels, "sm_80", lines.append)
+    assert len(lines) == 1
