@@ -11,6 +11,7 @@ from minfer.engine.cuda.weights import kernel, origin
 from minfer.engine.errors import EngineError
 from minfer.engine.session import Session
 from minfer.model.model import Model
+from tests.engine.conftest import DATA, ORACLES
 from tests.engine.cuda_models import micro_model
 
 
@@ -64,6 +65,20 @@ def test_needed_kernels(micro):
     assert common | {"gemm_hopper"} <= names(micro, 100)
     assert common | {"gemm_f16"} <= names(micro, 100, "f16")
     assert "gemm_hopper" not in names(micro, 100, "f16")
+
+
+LIMITS = {"sm_80": 163, "sm_86": 99, "sm_90a": 227, "sm_120a": 99}  # KiB of shared memory a block
+
+
+@pytest.mark.parametrize("arch", LIMITS)
+@pytest.mark.parametrize("name", ORACLES)
+def test_chosen_kernels_run_on_the_architecture(name, arch):
+    model = Model.load(DATA / f"{name}.gguf")
+    backend = dry(DryDevice(arch, sms=80))
+    plan = backend.plan(model, 512, 512)
+    for made in needed_kernels(model, backend.route, plan, arch, sms=80):
+        assert made.not_applicable(arch) is None
+        assert made.shared_bytes <= LIMITS[arch] * 1024, made
 
 
 def test_kernels_can_be_made_in_another_process(micro):
