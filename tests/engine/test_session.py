@@ -59,3 +59,18 @@ def test_results_are_copies(session, tiny):
     kept = first.copy()
     session.forward(tiny.ids[1:2])
     np.testing.assert_array_equal(first, kept)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_an_interrupted_forward_leaves_no_trace(session, tiny, host, monkeypatch, count):
+    expected = Session(tiny.model, host, n_ctx=16).forward(tiny.ids[:count])
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(session._runtime), "swiglu", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.forward(tiny.ids[:count])
+    assert session.position == 0
+    np.testing.assert_array_equal(session.forward(tiny.ids[:count]), expected)

@@ -79,6 +79,7 @@ class HostRuntime:
 
     def set_tokens(self, ids: Sequence[int], position: int) -> None:
         """See Runtime.set_tokens."""
+        self._program = Program()  # without the steps of a forward that was interrupted
         self._ids[: len(ids)] = ids
         self._position[0] = position
 
