@@ -10,6 +10,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minfer.engine.host.blocks import HALVES
 from minfer.engine.host.matmul import STRIP_FLOATS, matmul_kernel
 from minfer.engine.host.matvec import SUPPORTED, blocks_in_row, matvec_kernel, unpack_kernel
 from minfer.engine.host.team import Program, team
@@ -68,7 +69,7 @@ def test_matvec_equals_dequantize_and_multiply(kind, rows, blocks, parts, residu
     program = Program()
     program.add(
         matvec_kernel(kind), address(out), address(x), address(packed), packed.shape[1], rows,
-        blocks_in_row(kind, columns), address(biases), int(residual), parts=parts,
+        blocks_in_row(kind, columns), address(biases), int(residual), address(HALVES), parts=parts,
     )  # fmt: skip
     team(2).run(program.table())
     assert (np.abs(out - expected) <= 2e-6 * magnitude).all()
@@ -90,10 +91,18 @@ def test_unpacking_equals_dequantize(kind, rows, blocks, parts, seed):
     program = Program()
     common = address(packed), packed.shape[1]
     program.add(
-        unpack_kernel(kind), address(out), *common, rows, blocks_in_row(kind, columns), 0, parts=parts
+        unpack_kernel(kind),
+        address(out),
+        *common,
+        rows,
+        blocks_in_row(kind, columns),
+        0,
+        address(HALVES),
+        parts=parts,
     )
     program.add(
         unpack_kernel(kind), address(gathered), *common, 7, blocks_in_row(kind, columns), address(picked),
+        address(HALVES),
         parts=parts,
     )  # fmt: skip
     team(2).run(program.table())
@@ -129,7 +138,8 @@ def test_matmul_equals_dequantize_and_multiply(kind, tokens, rows, blocks, parts
     program = Program()
     program.add(
         matmul_kernel(kind), address(out), out.strides[0], address(x), x.strides[0], tokens, address(packed),
-        packed.shape[1], rows, columns, address(biases), int(residual), address(strips), parts=parts,
+        packed.shape[1], rows, columns, address(biases), int(residual), address(strips), address(HALVES),
+        parts=parts,
     )  # fmt: skip
     team(2).run(program.table())
     assert (np.abs(out - expected) <= 2e-6 * magnitude).all()

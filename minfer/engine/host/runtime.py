@@ -12,6 +12,7 @@ import numpy as np
 
 from minfer.engine.backend import KvDtype, Progress, Role
 from minfer.engine.host import attention, elementwise
+from minfer.engine.host.blocks import HALVES
 from minfer.engine.host.kv_cache import KvCache
 from minfer.engine.host.matmul import STRIP_FLOATS, STRIP_ROWS, matmul_kernel
 from minfer.engine.host.matvec import matvec_kernel, unpack_kernel
@@ -83,6 +84,7 @@ class HostRuntime:
 
     def set_tokens(self, ids: Sequence[int], position: int) -> None:
         """See Runtime.set_tokens."""
+        self._program = Program()  # without the steps of a forward that was interrupted
         self._ids[: len(ids)] = ids
         self._position[0] = position
 
@@ -127,7 +129,7 @@ class HostRuntime:
         table = self._embedding
         self._program.add(
             unpack_kernel(table.type), address(out), table.address, table.row_bytes, n, table.blocks,
-            address(self._ids), parts=self._parts(n, 16), wait=False,
+            address(self._ids), address(HALVES), parts=self._parts(n, 16), wait=False,
         )  # fmt: skip
         self._program.add(
             elementwise.rotary_table, address(self._rotary), address(self._position),
@@ -156,7 +158,7 @@ class HostRuntime:
                 self._program.add(
                     matvec_kernel(part.type), address(out[row:, column:]), address(x[row:]), part.address,
                     part.row_bytes, part.rows, part.blocks, part.bias_address or address(self._zeros),
-                    int(add), parts=parts, wait=last,
+                    int(add), address(HALVES), parts=parts, wait=last,
                 )  # fmt: skip
             column += part.rows
 
@@ -167,7 +169,8 @@ class HostRuntime:
             self._program.add(
                 matmul_kernel(part.type), address(out[:, column:]), out.strides[0], address(x), x.strides[0],
                 len(x), part.address, part.row_bytes, part.rows, part.columns,
-                part.bias_address or address(self._zeros), int(add), address(self._strips), parts=parts,
+                part.bias_address or address(self._zeros), int(add), address(self._strips), address(HALVES),
+                parts=parts,
             )  # fmt: skip
             column += part.rows
 
