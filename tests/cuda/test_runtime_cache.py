@@ -150,8 +150,10 @@ class TestFiles:
     def test_a_folder_that_cannot_be_made_is_a_warning(self, folder, monkeypatch):
         (folder / "file").write_text("")
         monkeypatch.setenv("MINFER_CACHE", str(folder / "file"))
-        with pytest.warns(UserWarning, match="set MINFER_CACHE to a folder that can"):
+        with pytest.warns(UserWarning, match="set MINFER_CACHE to a folder that can") as warned:
             cache.store("a", {"x": b""})
+            cache.store("b", {"x": b""})
+        assert len(warned) == 1
         assert cache.load("a") is None
 
     def test_the_oldest_go_when_the_folder_is_full(self, folder, monkeypatch):

@@ -184,11 +184,16 @@ def store(key: str, members: dict[str, bytes]) -> None:
             raise
         _prune(folder)
     except OSError as error:
-        warnings.warn(
-            f"compiled kernels are not kept: {folder} cannot be written ({error.strerror}); "
-            "set MINFER_CACHE to a folder that can",
-            stacklevel=3,
-        )
+        _warn_once(folder, error.strerror)
+
+
+@functools.cache
+def _warn_once(folder: Path, reason: str) -> None:
+    warnings.warn(
+        f"compiled kernels are not kept: {folder} cannot be written ({reason}); "
+        "set MINFER_CACHE to a folder that can",
+        stacklevel=4,
+    )
 
 
 def _prune(folder: Path) -> None:
