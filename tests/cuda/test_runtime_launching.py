@@ -395,7 +395,13 @@ class TestArrays:
 
     def test_views_that_do_not_fit(self, fake):
         array = runtime.empty((4, 6), np.uint32)
-        for wrong in (lambda: array.reshape(5, -1), lambda: array.reshape(23), lambda: array.view("S5")):
+        for wrong in (
+            lambda: array.reshape(5, -1),
+            lambda: array.reshape(23),
+            lambda: array.reshape(-4, -6),
+            lambda: array.view("S5"),
+            lambda: runtime.empty((4, -1), np.uint32),
+        ):
             with pytest.raises(ValueError):
                 wrong()
         for wrong in (lambda: array[4], lambda: array[::2]):

@@ -114,6 +114,8 @@ def bulk_commit_group():
 @functools.cache
 def bulk_wait_group_read(n: int) -> Instruction:
     """Factory: wait until at most `n` bulk groups of this thread have still to READ their shared memory."""
+    if n < 0:
+        raise ValueError(f"bulk_wait_group_read: {n} pending groups, must be at least 0")
 
     @instruction(
         f"cp.async.bulk.wait_group.read {n};",
