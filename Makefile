@@ -5,7 +5,7 @@
 # make notebooks  run every notebook and keep its outputs
 #
 # Each target sets up what it needs in .venv by itself. PYTHON=... picks the interpreter, LAB_ARGS=... adds
-# options to JupyterLab, PYTEST_ARGS=... to pytest.
+# options to JupyterLab, PYTEST_ARGS=... to pytest; JOBS=... is how many tests run side by side.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -19,6 +19,7 @@ PROMPT ?= The capital of France is
 REPORT_DIR ?= build
 LAB_ARGS ?=
 PYTEST_ARGS ?=
+JOBS ?= auto
 
 # Stamps: newer than pyproject.toml means that its dependencies are installed.
 RUN_SETUP ?= $(VENV)/.installed
@@ -41,7 +42,7 @@ run: $(RUN_SETUP)
 test: $(TEST_SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 	$(BIN)/python -m pytest --nbval notebooks
 
 test-gpu: $(TEST_SETUP)

@@ -13,13 +13,9 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint64
 
 from minfer.cuda import ptx
+from minfer.cuda.checks import check_threads
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.signature import signature_of
-
-
-def _check_threads(family: str, threads: int) -> None:
-    if threads % 32 or not 32 <= threads <= 1024:
-        raise ConfigRefused(f"{family}: {threads} threads a block; take a multiple of 32 from 32 to 1024")
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class ConvertConfig:
     def __post_init__(self) -> None:
         if self.vector not in (1, 8):
             raise ConfigRefused(f"convert: {self.vector} elements a thread; the variants are 1 and 8")
-        _check_threads("convert", self.threads)
+        check_threads("convert", self.threads)
 
     def __str__(self) -> str:
         return f"vector={self.vector} threads={self.threads}"
@@ -119,7 +115,7 @@ class StoreKvConfig:
     def __post_init__(self) -> None:
         if self.vector not in (1, 4):
             raise ConfigRefused(f"store_kv_f16: {self.vector} dims a thread; the variants are 1 and 4")
-        _check_threads("store_kv_f16", self.threads)
+        check_threads("store_kv_f16", self.threads)
 
     def __str__(self) -> str:
         return f"vector={self.vector} threads={self.threads}"

@@ -13,7 +13,7 @@ from numba.cuda.types import int32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS, block_of, four_weights
-from minfer.cuda.elementwise.rows import check_threads
+from minfer.cuda.checks import check_threads
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.signature import signature_of
 

@@ -18,8 +18,8 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.block_dots import DOTS
 from minfer.cuda.blocks import BLOCKS, block_of
+from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.dependent import dependent_start, least_arch
-from minfer.cuda.elementwise.rows import check_choice, check_threads
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.q8 import q8_record_bytes, store_q8

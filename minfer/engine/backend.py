@@ -117,6 +117,9 @@ class Backend(Protocol):
     def versions(self) -> dict[str, str]:
         """Versions of the software that the figures depend on, by name."""
 
+    def settings(self) -> dict[str, str]:
+        """What was chosen that the figures depend on, by name."""
+
     def open(
         self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
     ) -> Runtime:
@@ -138,10 +141,10 @@ def choose_backend(name: str = "auto", route: str = "auto") -> tuple[Backend, st
         if route != "auto":
             raise InputError(f"route {route!r} is of the cuda backend: the host backend has none")
         return _host(), "host: asked for"
-    from minfer.engine.cuda.backend import CudaBackend, why_unavailable
-
-    reason = why_unavailable()
+    reason = _why_no_cuda()
     if reason is None:
+        from minfer.engine.cuda.backend import CudaBackend
+
         backend = CudaBackend(route)
         return backend, f"cuda: {'asked for' if name == 'cuda' else 'a GPU is here'}: {backend.describe()}"
     if name == "cuda" or route != "auto":
@@ -153,3 +156,10 @@ def _host() -> Backend:
     from minfer.engine.host.runtime import HostBackend
 
     return HostBackend()
+
+
+def _why_no_cuda() -> str | None:
+    """Why the cuda backend cannot run here, or None if it can."""
+    from minfer.engine.cuda.backend import why_unavailable
+
+    return why_unavailable()

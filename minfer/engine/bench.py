@@ -42,6 +42,7 @@ class BenchResult:
     type_k: str
     type_v: str
     n_ubatch: int
+    settings: dict[str, str]
     versions: dict[str, str]
 
     def as_dict(self) -> dict:
@@ -117,6 +118,7 @@ def _result(kind: str, n: int, samples: list[int], session: Session) -> BenchRes
         type_k=session.kv_dtype,
         type_v=session.kv_dtype,
         n_ubatch=session.chunk,
+        settings=session.backend.settings(),
         versions={
             "minfer": minfer.__version__,
             "python": platform.python_version(),

@@ -29,7 +29,7 @@ def gemv_case(config: GemvConfig, od: int, grid: int | None = None, scale: float
         "od": od,
     }
     # f32 sums over blocks: relative to the sum of magnitudes, not to a result that may cancel.
-    size = np.abs(values).astype(np.float64) @ np.abs(x)
+    size = np.abs(values) @ np.abs(x).astype(np.float32)
     blocks = config.grid(od) if grid is None else (grid, 1, 1)
     return Case(gemv(config), blocks, arguments, {"y": wanted}, 0, float(size.max()) * 1e-6, f"od={od}")
 

@@ -24,6 +24,7 @@ def test_fields_and_arithmetic(tiny, host):
         assert result.avg_ts == pytest.approx(sum(result.samples_ts) / 3)
         assert result.avg_ns == pytest.approx(sum(result.samples_ns) / 3, abs=1)
         assert result.backend == "host" and "2 threads" in result.device
+        assert result.settings == {"threads": "2"}
         assert {"minfer", "python", "numpy", "numba"} <= result.versions.keys()
         assert json.loads(json.dumps(result.as_dict()))["n_gen"] == result.n_gen
 

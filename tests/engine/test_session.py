@@ -69,3 +69,18 @@ def test_warming_up_changes_nothing(tiny, host):
     assert session.position == 0
     np.testing.assert_array_equal(session.forward(ids), cold)
     Session(tiny.model, host, n_ctx=1).warm_up()
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_an_interrupted_forward_leaves_no_trace(session, tiny, host, monkeypatch, count):
+    expected = Session(tiny.model, host, n_ctx=16).forward(tiny.ids[:count])
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(session._runtime), "swiglu", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.forward(tiny.ids[:count])
+    assert session.position == 0
+    np.testing.assert_array_equal(session.forward(tiny.ids[:count]), expected)

@@ -29,7 +29,8 @@ def config_for(format: str, dim: int, od: int, **options) -> GemvConfig:
 @pytest.mark.parametrize(("format", "dim", "od"), SHAPES)
 def test_shapes_of_models(format, dim, od):
     gemv_case(config_for(format, dim, od), od).run_on_gpu()
-    gemv_case(config_for(format, dim, od, addend=True), od).run_on_gpu()
+    if od * dim < 20e6:  # the reference of the largest takes seconds
+        gemv_case(config_for(format, dim, od, addend=True), od).run_on_gpu()
 
 
 @pytest.mark.parametrize("format", DOTS)

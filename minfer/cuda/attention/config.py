@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from minfer.cuda.kernel import ConfigRefused
 
 TILE_ROWS = 64  # query rows a block
+LOG2_E = 1.4426950408889634
+NEVER = -1e30  # a masked score: finite, so that differences of two of them are numbers
 STATISTICS = 3  # f32 a row in shared memory: maximum, sum, rescale factor
 SHARED_LIMIT = 227 * 1024  # most that any supported device gives a block
 

@@ -13,15 +13,14 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.attention.config import SHARED_LIMIT
+from minfer.cuda.attention.config import LOG2_E, NEVER, SHARED_LIMIT
+from minfer.cuda.checks import check_choice
 from minfer.cuda.dependent import dependent_start, least_arch
-from minfer.cuda.elementwise.rows import OUTPUTS, check_choice, output_argument, store4
+from minfer.cuda.elementwise.rows import OUTPUTS, output_argument, store4
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.signature import signature_of
 
-LOG2_E = 1.4426950408889634
-NEVER = -1e30  # the maximum of no scores
 MOST_HEADS = 8  # query heads a block: 16 registers each
 
 

@@ -25,6 +25,9 @@ load_k = load_matrix_sync(Fragment("matrix_b", "f16", "col_major"))  # K rows ar
 load_v = load_matrix_sync(Fragment("matrix_b", "f16", "row_major"))
 mma = mma_sync("f16")
 
+wait_all = ptx.cp_async_wait_group(0)
+wait_but_one = ptx.cp_async_wait_group(1)  # for K of a single stage, for the whole tile of two
+
 
 def _stage_rows(config: AttentionConfig, rows: int, heads: int) -> Callable:
     """Device function (shared address, address of the head's row 0, first row, end): cp.async of `rows`
@@ -93,6 +96,36 @@ def prefetch_kv(config: AttentionConfig) -> Callable:
             ptx.prefetch_global_l2(source + uint64(first + row) * uint64(pitch) + uint64(line * 128))
 
     return prefetch
+
+
+def load_tiles(config: AttentionConfig) -> Callable:
+    """Device function (K tiles, V tiles, keys, values, first, limit): have the tile that starts at row
+    `first` on its way, K before V, and with two stages the next one behind it."""
+    stages, tkv, size = config.stages, config.tkv, config.kv_bytes
+    stage, prefetch, ahead = stage_kv(config), prefetch_kv(config), config.l2_prefetch
+
+    @device_function
+    def load(key_tiles, value_tiles, keys, values, first, limit):
+        if stages == 2:
+            if first == 0:
+                stage(key_tiles, keys, first, limit)
+                stage(value_tiles, values, first, limit)
+                ptx.cp_async_commit()
+            following = first + tkv
+            if following < limit:
+                slot = uint32(((following // tkv) & 1) * size)
+                stage(key_tiles + slot, keys, following, limit)
+                stage(value_tiles + slot, values, following, limit)
+        else:
+            stage(key_tiles, keys, first, limit)
+            ptx.cp_async_commit()
+            stage(value_tiles, values, first, limit)
+        ptx.cp_async_commit()
+        if ahead:
+            prefetch(keys, first + tkv * stages, limit)
+            prefetch(values, first + tkv * stages, limit)
+
+    return load
 
 
 def query_fragments(config: AttentionConfig) -> Callable:

@@ -8,16 +8,9 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint64
 
 from minfer.cuda import ptx
+from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.dependent import dependent_start, least_arch
-from minfer.cuda.elementwise.rows import (
-    OUTPUTS,
-    check_choice,
-    check_threads,
-    load4,
-    output_argument,
-    row_bytes,
-    store4,
-)
+from minfer.cuda.elementwise.rows import OUTPUTS, load4, output_argument, row_bytes, store4
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.signature import signature_of

@@ -8,8 +8,8 @@ from numba import cuda
 from numba.cuda.types import int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
+from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.dependent import dependent_start, least_arch
-from minfer.cuda.elementwise.rows import check_choice, check_threads
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.signature import signature_of

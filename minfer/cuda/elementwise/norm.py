@@ -8,12 +8,11 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint64
 
 from minfer.cuda import ptx
+from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import (
     OUTPUTS,
     block_sum,
-    check_choice,
-    check_threads,
     covered,
     load4,
     output_argument,

@@ -15,8 +15,9 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from numpy.typing import ArrayLike, NDArray
 
 from minfer.cuda import ptx
+from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.dependent import dependent_start, least_arch
-from minfer.cuda.elementwise.rows import check_choice, check_threads, load4
+from minfer.cuda.elementwise.rows import load4
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.signature import signature_of

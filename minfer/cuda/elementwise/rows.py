@@ -1,4 +1,4 @@
-"""What the row-wise kernels share: checks, sums over a block, and stores in the dtype that the next kernel
+"""What the row-wise kernels share: sums over a block, and stores in the dtype that the next kernel
 reads."""
 
 from __future__ import annotations
@@ -10,23 +10,11 @@ from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
-from minfer.cuda.kernel import Argument, ConfigRefused
+from minfer.cuda.kernel import Argument
 from minfer.cuda.q8 import store_q8
 
 OUTPUTS = ("f32", "f16", "q8")  # what an elementwise kernel can write
 _DTYPES = {"f32": "float32", "f16": "float16", "q8": "uint8"}
-
-
-def check_threads(family: str, threads: int) -> None:
-    """Refuse a block that is not whole warps or over CUDA's limit."""
-    if threads % 32 or not 32 <= threads <= 1024:
-        raise ConfigRefused(f"{family}: {threads} threads a block; take a multiple of 32 from 32 to 1024")
-
-
-def check_choice(family: str, field: str, value: object, choices: tuple) -> None:
-    """Refuse a field's value that is none of `choices`."""
-    if value not in choices:
-        raise ConfigRefused(f"{family}: {field}={value!r}; the variants are {', '.join(map(str, choices))}")
 
 
 def output_argument(output: str, name: str = "out") -> Argument:

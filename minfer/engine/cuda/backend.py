@@ -13,6 +13,7 @@ from minfer.engine.errors import EngineError
 from minfer.model.model import Model
 
 if TYPE_CHECKING:
+    from minfer.engine.cuda.plan import MemoryPlan
     from minfer.engine.cuda.routes import Route
     from minfer.engine.cuda.runtime import CudaRuntime
 
@@ -73,25 +74,34 @@ class CudaBackend:
         gpu = getattr(self.device, "gpu", None)
         return found if gpu is None else found | {"driver's CUDA": gpu.cuda_version}
 
-    def open(
-        self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
-    ) -> CudaRuntime:
-        """Plan the memory, load the weights; see `Backend.open`."""
-        from minfer.engine.cuda.compile_ahead import compile_ahead, needed_kernels
-        from minfer.engine.cuda.devices import GpuDevice
+    def settings(self) -> dict[str, str]:
+        """The route's choices."""
+        return self.route.settings()
+
+    def plan(self, model: Model, n_ctx: int, chunk: int) -> MemoryPlan:
+        """What `open` would put where; raises EngineError, with the numbers, if nothing fits."""
         from minfer.engine.cuda.plan import plan_memory
-        from minfer.engine.cuda.runtime import CudaRuntime
         from minfer.engine.cuda.weights import layer_stacks, matrix_shape
 
         config = model.config
-        _check(model, kv_dtype)
         layers = [
             [[matrix_shape(model, name) for name in names] for names in layer_stacks(model.layer(i)).values()]
             for i in range(config.n_layers)
         ]
         tables = [matrix_shape(model, name) for name in dict.fromkeys((model.embedding, model.output))]
         free = self.device.free_bytes()
-        plan = plan_memory(config, layers, tables, n_ctx, chunk, self.route, free, self.device.sms)
+        return plan_memory(config, layers, tables, n_ctx, chunk, self.route, free, self.device.sms)
+
+    def open(
+        self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
+    ) -> CudaRuntime:
+        """Plan the memory, compile what the kernel cache lacks, load the weights; see `Backend.open`."""
+        from minfer.engine.cuda.compile_ahead import compile_ahead, needed_kernels
+        from minfer.engine.cuda.devices import GpuDevice
+        from minfer.engine.cuda.runtime import CudaRuntime
+
+        _check(model, kv_dtype)
+        plan = self.plan(model, n_ctx, chunk)
         self._on_plan(str(plan))
         if isinstance(self.device, GpuDevice):
             needed = needed_kernels(model, self.route, plan, self.device.arch, self.device.sms)

@@ -157,12 +157,15 @@ class SimulatedDevice:
 class DryDevice:
     """No device at all: remembers which kernels are launched, and runs nothing. Its arrays have no memory."""
 
-    def __init__(self, arch: str, sms: int) -> None:
-        self.arch, self.sms = arch, sms
+    def __init__(self, arch: str = "sm_90a", sms: int = 132, memory_bytes: int = 141_000_000_000) -> None:
+        self.arch, self.sms, self.memory_bytes = arch, sms, memory_bytes
         self.launches: list[Kernel] = []
 
+    def __str__(self) -> str:
+        return f"no device ({self.arch}, {self.sms} SMs)"
+
     def free_bytes(self) -> int:
-        return 0
+        return self.memory_bytes
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
         from minfer.cuda.runtime import DeviceArray

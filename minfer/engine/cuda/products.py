@@ -41,7 +41,7 @@ class Products:
         if weights is None:
             weights = self._view(self._scratch, stack.rows, stack.columns)
             stack.dequantize(self.device, weights)
-        config = self.route.config(tokens)
+        config = self.route.config(tokens, stack.rows, self.device.sms)
         if config is None:
             c = out.matrix("f16")
             self._hopper(a, weights, c)
@@ -71,9 +71,9 @@ class Products:
         panels = self._panels(stack.rows)
         if self._panel is None:
             self._panel = self.device.empty(2 * panels[0][1] * stack.columns, np.uint8)
-        n, flat = len(a), out.storage.matrix("f32").reshape(-1)
-        config = self.route.config(n) or self.route.gemm
+        n, flat, sms = len(a), out.storage.matrix("f32").reshape(-1), self.device.sms
         for first, last in panels:
+            config = self.route.config(n, last - first, sms) or self.route.mma_config(n, last - first, sms)
             weights = self._view(self._panel, last - first, stack.columns)
             stack.cut(first, last).dequantize(self.device, weights)
             self._gemm(config, a, weights, flat[n * first : n * last].reshape(n, last - first))

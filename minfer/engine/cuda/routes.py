@@ -1,6 +1,6 @@
 """Routes: which kernels a prefill takes.
 
-    f16         mma.sync GEMMs (128x128x64, 3 stages, swizzled) over f16 weights; any GPU from sm_80 on
+    f16         mma.sync GEMMs (128x128x64 or 128x256x64, 3 stages, swizzled) over f16 weights; from sm_80 on
     f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only
     auto        f16-wgmma on sm_90, else f16
 
@@ -19,6 +19,10 @@ from minfer.engine.errors import EngineError, InputError
 
 ROUTES = ("auto", "f16", "f16-wgmma")
 LARGE_TILE = GemmConfig(128, 128, 64, 3, layout="swizzled")
+WIDE_TILE = GemmConfig(128, 256, 64, 3, layout="swizzled")
+WIDE_ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_103a")  # 144 KiB of shared memory for one block
+FULL_WAVES = 0.8
+"""The wide tile runs one block a multiprocessor: it pays where its last wave leaves few of them idle."""
 SMALL_TILE = GemmConfig(64, 64, 64, 4, layout="swizzled")
 SMALL_TOKENS = 64  # up to so many tokens the small tile wastes less
 CONVERTS = ("fused", "vector", "scalar")
@@ -33,6 +37,7 @@ class Route:
         name: as printed and recorded.
         wgmma: products of more than SMALL_TOKENS tokens take Hopper's GEMM.
         gemm: the mma.sync config of all other products.
+        wide: the config where its tiles fill whole waves, None: `gemm` too.
         small: the config for up to SMALL_TOKENS tokens, None: `gemm` too.
         attention: a step of `minfer.cuda.attention.seed_steps`.
         convert: how activations become f16: "fused" into the kernel that makes them, or by a pass over f32,
@@ -42,6 +47,7 @@ class Route:
     name: str
     wgmma: bool = False
     gemm: GemmConfig = LARGE_TILE
+    wide: GemmConfig | None = None
     small: GemmConfig | None = SMALL_TILE
     attention: str = "FAP2, TKV=64"
     convert: str = "fused"
@@ -50,8 +56,10 @@ class Route:
         if self.convert not in CONVERTS:
             raise InputError(f"convert={self.convert!r}: choose one of {', '.join(CONVERTS)}")
         if self.wgmma and self.keeps_f32:
+            raise InputError("the wgmma GEMM reads f16: take an mma.sync route for f32 activations")
+        if self.wgmma and self.small is None:
             raise InputError(
-                "the wgmma GEMM reads f16 activations: take an mma.sync route for the f32 mirror"
+                "the wgmma GEMM writes f16, the last token's queries are f32: give a small config"
             )
 
     @property
@@ -64,11 +72,27 @@ class Route:
         """What the kernels before a GEMM write: "f16" or "f32"."""
         return "f16" if self.convert == "fused" and not self.keeps_f32 else "f32"
 
-    def config(self, tokens: int) -> GemmConfig | None:
-        """The mma.sync config for so many tokens, None for Hopper's GEMM."""
+    def settings(self) -> dict[str, str]:
+        """Its choices, as records keep them."""
+        gemm = "wgmma, tile by shape" if self.wgmma else str(self.gemm)
+        gemm += f" or {self.wide}" if self.wide is not None and not self.wgmma else ""
+        return {"route": self.name, "gemm": gemm, "attention": self.attention, "convert": self.convert}
+
+    def config(self, tokens: int, outputs: int, sms: int) -> GemmConfig | None:
+        """The mma.sync config for a product of so many tokens and outputs, None for Hopper's GEMM."""
         if tokens <= SMALL_TOKENS and self.small is not None:
             return self.small
-        return None if self.wgmma else self.gemm
+        if self.wgmma:
+            return None
+        return self.mma_config(tokens, outputs, sms)
+
+    def mma_config(self, tokens: int, outputs: int, sms: int) -> GemmConfig:
+        """The config of a product of many tokens, where it must be mma.sync."""
+        if self.wide is not None:
+            rows, columns, _ = self.wide.grid(tokens, outputs)
+            if rows * columns >= FULL_WAVES * sms * -(-rows * columns // sms):
+                return self.wide
+        return self.gemm
 
 
 def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
@@ -87,9 +111,10 @@ def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     hopper = arch == "sm_90a"
     if name == "f16-wgmma" and not hopper:
         raise EngineError(f"route f16-wgmma needs a GPU of sm_90 (H100, H200), this one is {arch}: take f16")
+    wide = WIDE_TILE if arch in WIDE_ARCHITECTURES else None
     if name == "f16" or not hopper:
-        return Route("f16")
-    return Route("f16-wgmma", wgmma=True)
+        return Route("f16", wide=wide)
+    return Route("f16-wgmma", wgmma=True, wide=wide)
 
 
 def _seed_route(switched: Mapping[str, str]) -> Route:

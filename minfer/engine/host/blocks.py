@@ -1,8 +1,8 @@
 """Walks over the blocks of every format: unpack 16 weights at a time and hand them to a visitor.
 
-A walk `walk_q4_k(block, x, state) -> state` goes through one block of a row. The visitor decides what the
-walk is: `affine(state, x, q0, q1, scale, offset)` with its kin either accumulates a dot product with the
-activations at address `x` (dot_*), or writes the weights there (write_*). Layouts: ggml's block structs,
+A walk `walk_q4_k(block, x, state, halves) -> state` goes through one block of a row. The visitor decides
+what the walk is: `affine(state, x, q0, q1, scale, offset)` with its kin either accumulates a dot product with
+the activations at address `x` (dot_*), or writes the weights there (write_*). Layouts: ggml's block structs,
 as gguf-py's `quants.py` dequantizes them.
 """
 
@@ -17,10 +17,10 @@ from minfer.engine.host.simd import (
     bits_and,
     bits_or,
     fma,
+    half_at,
     load,
     load_bfloats,
     load_bytes,
-    load_f16,
     load_halves,
     load_s8,
     load_signed_bytes,
@@ -35,6 +35,10 @@ from minfer.engine.host.simd import (
     subtract,
     to_float,
 )
+
+HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+"""Every float16 as float32, by its bits; `halves` is its address. A scale is then loaded right into all
+lanes; converting it instead would take the vector units that the products need."""
 
 # --- visitors: 32 weights (two vectors, x and x + 64 bytes) of one scale, or 16 ----------------------------
 
@@ -84,20 +88,20 @@ scaled, affine, plain = dot_scaled, dot_affine, dot_plain
 # --- walks -----------------------------------------------------------------------------------------------
 
 
-def walk_q4_0(block, x, state):
+def walk_q4_0(block, x, state, halves):
     """f16 d; 16 bytes: low nibbles are weights 0-15, high ones 16-31. w = d * (q - 8)."""
     packed = load_bytes(block + 2)
     low = to_float(subtract(bits_and(packed, 15), 8))
     high = to_float(subtract(shift_right(packed, 4), 8))
-    return scaled(state, x, low, high, load_f16(block))
+    return scaled(state, x, low, high, half_at(halves, block))
 
 
-def walk_q4_1(block, x, state):
+def walk_q4_1(block, x, state, halves):
     """f16 d, m; 16 bytes as Q4_0. w = d * q + m."""
     packed = load_bytes(block + 4)
     low = to_float(bits_and(packed, 15))
     high = to_float(shift_right(packed, 4))
-    return affine(state, x, low, high, load_f16(block), load_f16(block + 2))
+    return affine(state, x, low, high, half_at(halves, block), half_at(halves, block + 2))
 
 
 @helper
@@ -107,29 +111,29 @@ def fifth_bits(mask, first):
     return shift_left(bits_and(lanes, 1), 4)
 
 
-def walk_q5_0(block, x, state):
+def walk_q5_0(block, x, state, halves):
     """f16 d; u32 of fifth bits; 16 bytes as Q4_0. w = d * (q - 16)."""
     mask = load_u32(block + 2)
     packed = load_bytes(block + 6)
     low = bits_or(bits_and(packed, 15), fifth_bits(mask, 0))
     high = bits_or(shift_right(packed, 4), fifth_bits(mask, 16))
-    return scaled(state, x, to_float(subtract(low, 16)), to_float(subtract(high, 16)), load_f16(block))
+    return scaled(state, x, to_float(subtract(low, 16)), to_float(subtract(high, 16)), half_at(halves, block))
 
 
-def walk_q5_1(block, x, state):
+def walk_q5_1(block, x, state, halves):
     """f16 d, m; u32 of fifth bits; 16 bytes as Q4_0. w = d * q + m."""
     mask = load_u32(block + 4)
     packed = load_bytes(block + 8)
     low = bits_or(bits_and(packed, 15), fifth_bits(mask, 0))
     high = bits_or(shift_right(packed, 4), fifth_bits(mask, 16))
-    return affine(state, x, to_float(low), to_float(high), load_f16(block), load_f16(block + 2))
+    return affine(state, x, to_float(low), to_float(high), half_at(halves, block), half_at(halves, block + 2))
 
 
-def walk_q8_0(block, x, state):
+def walk_q8_0(block, x, state, halves):
     """f16 d; 32 signed bytes. w = d * q."""
     low = to_float(load_signed_bytes(block + 2))
     high = to_float(load_signed_bytes(block + 18))
-    return scaled(state, x, low, high, load_f16(block))
+    return scaled(state, x, low, high, half_at(halves, block))
 
 
 @helper
@@ -154,12 +158,12 @@ def times_byte(factor, packed, i):
     return factor * np.float32((packed >> (8 * i)) & 63)
 
 
-def walk_q4_k(block, x, state):
+def walk_q4_k(block, x, state, halves):
     """f16 d, dmin; 12 bytes of scales; 4 x 32 bytes: low nibbles sub-block 2j, high ones 2j+1. w = d*s*q -
     dmin*m.
     """
-    d = load_f16(block)
-    dmin = load_f16(block + 2)
+    d = half_at(halves, block)
+    dmin = half_at(halves, block + 2)
     scales = packed_scales(block + 4)
     minimums = packed_minimums(block + 4)
     for j in range(4):
@@ -178,12 +182,12 @@ def walk_q4_k(block, x, state):
     return state
 
 
-def walk_q5_k(block, x, state):
+def walk_q5_k(block, x, state, halves):
     """As Q4_K with 32 bytes of fifth bits after the scales: bit i of byte l belongs to weight l of sub-block
     i.
     """
-    d = load_f16(block)
-    dmin = load_f16(block + 2)
+    d = half_at(halves, block)
+    dmin = half_at(halves, block + 2)
     scales = packed_scales(block + 4)
     minimums = packed_minimums(block + 4)
     h0 = load_bytes(block + 16)
@@ -215,11 +219,11 @@ def q6_weights(nibbles, high, shift, d, scale):
     return mul(splat(d * np.float32(load_s8(scale))), to_float(subtract(q, 32)))
 
 
-def walk_q6_k(block, x, state):
+def walk_q6_k(block, x, state, halves):
     """128 bytes low nibbles, 64 bytes of high bit pairs, 16 signed scales (16 weights each), f16 d. w =
     d*s*(q-32).
     """
-    d = load_f16(block + 208)
+    d = half_at(halves, block + 208)
     for half in range(2):
         ql = block + 64 * half
         qh = block + 128 + 32 * half
@@ -237,17 +241,17 @@ def walk_q6_k(block, x, state):
     return state
 
 
-def walk_f16(block, x, state):
+def walk_f16(block, x, state, halves):
     """16 float16."""
     return plain(state, x, load_halves(block))
 
 
-def walk_bf16(block, x, state):
+def walk_bf16(block, x, state, halves):
     """16 bfloat16."""
     return plain(state, x, load_bfloats(block))
 
 
-def walk_f32(block, x, state):
+def walk_f32(block, x, state, halves):
     """16 float32."""
     return plain(state, x, load(block))
 
@@ -274,10 +278,10 @@ def _visit(walk, prefix):
 
 
 def dot_walk(kind: Type):
-    """Compilable `(block, x, state) -> state` that adds one block's products with the activations at x."""
+    """Compilable `(block, x, state, halves) -> state` that adds a block's dot product with x."""
     return _visit(WALKS[kind], "dot")
 
 
 def write_walk(kind: Type):
-    """Compilable `(block, x, state) -> state` that writes one block's weights as float32 to x."""
+    """Compilable `(block, x, state, halves) -> state` that writes a block as float32 to x."""
     return _visit(WALKS[kind], "write")

@@ -24,12 +24,13 @@ walk = None
 
 def matmul(
     part, parts, out, out_stride, x, x_stride, tokens, weight, row_bytes, rows, columns, bias, residual,
-    scratch,
+    scratch, halves,
 ):  # fmt: skip
     """out[t, r] = weight[r] . x[t] + bias[r], or + out[t, r] instead if residual.
 
     out, x: float32 rows with strides in bytes; bias: float32 (rows,), zeros if there is none. scratch:
-    STRIP_FLOATS float32 for each part. Parts share out strips of STRIP_ROWS rows.
+    STRIP_FLOATS float32 for each part; halves: address of `blocks.HALVES`. Parts share out strips of
+    STRIP_ROWS rows.
     """
     strip = scratch + 4 * STRIP_FLOATS * part
     begin, end = share((rows + STRIP_ROWS - 1) // STRIP_ROWS, part, parts)
@@ -42,7 +43,7 @@ def matmul(
                 source = weight + (first + row) * row_bytes + start // BLOCK_SIZE * BLOCK_BYTES
                 target = strip + 4 * row * width
                 for block in range(width // BLOCK_SIZE):
-                    walk(source + block * BLOCK_BYTES, target + 4 * block * BLOCK_SIZE, zero())
+                    walk(source + block * BLOCK_BYTES, target + 4 * block * BLOCK_SIZE, zero(), halves)
             here = out + 4 * first
             if start > 0 or residual != 0:
                 multiply_strip(

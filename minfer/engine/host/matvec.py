@@ -12,9 +12,10 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
 
 from minfer.engine.host.blocks import WALKS, dot_walk, write_walk
-from minfer.engine.host.compile import Kernel, helper, specialise
+from minfer.engine.host.compile import Kernel, specialise
 from minfer.engine.host.simd import load_f32, load_i64, prefetch, store_f32, sum_lanes, zero
 from minfer.engine.host.team import share
+from minfer.engine.host.tiles import store_sums
 
 SUPPORTED = tuple(WALKS)
 # Bound anew for each format, see `specialise`.
@@ -24,13 +25,16 @@ walk = None
 FLOATS = (Type.F16, Type.BF16, Type.F32)
 
 
-def matvec(part, parts, out, x, weight, row_bytes, rows, blocks, bias, residual):
-    """out[r] = weight[r] . x (+ bias[r]) (+ out[r] if residual). f32 out, x, bias (0: none). Rows are
-    shared out.
+def matvec(part, parts, out, x, weight, row_bytes, rows, blocks, bias, residual, halves):
+    """out[r] = weight[r] . x + bias[r], or + out[r] instead if residual; float32. Parts share out the rows.
 
-    Four rows at a time: four independent sums in flight, and the loads of x are shared.
+    bias: float32 (rows,), zeros if there is none; halves: address of `blocks.HALVES`. Four rows at a time:
+    four sums are in flight and share the loads of x. Parts begin at multiples of four, so that a sum is added
+    up in the same order however many parts there are.
     """
-    begin, end = share(rows, part, parts)
+    begin, end = share((rows + 3) // 4, part, parts)
+    begin, end = 4 * begin, min(4 * end, rows)
+    base = out if residual != 0 else bias
     ahead = 4 * row_bytes
     row = begin
     while row + 4 <= end:
@@ -50,25 +54,22 @@ def matvec(part, parts, out, x, weight, row_bytes, rows, blocks, bias, residual)
                 prefetch(b + ahead + at + line)
                 prefetch(c + ahead + at + line)
                 prefetch(d + ahead + at + line)
-            sum_a = walk(a + at, here, sum_a)
-            sum_b = walk(b + at, here, sum_b)
-            sum_c = walk(c + at, here, sum_c)
-            sum_d = walk(d + at, here, sum_d)
-        finish(out, row, sum_lanes(sum_a), bias, residual)
-        finish(out, row + 1, sum_lanes(sum_b), bias, residual)
-        finish(out, row + 2, sum_lanes(sum_c), bias, residual)
-        finish(out, row + 3, sum_lanes(sum_d), bias, residual)
+            sum_a = walk(a + at, here, sum_a, halves)
+            sum_b = walk(b + at, here, sum_b, halves)
+            sum_c = walk(c + at, here, sum_c, halves)
+            sum_d = walk(d + at, here, sum_d, halves)
+        store_sums(out + 4 * row, base + 4 * row, sum_a, sum_b, sum_c, sum_d)
         row += 4
     while row < end:
         total = zero()
         for block in range(blocks):
             here = x + block * (4 * BLOCK_SIZE)
-            total = walk(weight + row * row_bytes + block * BLOCK_BYTES, here, total)
-        finish(out, row, sum_lanes(total), bias, residual)
+            total = walk(weight + row * row_bytes + block * BLOCK_BYTES, here, total, halves)
+        store_f32(out + 4 * row, load_f32(base + 4 * row) + sum_lanes(total))
         row += 1
 
 
-def unpack_rows(part, parts, out, weight, row_bytes, rows, blocks, indices):
+def unpack_rows(part, parts, out, weight, row_bytes, rows, blocks, indices, halves):
     """out[r] = weight[indices[r]] (or weight[r] if indices is 0) as float32, shape (rows, columns)."""
     begin, end = share(rows, part, parts)
     row_floats = blocks * BLOCK_SIZE
@@ -79,17 +80,7 @@ def unpack_rows(part, parts, out, weight, row_bytes, rows, blocks, indices):
         start = weight + source * row_bytes
         for block in range(blocks):
             target = out + 4 * (row * row_floats + block * BLOCK_SIZE)
-            walk(start + block * BLOCK_BYTES, target, zero())
-
-
-@helper
-def finish(out, row, value, bias, residual):
-    """Write one result with its bias and residual."""
-    if bias != 0:
-        value += load_f32(bias + 4 * row)
-    if residual != 0:
-        value += load_f32(out + 4 * row)
-    store_f32(out + 4 * row, value)
+            walk(start + block * BLOCK_BYTES, target, zero(), halves)
 
 
 def format_geometry(kind: Type) -> dict[str, int]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from minfer.engine.backend import KvDtype, Progress, Role
 from minfer.engine.host import attention, elementwise
+from minfer.engine.host.blocks import HALVES
 from minfer.engine.host.kv_cache import KvCache
 from minfer.engine.host.matmul import STRIP_FLOATS, STRIP_ROWS, matmul_kernel
 from minfer.engine.host.matvec import matvec_kernel, unpack_kernel
@@ -41,6 +42,10 @@ class HostBackend:
     def versions(self) -> dict[str, str]:
         """numba and NumPy."""
         return {"numba": numba.__version__, "numpy": np.__version__}
+
+    def settings(self) -> dict[str, str]:
+        """The number of threads."""
+        return {"threads": str(self.threads)}
 
     def open(
         self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
@@ -79,6 +84,7 @@ class HostRuntime:
 
     def set_tokens(self, ids: Sequence[int], position: int) -> None:
         """See Runtime.set_tokens."""
+        self._program = Program()  # without the steps of a forward that was interrupted
         self._ids[: len(ids)] = ids
         self._position[0] = position
 
@@ -103,8 +109,9 @@ class HostRuntime:
         self._team.run(table)
 
     def _parts(self, work: int, grain: int) -> int:
-        """Parts for a step of `work` units, none much smaller than `grain`."""
-        return max(1, min(4 * self._team.threads, work // grain))
+        """Parts for a step of `work` units: as many for each thread, and not much smaller than `grain`."""
+        threads = self._team.threads
+        return min(4, -(-work // (grain * threads))) * threads if work > grain else 1
 
     def _temporary(self, name: str, *shape: int) -> np.ndarray:
         """Float32 scratch, kept from call to call and grown when needed."""
@@ -122,7 +129,7 @@ class HostRuntime:
         table = self._embedding
         self._program.add(
             unpack_kernel(table.type), address(out), table.address, table.row_bytes, n, table.blocks,
-            address(self._ids), parts=self._parts(n, 16), wait=False,
+            address(self._ids), address(HALVES), parts=self._parts(n, 16), wait=False,
         )  # fmt: skip
         self._program.add(
             elementwise.rotary_table, address(self._rotary), address(self._position),
@@ -150,8 +157,8 @@ class HostRuntime:
                 last = i == len(matrix) - 1 and row == len(x) - 1
                 self._program.add(
                     matvec_kernel(part.type), address(out[row:, column:]), address(x[row:]), part.address,
-                    part.row_bytes, part.rows, part.blocks, part.bias_address, int(add),
-                    parts=parts, wait=last,
+                    part.row_bytes, part.rows, part.blocks, part.bias_address or address(self._zeros),
+                    int(add), address(HALVES), parts=parts, wait=last,
                 )  # fmt: skip
             column += part.rows
 
@@ -162,7 +169,8 @@ class HostRuntime:
             self._program.add(
                 matmul_kernel(part.type), address(out[:, column:]), out.strides[0], address(x), x.strides[0],
                 len(x), part.address, part.row_bytes, part.rows, part.columns,
-                part.bias_address or address(self._zeros), int(add), address(self._strips), parts=parts,
+                part.bias_address or address(self._zeros), int(add), address(self._strips), address(HALVES),
+                parts=parts,
             )  # fmt: skip
             column += part.rows
 

@@ -98,6 +98,13 @@ def load_f16(builder, address):
     return builder.fpext(_load(builder, address, _HALF), _FLOAT)
 
 
+@_operation(types.float32, types.int64, types.int64)
+def half_at(builder, table, address):
+    """The float16 at `address`, looked up in a table of all 65536 float16 as float32."""
+    index = builder.zext(_load(builder, address, _I16), _I64)
+    return _load(builder, builder.add(table, builder.shl(index, _I64(2))), _FLOAT)
+
+
 @_operation(types.int64, types.int64)
 def load_s8(builder, address):
     """The signed byte at `address`."""

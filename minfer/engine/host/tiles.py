@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from minfer.engine.host.simd import LANES
+from minfer.engine.host.simd import LANES, f32x16
 
 TILE = 4
 """Tokens and weight rows of a dot tile; queries and vectors of an outer tile: 16 accumulators."""
@@ -137,6 +137,18 @@ def _outer_tile(rows: int, vectors: int):
         f"""out[:{rows}, :{16 * vectors}] = a[:{rows}, :depth] . b[:depth], float32, strides in bytes."""
     )
     return intrinsic(tile)
+
+
+@intrinsic
+def store_sums(typingctx, out, base, a, b, c, d):
+    """out[:4] = base[:4] + the lane sums of four vectors; addresses of float32, base may be out."""
+
+    def codegen(context, builder, _, arguments):
+        out, base, *vectors = arguments
+        _store(builder, builder.fadd(_load(builder, base, _FOUR), _sums(builder, vectors)), out)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, f32x16, f32x16, f32x16, f32x16), codegen
 
 
 dot_tile_4 = _dot_tile(TILE)
