@@ -160,7 +160,7 @@ def setmaxnreg(how: str, n: int) -> Instruction:
     return build
 
 
-@instruction("mov.u32 $0, %cluster_ctarank;", section="10.15 Special Registers: %cluster_ctarank", arch=90)
+@instruction("mov.u32 $0, %cluster_ctarank;", section="10.16 Special Registers: %cluster_ctarank", arch=90)
 def cluster_rank() -> u32:
     """This block's number within its cluster."""
 

@@ -177,7 +177,7 @@ def pin(count: int, dtype: str = "u32") -> Instruction:
         "pin",
         lambda places: "",
         {"values": Registers(scalar, count)},
-        section="4.4 Instruction Statements",
+        section="4.3.2 Instruction Statements",
         arch=80,
         arch_specific=False,
         collective=False,
