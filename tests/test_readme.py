@@ -21,8 +21,8 @@ def blocks(language):
 
 COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if line.strip()]
 MINFER = [command for command in COMMANDS if command.startswith("minfer ")]
-# Run by tests/test_make.py, and `make test` by whoever runs these tests.
-MAKE = {"make run", "make lab", "make test"}
+# Run by tests/test_make.py; `make test` by whoever runs these tests, `make test-gpu` where there is a GPU.
+MAKE = {"make run", "make lab", "make test", "make test-gpu"}
 
 
 def test_every_command_is_one_that_tests_run():

@@ -37,7 +37,9 @@ def kernels(
     from minfer.cuda.precompile import precompile
     from minfer.cuda.registry import all_kernels
 
-    chosen = arch or ([DEVICES[device.lower()].arch] if device and device.lower() in DEVICES else ["sm_90a"])
+    chosen = list(dict.fromkeys(arch or ()))
+    if not chosen:
+        chosen = [DEVICES[device.lower()].arch if device and device.lower() in DEVICES else "sm_90a"]
     try:
         devices = {wanted: report.device_for(wanted, device) for wanted in chosen}
     except ValueError as error:

@@ -17,12 +17,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
+from minfer.cuda.kernel import (
+    MAX_SHARED_BYTES,
+    MAX_SM_THREADS,
+    MAX_THREAD_REGISTERS,
+    Argument,
+    ConfigRefused,
+    Kernel,
+)
 from minfer.cuda.signature import signature_of
 
-#: Dynamic shared memory a block may use on the largest device (227 KiB, sm_90 and sm_100).
-MAX_SHARED_BYTES = 232_448
-MAX_THREAD_REGISTERS = 255
 SM_REGISTERS = 65_536
 LAYOUTS = ("padded", "swizzled", "plain")
 A_SOURCES = ("f16", "f32_mirror")
@@ -66,9 +70,7 @@ class GemmConfig:
         if self.stages < 2:
             raise ConfigRefused(f"gemm: {self.stages} stages: copying ahead of computing needs at least 2")
         if self.warps < 1 or self.threads > 1024:
-            raise ConfigRefused(
-                f"gemm: {self.threads} threads a block, the limit is 1024: use at most 32 warps"
-            )
+            raise ConfigRefused(f"gemm: {self.threads} threads a block, the limit is 1024: use 1 to 32 warps")
         if self.warps_n < 1 or self.warps % self.warps_n:
             raise ConfigRefused(f"gemm: {self.warps} warps do not divide into rows of {self.warps_n}")
         for name, tile, warps in (
@@ -80,6 +82,11 @@ class GemmConfig:
                     f"gemm: {name} = {tile} over {warps} warps: a warp's share must be a multiple of 16, so "
                     f"{name} one of {16 * warps}"
                 )
+        if self.min_blocks is not None and not 1 <= self.min_blocks <= MAX_SM_THREADS // self.threads:
+            raise ConfigRefused(
+                f"gemm: at least {self.min_blocks} blocks of {self.threads} threads, a multiprocessor holds "
+                f"{MAX_SM_THREADS} threads: use 1 to {MAX_SM_THREADS // self.threads}"
+            )
         if self.registers > MAX_THREAD_REGISTERS:
             raise ConfigRefused(
                 f"gemm: about {self.registers} registers a thread ({self.accumulators} accumulators), the "

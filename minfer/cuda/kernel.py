@@ -6,11 +6,18 @@ it, `minfer.cuda.simulator` runs the same function in plain Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 ARGUMENT_KINDS = ("in", "out", "inout", "scalar", "tensor_map")
+
+# What no device that this project supports exceeds (CUDA C++ Programming Guide, technical specifications).
+MAX_SHARED_BYTES = 227 * 1024
+MAX_SM_THREADS = 2048
+MAX_SM_BLOCKS = 32
+MAX_THREAD_REGISTERS = 255
 
 
 class ConfigRefused(ValueError):
@@ -70,6 +77,25 @@ class CompileError(RuntimeError):
     def __init__(self, kernel: str, config: Any, arch: str, reason: str, log: str = "") -> None:
         self.kernel, self.config, self.arch, self.reason, self.log = kernel, config, arch, reason, log
         super().__init__(f"{kernel} [{config}] for {arch}: {reason}")
+
+
+def grid_shape(grid: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int, int]:
+    """(x, y, z) of a launch's grid: blocks along x alone, or up to three counts; what is left out is 1.
+
+    Raises:
+        TypeError: no whole numbers. ValueError: none, or more than three.
+    """
+    try:
+        sizes = (index(grid),)
+    except TypeError:
+        try:
+            sizes = tuple(map(index, grid))
+        except TypeError:
+            raise TypeError(f"a grid is one to three whole numbers of blocks, not {grid!r}") from None
+    if not 1 <= len(sizes) <= 3:
+        raise ValueError(f"a grid is one to three whole numbers of blocks, not {grid!r}")
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z
 
 
 @dataclass(frozen=True)
@@ -139,8 +165,21 @@ class Kernel:
             raise ConfigRefused(
                 f"{self}: {self.threads} threads a block; CUDA allows 1 to 1024: use fewer warps"
             )
-        if self.shared_bytes < 0:
-            raise ConfigRefused(f"{self}: {self.shared_bytes} bytes of shared memory is negative")
+        if not 0 <= self.shared_bytes <= MAX_SHARED_BYTES:
+            raise ConfigRefused(
+                f"{self}: {self.shared_bytes} bytes of shared memory a block; the largest devices allow 0 to "
+                f"{MAX_SHARED_BYTES}: use smaller tiles or fewer stages"
+            )
+        most_blocks = min(MAX_SM_BLOCKS, MAX_SM_THREADS // self.threads)
+        if self.min_blocks is not None and not 1 <= self.min_blocks <= most_blocks:
+            raise ConfigRefused(
+                f"{self}: at least {self.min_blocks} blocks of {self.threads} threads an SM; an SM holds "
+                f"1 to {most_blocks} of them: ask for fewer"
+            )
+        if self.max_registers is not None and not 1 <= self.max_registers <= MAX_THREAD_REGISTERS:
+            raise ConfigRefused(
+                f"{self}: max_registers {self.max_registers}; a thread has 1 to {MAX_THREAD_REGISTERS}"
+            )
         if not 1 <= self.cluster <= 16:
             raise ConfigRefused(f"{self}: clusters of {self.cluster} blocks; CUDA allows 1 to 16")
         if self.cluster > 1 and self.min_arch < 90:

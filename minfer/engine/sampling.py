@@ -16,12 +16,14 @@ class Sampler:
 
     The cuts apply in llama.cpp's order: repeat penalty, top-k, top-p, min-p, then temperature.
 
-    temperature     divides the logits; 0 is greedy, where the lowest id wins a tie
-    top_k           keep the k most likely tokens; 0: all
-    top_p           keep the most likely tokens whose probabilities add up to at least p; 1: all
-    min_p           keep tokens at least min_p times as likely as the most likely one; 0: all
-    repeat_penalty  divides (positive) or multiplies (negative) the logits of the last `repeat_last_n`
-    tokens; 1: off seed            same seed, same choices; None draws a seed, found in `.seed`
+    Attributes:
+        temperature: divides the logits; 0 is greedy, where the lowest id wins a tie.
+        top_k: keep the k most likely tokens; 0: all.
+        top_p: keep the most likely tokens whose probabilities add up to at least p; 1: all.
+        min_p: keep tokens at least min_p times as likely as the most likely one; 0: all.
+        repeat_penalty: divides (positive) or multiplies (negative) the logits of the last `repeat_last_n`
+            tokens; 1: off.
+        seed: same seed, same choices; None draws one, found here.
     """
 
     def __init__(

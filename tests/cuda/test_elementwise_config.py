@@ -46,6 +46,8 @@ def test_grids_cover_every_element():
         (lambda: SwigluConfig(source="f16", vector=1), "vector=4"),
         (lambda: AddConfig(vector=2), "vector=2"),
         (lambda: RopeConfig(4, 64, 20), "20 rotary dims of 64"),
+        (lambda: RopeConfig(0, 64, 64), "rope: 0 heads"),
+        (lambda: RopeStoreConfig(-4, 4, 64, 64), "rope_store: -4 heads on 4"),
         (lambda: RopeConfig(4, 64, 72), "72 rotary dims of 64"),
         (lambda: RopeStoreConfig(9, 2, 64, 64), "9 heads on 2"),
         (lambda: EmbeddingConfig("IQ2_XS", 256), "IQ2_XS"),

@@ -226,3 +226,27 @@ def test_a_float_is_not_an_address():
     )
     with pytest.raises(CompileError, match="operand address takes"):
         compile_kernel(kernel, "sm_80")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ptx.wgmma(12), "n = 12"),
+        (lambda: ptx.wgmma(40, "s8"), "s8 above 32: of 16"),
+        (lambda: ptx.wgmma(264), "n = 264"),
+        (lambda: ptx.wgmma(64, "f64"), "dtype 'f64'"),
+        (lambda: ptx.wgmma(64, swizzle=48), "swizzle 48: must be one of 0, 128, 64, 32"),
+        (lambda: ptx.wgmma(64, k_steps=0), "0 k steps"),
+        (lambda: ptx.wgmma(64, k_steps=2, b_offsets=(0,)), "2 k steps need as many offsets"),
+        (lambda: ptx.wgmma(64, wait=-1), "wait -1"),
+        (lambda: ptx.wgmma(64, "s8", transpose_b=True), "cannot be transposed"),
+        (lambda: ptx.wgmma_wait(-1, 32), "-1 pending groups"),
+        (lambda: ptx.cp_async_wait_group(-1), "-1 pending groups"),
+        (lambda: ptx.bulk_wait_group_read(-1), "-1 pending groups"),
+        (lambda: ptx.lop3(256), "lut 256"),
+        (lambda: ptx.setmaxnreg("inc", 20), "'inc' 20"),
+    ],
+)
+def test_instructions_that_do_not_exist_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -150,8 +151,10 @@ class TestFiles:
     def test_a_folder_that_cannot_be_made_is_a_warning(self, folder, monkeypatch):
         (folder / "file").write_text("")
         monkeypatch.setenv("MINFER_CACHE", str(folder / "file"))
-        with pytest.warns(UserWarning, match="set MINFER_CACHE to a folder that can"):
+        with pytest.warns(UserWarning, match="set MINFER_CACHE to a folder that can") as warned:
             cache.store("a", {"x": b""})
+            cache.store("b", {"x": b""})
+        assert len(warned) == 1
         assert cache.load("a") is None
 
     def test_the_oldest_go_when_the_folder_is_full(self, folder, monkeypatch):
@@ -161,6 +164,21 @@ class TestFiles:
             cache.store(f"k{i}", {"x": content})
             os.utime(folder / f"k{i}.zip", (i, i))
         assert [cache.load(f"k{i}") is not None for i in range(4)] == [False, True, True, True]
+
+    def test_a_file_that_another_process_removes_meanwhile_is_no_matter(self, folder, monkeypatch):
+        scan = os.scandir
+
+        def slow_scan(where):
+            entries = list(scan(where))
+            (folder / "other.zip").unlink(missing_ok=True)
+            return entries
+
+        (folder / "other.zip").write_bytes(b"")
+        monkeypatch.setattr(cache.os, "scandir", slow_scan)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            cache.store("a", {"x": b"1"})
+        assert cache.load("a") == {"x": b"1"}
 
     def test_no_file_is_left_by_a_failed_write(self, folder):
         with pytest.raises(TypeError):

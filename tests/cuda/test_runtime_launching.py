@@ -86,10 +86,23 @@ class TestPacking:
         assert seen.slots[5] == 1 << 40
         assert seen.attributes == 0
 
-    @pytest.mark.parametrize("grid", [5, (5,), (5, 1), [5, 1, 1], (np.int64(5), 1, 1)])
+    @pytest.mark.parametrize("grid", [5, (5,), (5, 1), [5, 1, 1], (np.int64(5), 1, 1), np.int64(5)])
     def test_grids_may_be_short(self, fake, args, grid):
         runtime.launch(make_kernel(), grid, *args)
         assert fake.launched[0].grid == (5, 1, 1)
+
+    def test_a_grid_that_was_changed_is_read_again(self, fake, args):
+        kernel, grid = make_kernel(), [5, 1, 1]
+        runtime.launch(kernel, grid, *args)
+        grid[0] = 6
+        runtime.launch(kernel, grid, *args)
+        assert [seen.grid for seen in fake.launched] == [(5, 1, 1), (6, 1, 1)]
+
+    @pytest.mark.parametrize("grid", [1.5, (), (1, 1, 1, 1), (2.0,), "7"])
+    def test_what_is_no_grid_is_refused(self, fake, args, grid):
+        with pytest.raises((TypeError, ValueError), match="one to three whole numbers"):
+            runtime.launch(make_kernel(), grid, *args)
+        assert not fake.launched
 
     def test_prepared_launches_see_the_same_and_keep_their_own(self, fake, args):
         loaded = runtime.load(make_kernel())
@@ -382,7 +395,13 @@ class TestArrays:
 
     def test_views_that_do_not_fit(self, fake):
         array = runtime.empty((4, 6), np.uint32)
-        for wrong in (lambda: array.reshape(5, -1), lambda: array.reshape(23), lambda: array.view("S5")):
+        for wrong in (
+            lambda: array.reshape(5, -1),
+            lambda: array.reshape(23),
+            lambda: array.reshape(-4, -6),
+            lambda: array.view("S5"),
+            lambda: runtime.empty((4, -1), np.uint32),
+        ):
             with pytest.raises(ValueError):
                 wrong()
         for wrong in (lambda: array[4], lambda: array[::2]):

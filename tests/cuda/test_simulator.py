@@ -427,6 +427,25 @@ def test_arguments_are_checked():
         simulator.launch(kernel, 1, [1.0], array, 4)
 
 
+def test_dtypes_of_arrays_are_checked_as_on_the_gpu():
+    """Where the kernel says them: bf16 is uint16 in NumPy."""
+    kernel = replace(
+        make_kernel(copy_kernel, "source: float32", "target: float32", "n = int32"),
+        arguments=(
+            Argument("source", "in", "float32"),
+            Argument("target", "out", "float32"),
+            Argument("n", "scalar"),
+        ),
+    )
+    array = np.ones(4, np.float32)
+    target = np.zeros(4, np.float32)
+    simulator.launch(kernel, 1, array, target, 4)
+    with pytest.raises(TypeError, match="source takes float32, got an array of float64"):
+        simulator.launch(kernel, 1, array.astype(np.float64), target, 4)
+    words = replace(kernel, arguments=(Argument("source", "in", "bfloat16"), *kernel.arguments[1:]))
+    simulator.launch(words, 1, array.view(np.uint16), target, 2)
+
+
 def test_instructions_outside_a_launch_say_so():
     with pytest.raises(RuntimeError, match="outside a kernel"):
         ptx.lane_id()

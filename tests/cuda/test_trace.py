@@ -441,6 +441,25 @@ def test_files_that_are_no_trace_of_this_version_are_refused(tmp_path, change):
         Trace.load(tmp_path / "t")
 
 
+@pytest.mark.parametrize(("suffix", "content"), [("json", b"{"), ("npz", b"junk"), ("npz", b"PK\3\4junk")])
+def test_damaged_files_are_refused_by_name(tmp_path, suffix, content):
+    trace = traced(make_kernel(fill_and_load, "stride = int32", shared_bytes=16 * 272), 1, 272)
+    trace.save(tmp_path / "t")
+    (tmp_path / f"t.{suffix}").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"t\.{suffix} does not"):
+        Trace.load(tmp_path / "t")
+
+
+def test_writes_of_cp_async_have_no_bank_conflicts_to_count():
+    """The hardware writes them as they arrive (data/reference/banks-h200.json)."""
+    source, target = np.arange(256, dtype=np.uint32), np.zeros(256, np.uint32)
+    trace = traced(copy_through_shared(True, False, 63), 1, source, target)
+    assert trace.counts()["COPY_ISSUE"] and any(r.op is Op.COPY_ISSUE for r in requests(trace))
+    assert Op.COPY_ISSUE not in {line.op for line in shared_lines(trace)}
+    with pytest.raises(ValueError, match="not COPY_ISSUE"):
+        shared_lines(trace, Op.COPY_ISSUE)
+
+
 def test_a_trace_holds_one_launch():
     trace = Trace()
     with pytest.raises(ValueError, match="empty"):

@@ -89,6 +89,8 @@ class RopeConfig:
 
     def __post_init__(self) -> None:
         _check_head("rope", self.head_dim, self.rotary)
+        if self.heads < 1:
+            raise ConfigRefused(f"rope: {self.heads} heads; take at least 1")
         check_threads("rope", self.threads)
 
     def __str__(self) -> str:
@@ -183,7 +185,7 @@ class RopeStoreConfig:
             )
         check_choice("rope_store", "query", self.query, ("f16", "f32"))
         check_threads("rope_store", self.threads)
-        if self.kv_heads < 1 or self.heads % self.kv_heads:
+        if self.kv_heads < 1 or self.heads < 0 or self.heads % self.kv_heads:  # 0: keys and values only
             raise ConfigRefused(
                 f"rope_store: {self.heads} heads on {self.kv_heads} kv heads; take a multiple of the kv heads"
             )

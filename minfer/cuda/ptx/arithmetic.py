@@ -52,6 +52,8 @@ def shf_r_wrap(low: u32, high: u32, shift: u32) -> u32:
 def lop3(lut: int) -> Instruction:
     """Factory: any bitwise function of three words. `lut` is that function of 0xF0, 0xCC and 0xAA: (a & b) |
     c is 0xEA."""
+    if not 0 <= lut <= 255:
+        raise ValueError(f"lop3: lut {lut}: must be from 0 to 255")
 
     @instruction(
         f"lop3.b32 $0, $1, $2, $3, {lut};",

@@ -114,6 +114,8 @@ def bulk_commit_group():
 @functools.cache
 def bulk_wait_group_read(n: int) -> Instruction:
     """Factory: wait until at most `n` bulk groups of this thread have still to READ their shared memory."""
+    if n < 0:
+        raise ValueError(f"bulk_wait_group_read: {n} pending groups, must be at least 0")
 
     @instruction(
         f"cp.async.bulk.wait_group.read {n};",
@@ -158,7 +160,7 @@ def setmaxnreg(how: str, n: int) -> Instruction:
     return build
 
 
-@instruction("mov.u32 $0, %cluster_ctarank;", section="10.15 Special Registers: %cluster_ctarank", arch=90)
+@instruction("mov.u32 $0, %cluster_ctarank;", section="10.16 Special Registers: %cluster_ctarank", arch=90)
 def cluster_rank() -> u32:
     """This block's number within its cluster."""
 

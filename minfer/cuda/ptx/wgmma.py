@@ -75,6 +75,10 @@ def wgmma(
         raise ValueError(f"wgmma: a = {a!r}, accumulate = {accumulate!r}")
     if transpose_b and dtype not in ("f16", "bf16"):
         raise ValueError(f"wgmma: {dtype} operands cannot be transposed")
+    if swizzle not in _SWIZZLE_CODES:
+        raise ValueError(f"wgmma: swizzle {swizzle}: must be one of {', '.join(map(str, _SWIZZLE_CODES))}")
+    if k_steps < 1 or (wait is not None and wait < 0):
+        raise ValueError(f"wgmma: {k_steps} k steps, wait {wait}: at least 1 step, at least 0 pending groups")
     default = tuple(32 * k for k in range(k_steps))
     a_offsets, b_offsets = a_offsets or default, b_offsets or default
     if len(b_offsets) != k_steps or len(a_offsets) != k_steps:
@@ -151,6 +155,8 @@ def wgmma(
 def wgmma_wait(pending: int, count: int, dtype: str = "f32") -> Instruction:
     """Factory: wait until at most `pending` groups are in flight. Its operand is a local array of `count`
     accumulators (f32 or s32) that passes through unchanged, so that no read of it moves above the wait."""
+    if pending < 0:
+        raise ValueError(f"wgmma_wait: {pending} pending groups, must be at least 0")
     scalar = {"f32": f32, "s32": s32}[dtype]
     return _block(
         "wgmma_wait",
@@ -171,7 +177,7 @@ def pin(count: int, dtype: str = "u32") -> Instruction:
         "pin",
         lambda places: "",
         {"values": Registers(scalar, count)},
-        section="4.4 Instruction Statements",
+        section="4.3.2 Instruction Statements",
         arch=80,
         arch_specific=False,
         collective=False,

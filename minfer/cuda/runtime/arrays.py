@@ -90,7 +90,7 @@ class DeviceArray:
             if wanted.count(-1) > 1 or known == 0 or self.size % known:
                 raise ValueError(f"cannot reshape {self.shape} to {wanted}")
             wanted = tuple(self.size // known if n == -1 else n for n in wanted)
-        if math.prod(wanted) != self.size:
+        if math.prod(wanted) != self.size or min(wanted, default=0) < 0:
             raise ValueError(f"cannot reshape {self.shape} ({self.size} elements) to {wanted}")
         return DeviceArray(self.memory, self.pointer, tuple(wanted), self.dtype)
 
@@ -156,8 +156,11 @@ def empty(shape: int | tuple[int, ...], dtype: Any) -> DeviceArray:
 
     Raises:
         MemoryError: the device has not that much free; says how much it has.
+        ValueError: a negative size.
     """
-    wanted = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+    wanted = tuple(int(n) for n in ((shape,) if isinstance(shape, int | np.integer) else shape))
+    if min(wanted, default=0) < 0:
+        raise ValueError(f"no array has the shape {wanted}: sizes must be at least 0")
     kind = np.dtype(dtype)
     memory = _Memory(math.prod(wanted) * kind.itemsize)
     return DeviceArray(memory, memory.pointer, wanted, kind)

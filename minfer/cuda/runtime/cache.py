@@ -8,6 +8,7 @@ and the tools' versions.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -184,15 +185,24 @@ def store(key: str, members: dict[str, bytes]) -> None:
             raise
         _prune(folder)
     except OSError as error:
-        warnings.warn(
-            f"compiled kernels are not kept: {folder} cannot be written ({error.strerror}); "
-            "set MINFER_CACHE to a folder that can",
-            stacklevel=3,
-        )
+        _warn_once(folder, error.strerror)
+
+
+@functools.cache
+def _warn_once(folder: Path, reason: str) -> None:
+    warnings.warn(
+        f"compiled kernels are not kept: {folder} cannot be written ({reason}); "
+        "set MINFER_CACHE to a folder that can",
+        stacklevel=4,
+    )
 
 
 def _prune(folder: Path) -> None:
-    files = [(entry.stat(), entry.path) for entry in os.scandir(folder) if entry.name.endswith(".zip")]
+    files = []
+    for entry in os.scandir(folder):
+        if entry.name.endswith(".zip"):
+            with contextlib.suppress(FileNotFoundError):  # another process prunes too
+                files.append((entry.stat(), entry.path))
     excess = sum(stat.st_size for stat, _ in files) - SIZE_LIMIT
     for stat, path in sorted(files, key=lambda item: item[0].st_mtime):
         if excess <= 0:

@@ -12,7 +12,7 @@ import functools
 import threading
 from typing import Any
 
-from minfer.cuda.kernel import Kernel, LaunchRefused
+from minfer.cuda.kernel import Kernel, LaunchRefused, grid_shape
 from minfer.cuda.runtime import checking, driver
 from minfer.cuda.runtime.compiler import CompiledKernel, compile_kernel
 from minfer.cuda.runtime.devices import Device, device
@@ -197,13 +197,13 @@ class LaunchFrame:
         self._addresses = (start, int(loaded.function), self._parameters.address, None)
 
     def set_shape(self, grid: Grid, pdl: bool) -> None:
-        """Set the grid, and whether to launch programmatically. Raises LaunchRefused."""
-        sizes = (grid,) if isinstance(grid, int) else tuple(grid)
-        blocks = tuple(int(n) for n in (*sizes, *(1,) * (3 - len(sizes))))
+        """Set the grid, and whether to launch programmatically. Raises LaunchRefused, and as `grid_shape`."""
+        blocks = grid_shape(grid)
         self.loaded.check_grid(blocks)
         self.config.grid[:] = blocks
         self.config.count = pdl
-        self.grid, self.pdl = grid, pdl
+        # A list may be changed by its owner: not kept, so that the next launch reads it again.
+        self.grid, self.pdl = grid if isinstance(grid, int | tuple) else blocks, pdl
 
     def fire(self, stream: Stream) -> None:
         """Launch what was set, and count it."""

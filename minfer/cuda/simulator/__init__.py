@@ -7,8 +7,9 @@ recorded.
 
 What is not simulated: time, caches and weak memory order (a lane's writes are visible at once; what a missing
 barrier allows is found by `minfer.cuda.trace.check`, or by another order of threads with `seed`), numba's
-typing of mixed integers (`uint64 + int64` is a float64 there: compile the kernel), register limits, and
-polling of plain memory (a lane gives way only where it waits).
+typing of mixed integers (`uint64 + int64` is a float64 there: compile the kernel), register limits, an
+array's own alignment (every array starts at a multiple of 2^40 here), and polling of plain memory (a lane
+gives way only where it waits).
 """
 
 from minfer.cuda.simulator.errors import (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from greenlet import getcurrent
 
-from minfer.cuda.kernel import Argument, Kernel
+from minfer.cuda.kernel import Argument, Kernel, grid_shape
 from minfer.cuda.simulator.arrays import Pointer
 from minfer.cuda.simulator.executor import Launch
 from minfer.cuda.simulator.fake_cuda import FakeCuda
@@ -18,6 +18,9 @@ from minfer.cuda.simulator.rebinding import Rebinder
 from minfer.cuda.simulator.scalars import CASTS, dtype_name
 from minfer.cuda.simulator.tensor_map import TensorMap
 from minfer.cuda.trace import LaunchInfo, Trace, TracedArray
+
+#: dtypes that NumPy keeps under another name
+_SAME_BITS = {"bfloat16": ("uint16",), "bool": ("uint8",)}
 
 
 class TensorMapArgument:
@@ -51,7 +54,7 @@ def launch(
         SimulatorError: a fault in the kernel, with block, thread and source line.
         TypeError, ValueError: arguments that do not fit the kernel's signature.
     """
-    shape = _three(grid)
+    shape = grid_shape(grid)
     if min(shape) < 1:
         raise ValueError(f"{kernel.name}: a grid of {shape} has no blocks")
     if shape[0] % kernel.cluster:
@@ -91,14 +94,6 @@ def launch(
             run.run(cluster)
     finally:
         run.close()
-
-
-def _three(grid: int | tuple[int, ...]) -> tuple[int, int, int]:
-    sizes = (grid,) if isinstance(grid, int | np.integer) else tuple(grid)
-    if not 1 <= len(sizes) <= 3:
-        raise ValueError(f"a grid or block index has one to three sizes, not {grid}")
-    x, y, z = (*map(int, sizes), *((1,) * (3 - len(sizes))))
-    return x, y, z
 
 
 def _clusters(
@@ -156,6 +151,11 @@ def _argument(kernel: Kernel, argument: Argument, numba_type: Any, value: Any, m
         address = memory.add_object(value)
         return TensorMapArgument(address) if element is not None else address
     if isinstance(value, np.ndarray):
+        accepted = (argument.dtype, *_SAME_BITS.get(argument.dtype, ()))
+        if argument.dtype is not None and value.dtype.name not in accepted:
+            raise TypeError(
+                f"{name} takes {argument.dtype}, got an array of {value.dtype.name}: convert or .view() it"
+            )
         region = memory.add(value, argument.name)
         if element is not None:
             return Pointer(region, dtype_name(element))

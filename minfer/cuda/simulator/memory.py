@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from minfer.cuda.kernel import MAX_SHARED_BYTES
 from minfer.cuda.simulator.errors import Misaligned, OutOfBounds, SimulatorError, UninitializedShared
 
 SHARED_BASE = 1024
@@ -83,7 +84,7 @@ class Region:
 class SharedMemory(Region):
     """A block's shared memory: the dynamic bytes first, then static arrays as they are declared."""
 
-    LIMIT = 227 * 1024  # most that a block of any supported device may have
+    LIMIT = MAX_SHARED_BYTES
 
     def __init__(self, dynamic_bytes: int, strict: bool = False) -> None:
         if dynamic_bytes > self.LIMIT:

@@ -71,6 +71,8 @@ def mma_sync(dtype: str) -> DeviceFunction:
     """Factory: (c, c_first, a, a_first, b, b_first): C[16, 16] += A[16, k] B[k, 16], two mma instructions.
 
     `dtype` "f16" or "bf16" (k = 16, C f32) or "s8" (k = 32, C s32)."""
+    if dtype not in ACCUMULATORS:
+        raise ConfigRefused(f"mma_sync: no product of {dtype}: take one of {', '.join(ACCUMULATORS)}")
     mma = {"f16": ptx.mma_m16n8k16_f16, "bf16": ptx.mma_m16n8k16_bf16, "s8": ptx.mma_m16n8k32_s8}[dtype]
 
     @device_function

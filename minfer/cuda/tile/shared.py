@@ -34,10 +34,11 @@ class SharedTile:
     swizzle: int = 0
 
     def __post_init__(self):
-        if self.rows < 1 or self.row_bytes < CHUNK or self.row_bytes % CHUNK or self.padding % CHUNK:
+        whole = self.row_bytes % CHUNK == 0 and self.padding % CHUNK == 0
+        if self.rows < 1 or self.row_bytes < CHUNK or self.padding < 0 or not whole:
             raise ConfigRefused(
-                f"shared tile: {self.rows} rows of {self.row_bytes} + {self.padding} bytes: rows and "
-                f"padding must be multiples of {CHUNK} bytes"
+                f"shared tile: {self.rows} rows of {self.row_bytes} + {self.padding} bytes: take at least "
+                f"one row of at least {CHUNK} bytes, row and padding multiples of {CHUNK}, padding 0 or more"
             )
         if self.swizzle:
             fits = self.row_bytes % LINE == 0 or LINE % self.row_bytes == 0

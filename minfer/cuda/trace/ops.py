@@ -39,9 +39,7 @@ class Op(enum.IntEnum):
     BULK_READ_BEGIN = 29  # a TMA store starts to read shared memory
     BULK_READ_END = 30
     WGMMA = 31  # one record a lane and group; extra: n
-    WGMMA_READ_BEGIN = (
-        32  # shared operands of a group; extra: number of the group, ascending in the warpgroup
-    )
+    WGMMA_READ_BEGIN = 32  # shared operands of a group; extra: its number, ascending in the warpgroup
     WGMMA_READ_END = 33  # the first of its threads has waited for it
     WGMMA_WAIT = 34  # a thread has waited for the group with this number
 

@@ -40,9 +40,8 @@ class _Memory:
     """What is known of one address space's granules."""
 
     def __init__(self) -> None:
-        self.writes: dict[
-            int, tuple[int, int, int, int]
-        ] = {}  # thread, clock, site, fences of the thread then
+        # thread, clock, site, fences of the thread then
+        self.writes: dict[int, tuple[int, int, int, int]] = {}
         self.reads: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # thread -> clock, site
         self.landing: dict[int, tuple[int, int]] = {}  # thread, site of a copy in flight
         # (thread or warpgroup, number) -> site of a reader in flight

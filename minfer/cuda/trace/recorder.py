@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zipfile
+import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -190,7 +192,10 @@ class Trace:
             ValueError: the files are no trace, of another version, or do not belong together.
         """
         stem = _stem(path)
-        description = json.loads(stem.with_name(stem.name + ".json").read_text())
+        try:
+            description = json.loads(stem.with_name(stem.name + ".json").read_text())
+        except ValueError as error:
+            raise ValueError(f"{stem}.json does not describe a trace: {error}") from None
         if not isinstance(description, dict) or description.get("format") != "minfer trace":
             raise ValueError(f"{stem}.json does not describe a trace")
         if description["version"] != VERSION or description["ops"] != {op.name: int(op) for op in Op}:
@@ -199,14 +204,16 @@ class Trace:
                 f"record it again"
             )
         trace = cls()
-        with np.load(stem.with_name(stem.name + ".npz")) as columns:
-            table = np.empty(description["rows"], DTYPE)
-            for name in DTYPE.names:
-                if len(columns[name]) != len(table):
-                    raise ValueError(
-                        f"{stem}.npz has {len(columns[name])} rows, {stem}.json says {len(table)}"
-                    )
-                table[name] = columns[name]
+        try:
+            with np.load(stem.with_name(stem.name + ".npz")) as file:
+                columns = {name: file[name] for name in DTYPE.names}
+        except (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+            raise ValueError(f"{stem}.npz does not hold the rows of a trace") from None
+        table = np.empty(description["rows"], DTYPE)
+        for name, column in columns.items():
+            if len(column) != len(table):
+                raise ValueError(f"{stem}.npz has {len(column)} rows, {stem}.json says {len(table)}")
+            table[name] = column
         trace._chunks = [table]
         trace.sites = [tuple(Place(*place) for place in site) for site in description["sites"]]
         info = description["info"]
