@@ -14,7 +14,9 @@ from minfer.cli.common import (
     KVType,
     KVTypeOption,
     ModelOption,
+    RouteOption,
     check_text,
+    loading_bar,
     print_json,
     text_or_file,
 )
@@ -56,6 +58,7 @@ def run(
     ] = None,
     kv_type: KVTypeOption = KVType.f16,
     backend: BackendOption = Backend.auto,
+    route: RouteOption = "auto",
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -90,10 +93,14 @@ def run(
         repeat_last_n=repeat_last_n,
         seed=seed,
     )
-    chosen, why = choose_backend(backend.value)
+    chosen, why = choose_backend(backend.value, route)
     needed = len(prompt_ids) + n_predict
     session = Session(
-        loaded, chosen, n_ctx=context or min(needed, loaded.config.context_length), kv_dtype=kv_type.value
+        loaded,
+        chosen,
+        n_ctx=context or min(needed, loaded.config.context_length),
+        kv_dtype=kv_type.value,
+        progress=loading_bar(),
     )
     session.warm_up()  # so that the speeds are the model's, not the compiler's
     if echo and not as_json:

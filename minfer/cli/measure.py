@@ -14,6 +14,8 @@ from minfer.cli.common import (
     KVType,
     KVTypeOption,
     ModelOption,
+    RouteOption,
+    loading_bar,
     print_json,
     read_text,
 )
@@ -32,6 +34,7 @@ def bench(
     repetitions: Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Runs of each test.")] = 5,
     kv_type: KVTypeOption = KVType.f16,
     backend: BackendOption = Backend.auto,
+    route: RouteOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Measure prefill (pp) and decode (tg) in tokens a second, as llama-bench does.
@@ -44,7 +47,7 @@ def bench(
     from minfer.model.model import Model
 
     loaded = Model.load(model)
-    chosen, why = choose_backend(backend.value)
+    chosen, why = choose_backend(backend.value, route)
     results = measure(
         loaded,
         chosen,
@@ -77,6 +80,7 @@ def perplexity(
     ] = None,
     kv_type: KVTypeOption = KVType.f16,
     backend: BackendOption = Backend.auto,
+    route: RouteOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Measure how well a model predicts a text, as llama.cpp does: the second half of each window counts."""
@@ -88,9 +92,9 @@ def perplexity(
     text = read_text(file)
     loaded = Model.load(model)
     tokenizer = loaded.tokenizer
-    chosen, why = choose_backend(backend.value)
+    chosen, why = choose_backend(backend.value, route)
     result = measure(
-        Session(loaded, chosen, n_ctx=context, kv_dtype=kv_type.value),
+        Session(loaded, chosen, n_ctx=context, kv_dtype=kv_type.value, progress=loading_bar()),
         tokenizer.encode(text, parse_special=False),
         window=context,
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,

@@ -11,6 +11,7 @@ from minfer.engine.cuda.weights import kernel, origin
 from minfer.engine.errors import EngineError
 from minfer.engine.session import Session
 from minfer.model.model import Model
+from tests.engine.conftest import DATA, ORACLES
 from tests.engine.cuda_models import micro_model
 
 
@@ -66,6 +67,20 @@ def test_needed_kernels(micro):
     assert "gemm_hopper" not in names(micro, 100, "f16")
 
 
+LIMITS = {"sm_80": 163, "sm_86": 99, "sm_90a": 227, "sm_120a": 99}  # KiB of shared memory a block
+
+
+@pytest.mark.parametrize("arch", LIMITS)
+@pytest.mark.parametrize("name", ORACLES)
+def test_chosen_kernels_run_on_the_architecture(name, arch):
+    model = Model.load(DATA / f"{name}.gguf")
+    backend = dry(DryDevice(arch, sms=80))
+    plan = backend.plan(model, 512, 512)
+    for made in needed_kernels(model, backend.route, plan, arch, sms=80):
+        assert made.not_applicable(arch) is None
+        assert made.shared_bytes <= LIMITS[arch] * 1024, made
+
+
 def test_kernels_can_be_made_in_another_process(micro):
     import pickle
 
@@ -92,3 +107,24 @@ def test_buffers_take_what_was_planned(micro):
     plan = session._runtime.plan
     assert sum(taken) <= plan.total
     assert sum(taken) > 0.95 * plan.total
+
+
+@pytest.mark.slow
+def test_missing_kernels_are_compiled_ahead(tmp_path, monkeypatch):
+    """In other processes, into the cache, once."""
+    from minfer.cuda import elementwise as ew
+    from minfer.cuda.runtime import cache
+    from minfer.engine.cuda.compile_ahead import compile_ahead
+
+    monkeypatch.setenv("MINFER_CACHE", str(tmp_path))
+    kernels = [
+        kernel(ew.bias_add, ew.AddConfig(threads=64)),
+        kernel(ew.residual_add, ew.AddConfig(threads=64)),
+        kernel(ew.residual_add, ew.AddConfig(vector=1, threads=64)),
+    ]
+    lines = []
+    compile_ahead(kernels, "sm_80", lines.append)
+    assert lines == [f"compiling 3 kernels; they are kept in {tmp_path}"]
+    assert all(cache.holds(made, "sm_80") for made in kernels)
+    compile_ahead(kernels, "sm_80", lines.append)
+    assert len(lines) == 1

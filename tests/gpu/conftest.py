@@ -1,7 +1,9 @@
 """GPU tests: skipped without a GPU, and robust with one.
 
-The tests run in a child process. A kernel that faults leaves its CUDA context useless, so the child stops
-there and another child goes on with the tests that are left: one failure does not lose the rest.
+The tests run in child processes, several side by side, since most of their time goes into compiling; what
+measures speed (ALONE) runs after the others, alone. A kernel that faults leaves its CUDA context useless, so
+the child stops there and another child goes on with the tests that are left: one failure does not lose the
+rest.
 `MINFER_GPU_IN_PROCESS=1` runs everything in this process (for a debugger).
 
 A run with a GPU writes a summary record (device, driver, versions, commit, passed, failed, skipped, figures
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,8 @@ HERE = Path(__file__).parent
 CHILD = "MINFER_GPU_CHILD"  # set in a child: the file that it reports to
 FAULTED = 77  # a child's exit status: its CUDA context is useless
 TEST_LIMIT_S = 240  # for one test: a child that has not reported for so long is ended
+LANES = int(os.environ.get("MINFER_GPU_LANES", max(1, min(8, (os.cpu_count() or 1) // 2))))
+ALONE = ("test_overhead_gpu.py", "test_speed_kernels_gpu.py")
 RUN_LIMIT_S = float(os.environ.get("MINFER_GPU_LIMIT_S", 540))  # for all: what is left then counts as failed
 
 
@@ -40,6 +45,8 @@ def pytest_collection_modifyitems(config, items):
     mine = [item for item in items if HERE in Path(item.path).parents]
     for item in mine:
         item.add_marker(pytest.mark.gpu)
+        if not _in_process() and config.pluginmanager.hasplugin("timeout"):
+            item.add_marker(pytest.mark.timeout(0))  # the first one waits for all children
     try:
         if CHILD not in os.environ:
             device()
@@ -102,10 +109,10 @@ def pytest_runtest_protocol(item, nextitem):
         return None
     session = item.session
     if not hasattr(session, "_gpu_reports"):
-        nodeids = [i.nodeid for i in session.items if HERE in Path(i.path).parents]
-        if len(nodeids) > 20:
+        mine = [i for i in session.items if HERE in Path(i.path).parents]
+        if len(mine) > 20:
             warm_cache(device().arch)
-        session._gpu_reports, measured = _run_children(session.config, nodeids)
+        session._gpu_reports, measured = _run_lanes(session.config, mine)
         session._gpu_record = write_record(session._gpu_reports, measured, session.config.rootpath)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in session._gpu_reports.get(item.nodeid, []):
@@ -114,10 +121,27 @@ def pytest_runtest_protocol(item, nextitem):
     return True
 
 
-def _run_children(config, nodeids):
-    """({test: its reports}, {figure: value}) of the tests, in as many child processes as it takes."""
-    reports, measured, left = {}, {}, list(nodeids)
+def _run_lanes(config, items):
+    """({test: its reports}, {figure: value}) of the tests: LANES shares side by side, then those to run
+    alone."""
+    alone = [item.nodeid for item in items if Path(item.path).name in ALONE]
+    others = [item.nodeid for item in items if Path(item.path).name not in ALONE]
     end = time.monotonic() + RUN_LIMIT_S
+    shares = [others[i::LANES] for i in range(LANES)]
+    with ThreadPoolExecutor(LANES) as pool:
+        results = list(pool.map(lambda share: _run_children(config, share, end), shares))
+    results.append(_run_children(config, alone, end))
+    reports, measured = {}, {}
+    for some_reports, some_measured in results:
+        reports |= some_reports
+        measured |= some_measured
+    return reports, measured
+
+
+def _run_children(config, nodeids, end):
+    """({test: its reports}, {figure: value}) of the tests, in as many child processes as it takes, until
+    `end` on the monotonic clock."""
+    reports, measured, left = {}, {}, list(nodeids)
     while left and time.monotonic() < end:
         with tempfile.TemporaryDirectory() as folder:
             path, output = Path(folder) / "reports.jsonl", Path(folder) / "output"

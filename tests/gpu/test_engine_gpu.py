@@ -209,3 +209,28 @@ def test_same_bits_on_every_run(tiny):
         fed.reset()
         np.testing.assert_array_equal(fed.forward(ids), first)
         np.testing.assert_array_equal(one_by_one(fed, ids[:20]), decoded)
+
+
+def test_smollm2(smollm2_path, measure):
+    """A trained model: Q4_1 and Q8_0, interleaved RoPE, tied output."""
+    from minfer.engine.host.runtime import HostBackend
+
+    model = Model.load(smollm2_path)
+    text = "The tide goes out twice a day, and what it leaves behind is the children's until it comes back."
+    ids = model.tokenizer.encode(text)
+    gpu, host = session(model), Session(model, HostBackend())
+    expected = host.forward(ids, logits="all")
+    logits = gpu.forward(ids, logits="all")
+    decoded = one_by_one(gpu, ids)
+    for name, found in (("prefill", logits), ("decode", decoded)):
+        measure(f"SmolLM2 {name} logits, relative rms", relative_rms(found, expected))
+        measure(f"SmolLM2 {name} KL", divergence(expected, found))
+        assert divergence(expected, found) < 0.01
+        assert same_choice(expected, found, 0.1 * expected.std())
+    a, b = logits[-1], expected[-1]
+    gpu.reset()
+    gpu.forward(ids)
+    for _ in range(32):
+        token = [int(b.argmax())]
+        a, b = gpu.forward(token), host.forward(token)
+        assert same_choice(b[None], a[None], 0.1 * b.std())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 150
+TIMEOUT_S = 120
 
 
 def warm_cache(arch: str) -> None:
@@ -19,9 +20,10 @@ def warm_cache(arch: str) -> None:
         subprocess.Popen([*command, str(i)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for i in range(n)
     ]
+    end = time.monotonic() + TIMEOUT_S
     for child in children:
         try:
-            child.wait(TIMEOUT_S)
+            child.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             child.kill()
 

@@ -37,8 +37,8 @@ class CudaBackend:
     """Runs models on a GPU.
 
     route: a name in `minfer.engine.cuda.routes.ROUTES`, or a `Route` of one's own. device: a
-    `minfer.engine.cuda.devices.Device`, None: the GPU in use. on_plan: is told the memory plan, None: it is
-    printed to stderr.
+    `minfer.engine.cuda.devices.Device`, None: the GPU in use. on_plan: is told the memory plan and what takes
+    time, a line each; None: printed to stderr.
 
     Raises InputError or EngineError for a route that does not exist, or not here; NoDevice without a GPU.
     """
@@ -105,7 +105,7 @@ class CudaBackend:
         self._on_plan(str(plan))
         if isinstance(self.device, GpuDevice):
             needed = needed_kernels(model, self.route, plan, self.device.arch, self.device.sms)
-            compile_ahead(needed, self.device.arch)
+            compile_ahead(needed, self.device.arch, self._on_plan)
         try:
             return CudaRuntime(model, self.device, self.route, plan, progress)
         except MemoryError as error:

@@ -1,7 +1,8 @@
 """Routes: which kernels a prefill takes.
 
     f16         mma.sync GEMMs (128x128x64 or 128x256x64, 3 stages, swizzled) over f16 weights; from sm_80 on
-    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only
+    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. It writes f16: a model whose layers
+                add more than 65504 to the residual stream needs f16, which keeps those sums in f32
     auto        f16-wgmma on sm_90, else f16
 
 The switches of the campaign's seeds select its own f16 kernels on the route f16: MINFER_GEMM_TM (64, 128 or

@@ -149,6 +149,7 @@ class Loader:
             )
         weights = Weights(layers, self.vector(model.output_norm), output)
         self.device.end_uploads()
+        self._advance(self.total - self.done)
         return weights, embedding.runs[0]
 
     def stack(self, names: Sequence[str], half: bool = True) -> Stack:
