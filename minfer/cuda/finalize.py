@@ -14,7 +14,7 @@ def finalize_ptx(ptx: str, kernel: Kernel, version: str = "8.8") -> str:
     - A "tensor_map" argument is declared as a pointer; it becomes a 128-byte parameter passed by value
       (`__grid_constant__`), whose address the kernel uses (PTX ISA 5.5.8 "Tensor-map", 9.7.9.20 "cvta").
     - `kernel.cluster` > 1: `.explicitcluster` and `.reqnctapercluster`, so that a plain launch starts
-      clusters (11.4.1 ff).
+      clusters (11.7).
     - `kernel.min_blocks`: `.minnctapersm`, without which the assembler ignores `setmaxnreg` (C7508).
     - `.version` is lowered to `version` where numba wrote a newer one, so that older assemblers read it; 8.8
       knows every target and instruction that is used here.

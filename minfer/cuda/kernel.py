@@ -165,11 +165,8 @@ class Kernel:
             raise ConfigRefused(
                 f"{self}: {self.threads} threads a block; CUDA allows 1 to 1024: use fewer warps"
             )
-        if not 0 <= self.shared_bytes <= MAX_SHARED_BYTES:
-            raise ConfigRefused(
-                f"{self}: {self.shared_bytes} bytes of shared memory a block; the largest devices allow 0 to "
-                f"{MAX_SHARED_BYTES}: use smaller tiles or fewer stages"
-            )
+        if self.shared_bytes < 0:
+            raise ConfigRefused(f"{self}: {self.shared_bytes} bytes of shared memory is negative")
         most_blocks = min(MAX_SM_BLOCKS, MAX_SM_THREADS // self.threads)
         if self.min_blocks is not None and not 1 <= self.min_blocks <= most_blocks:
             raise ConfigRefused(

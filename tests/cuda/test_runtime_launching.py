@@ -436,6 +436,23 @@ class TestTensorMaps:
         with pytest.raises(ValueError, match=message):
             runtime.tensor_map(runtime.DeviceArray(None, 4096, shape, np.dtype(dtype)), *box, swizzle)
 
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"dtype": "float32"}, "a tensor map of float32 over an array of float16"),
+            ({"row_bytes": 64}, "rows 64 bytes apart overlap: a row of the array has 128 bytes"),
+            ({"promotion": 100}, "a promotion of 100 bytes"),
+        ],
+    )
+    def test_refused_options(self, fake, options, message):
+        array = runtime.DeviceArray(None, 4096, (64, 64), np.dtype(np.float16))
+        with pytest.raises(ValueError, match=message):
+            runtime.tensor_map(array, 64, **options)
+
+    def test_an_empty_array(self, fake):
+        with pytest.raises(ValueError, match="is empty"):
+            runtime.tensor_map(runtime.DeviceArray(None, 4096, (0, 64), np.dtype(np.float16)), 64)
+
     def test_alignment(self, fake):
         with pytest.raises(ValueError, match="16-byte alignment"):
             runtime.tensor_map(runtime.DeviceArray(None, 4104, (64, 64), np.dtype(np.float16)), 64)

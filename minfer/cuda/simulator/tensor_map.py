@@ -14,7 +14,7 @@ class TensorMap:
     Attributes:
         array: the matrix, (rows, columns), each row contiguous, rows a multiple of 16 bytes apart.
         box_rows, box_columns: size of the box, in elements.
-        swizzle: 0, 32, 64 or 128: bytes of the pattern that 16-byte units are permuted in (PTX ISA 5.5.5).
+        swizzle: 0, 32, 64 or 128: bytes of the pattern that 16-byte units are permuted in (PTX ISA 5.5.7).
     """
 
     array: np.ndarray
@@ -87,7 +87,7 @@ def tensor_map(
 def swizzle_units(units: np.ndarray, swizzle: int) -> np.ndarray:
     """Where 16-byte units of shared memory (address / 16) lie under a swizzle of 0, 32, 64 or 128 bytes.
 
-    Bits 4 ff of an address are XORed with bits 7 ff: one, two or three of them (PTX ISA 5.5.5, "Swizzling
+    Bits 4 ff of an address are XORed with bits 7 ff: one, two or three of them (PTX ISA 5.5.7, "Swizzling
     modes").
     """
     return units ^ ((units >> 3) & (swizzle // 16 - 1 if swizzle else 0))

@@ -38,7 +38,7 @@ class SharedTile:
         if self.rows < 1 or self.row_bytes < CHUNK or self.padding < 0 or not whole:
             raise ConfigRefused(
                 f"shared tile: {self.rows} rows of {self.row_bytes} + {self.padding} bytes: take at least "
-                f"one row of at least {CHUNK} bytes, row and padding multiples of {CHUNK}, padding 0 or more"
+                f"one row; rows (from {CHUNK}) and padding (from 0) must be multiples of {CHUNK} bytes"
             )
         if self.swizzle:
             fits = self.row_bytes % LINE == 0 or LINE % self.row_bytes == 0
