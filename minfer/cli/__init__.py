@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -44,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             # A terminal that cannot show a character is no error.
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = _run(argv)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            status = _run(argv)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
@@ -108,6 +111,12 @@ def _command():
 def _describe(error: OSError) -> str:
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else f"cannot write the output: {reason}"
+
+
+def _show_warning(message: Warning | str, *_where: object) -> None:
+    """A warning as one line: where in the code it was given tells a user nothing."""
+    with suppress(OSError):
+        print(f"minfer: warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
 def _discard_output() -> None:

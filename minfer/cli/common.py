@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Callable
@@ -59,8 +60,9 @@ def loading_bar() -> Callable[[int, int], None] | None:
 
 
 def print_json(value: Any) -> None:
-    """Print a JSON document on stdout."""
-    print(json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False))
+    """Print a JSON document on stdout, in ASCII where that is no UTF-8."""
+    ascii_only = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
+    print(json.dumps(value, ensure_ascii=ascii_only, indent=1, allow_nan=False))
 
 
 def text_or_file(text: str | None, file: str | None, what: str) -> str:

@@ -24,6 +24,8 @@ from minfer.model.tokenizer import Tokenizer
 Message = Mapping[str, Any]
 RENDER_LIMIT_S = 10.0
 """A template that runs longer than this is given up: it is a program that anyone may have written."""
+_MOST_OF_A_POWER = 10_000
+_MOST_REPEATED = 10_000_000
 
 
 class TemplateError(ValueError):
@@ -75,9 +77,11 @@ class ChatTemplate:
         """
         try:
             with _time_limit(RENDER_LIMIT_S):
-                return self._template.render(
+                text = self._template.render(
                     messages=list(messages), add_generation_prompt=add_generation_prompt, **self._names
                 )
+            text.encode("utf-8")  # a lone surrogate would fail later, in the tokenizer
+            return text
         except Exception as error:  # the template is a program: it can raise anything
             name = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             raise TemplateError(f"the model's chat template raises: {name}{_one_line(error)}") from None
@@ -112,11 +116,26 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox, in which one operator cannot take all time or memory either.
+
+    The time limit does not reach into the interpreter's own arithmetic: 9 ** 9 ** 9 would never come back.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        for value, other in ((left, right), (right, left)):
+            if operator == "**" and isinstance(value, int) and abs(value) > _MOST_OF_A_POWER:
+                raise jinja2.TemplateError(f"a power of {left} to {right} is out of proportion")
+            if hasattr(value, "__len__") and isinstance(other, int) and len(value) * other > _MOST_REPEATED:
+                raise jinja2.TemplateError(f"a text or list repeated to {len(value) * other} items")
+        return super().call_binop(context, operator, left, right)
+
+
 @lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

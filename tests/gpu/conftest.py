@@ -1,10 +1,10 @@
 """GPU tests: skipped without a GPU, and robust with one.
 
-The tests run in child processes, several side by side, since most of their time goes into compiling; what
-measures speed (ALONE) runs after the others, alone. A kernel that faults leaves its CUDA context useless, so
-the child stops there and another child goes on with the tests that are left: one failure does not lose the
-rest.
-`MINFER_GPU_IN_PROCESS=1` runs everything in this process (for a debugger).
+The tests run in child processes, MINFER_GPU_LANES side by side, since most of their time goes into
+compiling; what measures speed or debugs (ALONE) runs after the others, alone. A kernel that faults leaves its
+CUDA context useless, so the child stops there and another child goes on with the tests that are left: one
+failure does not lose the rest. `MINFER_GPU_IN_PROCESS=1` runs everything in this process (for a debugger).
+All shipped kernels are compiled first; `MINFER_GPU_WARM=0` leaves that out, for a run of few tests.
 
 A run with a GPU writes a summary record (device, driver, versions, commit, passed, failed, skipped, figures
 measured) to `$MINFER_GPU_RECORD`, or to data/records/<device>/gpu-tests-<date>.json.
@@ -33,7 +33,7 @@ CHILD = "MINFER_GPU_CHILD"  # set in a child: the file that it reports to
 FAULTED = 77  # a child's exit status: its CUDA context is useless
 TEST_LIMIT_S = 240  # for one test: a child that has not reported for so long is ended
 LANES = int(os.environ.get("MINFER_GPU_LANES", max(1, min(8, (os.cpu_count() or 1) // 2))))
-ALONE = ("test_overhead_gpu.py", "test_speed_kernels_gpu.py")
+ALONE = ("test_overhead_gpu.py", "test_sanitizer_gpu.py", "test_speed_kernels_gpu.py")
 RUN_LIMIT_S = float(os.environ.get("MINFER_GPU_LIMIT_S", 540))  # for all: what is left then counts as failed
 
 
@@ -110,7 +110,7 @@ def pytest_runtest_protocol(item, nextitem):
     session = item.session
     if not hasattr(session, "_gpu_reports"):
         mine = [i for i in session.items if HERE in Path(i.path).parents]
-        if len(mine) > 20:
+        if len(mine) > 20 and os.environ.get("MINFER_GPU_WARM") != "0":
             warm_cache(device().arch)
         session._gpu_reports, measured = _run_lanes(session.config, mine)
         session._gpu_record = write_record(session._gpu_reports, measured, session.config.rootpath)

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from tests.cuda.parity import Case
 
 
+def small_sequences() -> Iterator[tuple[Case, ...]]:
+    """Every case, alone or with those to run right before it, whose results it reads."""
+    for cases in (_convert, _elementwise, _attention, _gemm, _gemv, _dequantize):
+        yield from ((case,) if isinstance(case, Case) else tuple(case) for case in cases())
+
+
 def small_cases() -> Iterator[Case]:
-    """Every case."""
-    yield from _convert()
-    yield from _elementwise()
-    yield from _attention()
-    yield from _gemm()
-    yield from _gemv()
-    yield from _dequantize()
+    """Every case, in an order that they can run in."""
+    return (case for sequence in small_sequences() for case in sequence)
 
 
 def _convert() -> Iterator[Case]:
@@ -27,7 +28,7 @@ def _convert() -> Iterator[Case]:
         yield store_kv_case(3, 130, vector)
 
 
-def _elementwise() -> Iterator[Case]:
+def _elementwise() -> Iterator[Case | list[Case]]:
     import numpy as np
 
     from tests.cuda import elementwise_cases as cases
@@ -41,16 +42,16 @@ def _elementwise() -> Iterator[Case]:
     yield cases.rope_store_case(3, 4, 2, 32, 32, False, True, "f16")
     yield cases.embedding_case("Q4_K", 256, [0, 8, 3])
     yield cases.advance_case(6)
-    yield from cases.argmax_cases(np.random.default_rng(0).normal(size=1003).astype(np.float32))
+    yield cases.argmax_cases(np.random.default_rng(0).normal(size=1003).astype(np.float32))
 
 
-def _attention() -> Iterator[Case]:
+def _attention() -> Iterator[Case | list[Case]]:
     from minfer.cuda.attention import DecodeAttentionConfig, seed_steps
     from tests.cuda.attention_cases import decode_cases, prefill_case
 
     for config in seed_steps(2, 1, 64).values():
         yield prefill_case(config, nt=17, kv_end=83)
-    yield from decode_cases(DecodeAttentionConfig(6, 2, 64, splits=3), 37)
+    yield decode_cases(DecodeAttentionConfig(6, 2, 64, splits=3), 37)
 
 
 def _gemv() -> Iterator[Case]:

@@ -7,17 +7,19 @@ import pytest
 
 from minfer.cuda import runtime
 from minfer.cuda.registry import shipped_kernels
-from tests.gpu.small_cases import small_cases
+from tests.gpu.small_cases import small_cases, small_sequences
 
 
-@pytest.mark.parametrize("case", list(small_cases()), ids=str)
-def test_small_case(case):
-    if reason := case.kernel.not_applicable(runtime.device().arch):
+@pytest.mark.parametrize("sequence", list(small_sequences()), ids=lambda cases: str(cases[-1]))
+def test_small_case(sequence):
+    if reason := sequence[-1].kernel.not_applicable(runtime.device().arch):
         pytest.skip(f"it {reason}")
     runtime.reset_launch_counts()
     with runtime.checked():
-        case.run_on_gpu()
-    assert runtime.launch_counts()[(case.kernel.name, str(case.kernel.config))] >= 2
+        for case in sequence:
+            case.run_on_gpu()
+    for case in sequence:
+        assert runtime.launch_counts()[(case.kernel.name, str(case.kernel.config))] >= 2
 
 
 def test_which_kernels_have_no_small_case(measure):

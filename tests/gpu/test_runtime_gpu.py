@@ -10,12 +10,14 @@ import pytest
 from minfer.cuda import runtime
 from minfer.cuda.kernel import LaunchRefused
 from tests.gpu.tiny import (
+    STATIC_BYTES,
     TinyConfig,
     axpby,
     cluster_ranks,
     fill,
     increment,
     shared_echo,
+    static_shared_echo,
 )
 
 N = 1000
@@ -188,14 +190,15 @@ class TestSharedMemory:
         assert out.to_host()[0] == 1
         assert runtime.load(kernel).attribute("MAX_DYNAMIC_SHARED_SIZE_BYTES") == limit
 
-    def test_one_byte_over_is_refused_with_the_numbers(self):
+    def test_what_is_over_the_limit_is_refused_with_the_numbers(self):
         limit = runtime.device().shared_optin_bytes
-        kernel = shared_echo(TinyConfig(shared_bytes=limit + 4))
+        asked = limit + STATIC_BYTES
+        kernel = static_shared_echo(TinyConfig(threads=32, shared_bytes=limit))
         with pytest.raises(LaunchRefused) as refusal:
             runtime.launch(kernel, (1, 1, 1), runtime.empty(128, np.uint32))
-        assert (refusal.value.asked, refusal.value.allowed) == (limit + 4, limit)
+        assert (refusal.value.asked, refusal.value.allowed) == (asked, limit)
         assert refusal.value.device == runtime.device().name
-        for part in (kernel.name, str(kernel.config), str(limit), str(limit + 4)):
+        for part in (kernel.name, str(kernel.config), str(limit), str(asked)):
             assert part in str(refusal.value)
         assert not runtime.launch_counts()
 

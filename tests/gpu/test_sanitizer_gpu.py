@@ -48,7 +48,8 @@ def test_finds_nothing(what, tool, measure):
     if what == "hopper" and runtime.device().arch != "sm_90a":
         pytest.skip(f"wgmma is Hopper's; this is {runtime.device().arch}")
     report = sanitize(tool, "-m", "tests.gpu.sanitized", what)
-    assert " done" in report, report[-3000:]
+    ran = re.findall(r"^ran .*", report, re.MULTILINE)
+    assert " done" in report, f"stopped after {len(ran)} cases, {ran[-1:]}: {report[-3000:]}"
     assert re.search(r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards", report), report[-3000:]
     measure(f"compute-sanitizer {tool} over {what}", int(re.search(r"(\d+) done", report)[1]))
 

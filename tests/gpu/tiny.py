@@ -111,6 +111,24 @@ def shared_echo(config: TinyConfig) -> Kernel:
     return _kernel("tiny_shared_echo", shared_echo_kernel, config, (Argument("out", "out", "uint32"),))
 
 
+STATIC_WORDS = 32
+STATIC_BYTES = 4 * STATIC_WORDS
+
+
+def static_shared_echo(config: TinyConfig) -> Kernel:
+    """out[i] = i through 128 bytes of static shared memory, beside the config's dynamic bytes; 32 threads."""
+
+    def static_shared_echo_kernel(out):
+        tid = np.int32(cuda.threadIdx.x)
+        words = cuda.shared.array(STATIC_WORDS, np.uint32)
+        words[tid] = np.uint32(tid)
+        cuda.syncthreads()
+        out[tid] = words[tid]
+
+    arguments = (Argument("out", "out", "uint32"),)
+    return _kernel("tiny_static_shared_echo", static_shared_echo_kernel, config, arguments)
+
+
 def cluster_ranks(config: TinyConfig) -> Kernel:
     """out[block] = its rank in its cluster."""
 

@@ -67,6 +67,13 @@ def test_what_hugging_face_templates_expect():
     assert template.render(messages) == '<s>"é <b>"</s>4'
 
 
+def test_arithmetic_in_templates():
+    assert (
+        ChatTemplate("{{ 2 ** 10 }} {{ 3 * 4 }} {{ '-' * 3 }} {{ 2 * [1] }}").render(USER)
+        == "1024 12 --- [1, 1]"
+    )
+
+
 def test_bos_is_not_doubled(qwen):
     _, tokenizer = qwen
     text = "{{ bos_token }}{{ messages[0].content }}"
@@ -92,6 +99,11 @@ def test_bos_is_not_doubled(qwen):
         ("{{ ''.__class__.__mro__ }}", "raises: access to attribute"),
         ("{% for i in range(10000000) %}{% endfor %}", "raises: OverflowError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "raises: RecursionError"),
+        ("{{ 9 ** (9 ** 9) }}", "raises: a power of 9 to 387420489"),
+        ("{% set n = 99 ** 99 %}{{ n ** n }}", "raises: a power"),
+        ("{{ 'a' * 10 ** 11 }}", "raises: a text or list repeated to 100000000000 items"),
+        ("{{ 10 ** 11 * ['a'] }}", "raises: a text or list repeated"),
+        (r"{{ '\ud800' }}", "raises: UnicodeEncodeError"),
     ],
 )
 def test_a_template_that_raises_is_one_line(source, message):

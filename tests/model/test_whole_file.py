@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -49,12 +50,25 @@ def test_too_little_room_is_found_before_writing(tmp_path, monkeypatch):
 
 def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
     for path, reason in (
         (tmp_path / "file" / "m.gguf", "Not a directory|File exists"),
         (tmp_path, "it is a directory"),
+        (Path(""), "it is a directory"),
+        (tmp_path / "pipe", "it is not a regular file"),
+        (Path("/dev/null"), "it is not a regular file"),
     ):
         with pytest.raises(ModelFileError, match=f"cannot be written: ({reason})"), whole_file(path, 1):
             pytest.fail("the block must not run")
+
+
+def test_a_link_is_followed(tmp_path):
+    target, link = tmp_path / "there" / "m.gguf", tmp_path / "link.gguf"
+    link.symlink_to(target)
+    with whole_file(link, 1) as partial:
+        partial.write_bytes(b"a")
+    assert link.is_symlink() and target.read_bytes() == b"a"
+    assert list(target.parent.iterdir()) == [target]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
+import tempfile
 import types as python_types
+import warnings
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import Any
 
 import numba
 from numba.core import config, types
+from numba.core.errors import NumbaError
 
 # nnan and ninf stay off: masked scores are -inf, and a model that overflows must be seen to do so.
 FAST = {"nsz", "arcp", "contract", "afn", "reassoc"}
@@ -38,6 +42,31 @@ def cache_directory() -> Path:
     return Path(base) / "minfer" / "host-kernels" / digest.hexdigest()[:16]
 
 
+@cache
+def _usable_cache() -> Path | None:
+    """The cache directory; None, with a warning, where it cannot be written.
+
+    Asked here because numba would then fall back to the directory of the sources.
+    """
+    try:
+        folder = cache_directory()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError) as problem:  # RuntimeError: there is no home directory
+        _warn_not_kept(str(problem))
+        return None
+
+
+@cache
+def _warn_not_kept(reason: str) -> None:
+    warnings.warn(
+        f"compiled kernels are not kept, so every start compiles them anew ({reason}); "
+        "set NUMBA_CACHE_DIR to a folder that can be written",
+        stacklevel=2,
+    )
+
+
 class Kernel:
     """A kernel function and, once asked for, the address of its compiled code."""
 
@@ -53,17 +82,34 @@ class Kernel:
 
     @cached_property
     def address(self) -> int:
-        """Address of the compiled C function (from the disk cache, or compiled now: about a second)."""
-        signature = types.void(*[types.int64] * (self.argument_count + 2))
-        previous = config.CACHE_DIR
-        config.CACHE_DIR = str(cache_directory())
+        """Address of the compiled C function (from the disk cache, or compiled now: about a second).
+
+        A damaged cache is thrown away and made anew; one that cannot be written is a warning.
+        """
+        folder = _usable_cache()
         try:
-            self._compiled = numba.cfunc(
-                signature, nopython=True, cache=True, fastmath=FAST, error_model="numpy"
-            )(self.function)
+            self._compiled = self._compile(folder)
+        except OSError as problem:  # the disk has become full
+            _warn_not_kept(str(problem))
+            self._compiled = self._compile(None)
+        except NumbaError:
+            raise
+        except Exception:  # numba unpickles what it finds: a damaged file can raise anything
+            if folder is None:
+                raise
+            shutil.rmtree(folder, ignore_errors=True)
+            self._compiled = self._compile(folder)
+        return self._compiled.address
+
+    def _compile(self, cache_folder: Path | None) -> Any:
+        signature = types.void(*[types.int64] * (self.argument_count + 2))
+        options = {"nopython": True, "fastmath": FAST, "error_model": "numpy"}
+        previous = config.CACHE_DIR
+        config.CACHE_DIR = str(cache_folder or previous)
+        try:
+            return numba.cfunc(signature, cache=cache_folder is not None, **options)(self.function)
         finally:
             config.CACHE_DIR = previous
-        return self._compiled.address
 
 
 def kernel(function: Callable[..., None]) -> Kernel:
