@@ -1,0 +1,45 @@
+"""What other engines reach on the same GPU and model shapes (data/reference): the lines to pass."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from minfer.arithmetic.reference import FOLDER
+
+LLAMACPP_H200 = FOLDER / "llamacpp-h200.json"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine's llama-bench figures.
+
+    Attributes:
+        name: of the engine. what: how it was built, on what, with which model, in its own words.
+        device, driver, date: where and when.
+        tok_s: test -> (mean, standard deviation) in tokens a second. Tests are called as llama-bench calls
+            them, with the micro-batch where it was varied: "pp2048_ub2048", "tg128".
+    """
+
+    name: str
+    what: str
+    device: str
+    driver: str
+    date: str
+    tok_s: dict[str, tuple[float, float]]
+
+    @property
+    def origin(self) -> str:
+        """Where and when, for a caption."""
+        return f"{self.device}, driver {self.driver}, {self.date}"
+
+
+def llamacpp(path: Path = LLAMACPP_H200) -> Peer:
+    """llama.cpp on one H200, a GGUF of Qwen2.5-7B's shapes and Q4_K_M types."""
+    entry = json.loads(path.read_text(encoding="utf-8"))
+    speeds = {
+        test: (float(mean), float(spread)) for test, (mean, spread) in entry["llama_bench_tok_s"].items()
+    }
+    origin = {name: entry[name] for name in ("what", "device", "driver", "date")}
+    return Peer(name="llama.cpp", **origin, tok_s=speeds)

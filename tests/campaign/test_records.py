@@ -1,0 +1,116 @@
+"""Records: what is committed is valid, and what is not valid is refused by file and field."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from minfer.arithmetic.devices import DEVICES
+from minfer.campaign.peers import llamacpp
+from minfer.campaign.records import FOLDER, KINDS, Bench, RecordError, load_records, read_record
+
+PATHS = sorted(FOLDER.rglob("*.json"))
+EXAMPLES = {json.loads(path.read_text())["kind"]: path for path in PATHS}
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_committed_records_are_valid(path):
+    record = read_record(path)
+    assert record.device_key in DEVICES and path.parent.name == record.device_key
+    assert record.file == path.name and record.schema == 1
+    assert record.device in record.origin and record.day in record.origin
+
+
+def test_every_kind_has_an_example():
+    assert EXAMPLES.keys() == KINDS.keys()
+
+
+def test_choosing():
+    everything = load_records()
+    assert len(everything) == len(PATHS)
+    assert [record.date for record in everything] == sorted(record.date for record in everything)
+    for kind in KINDS:
+        chosen = load_records(kind=kind)
+        assert chosen and all(type(record) is KINDS[kind] for record in chosen)
+    assert load_records(device="h200") == load_records(device="NVIDIA H200")
+    assert load_records(device="gb10") == []
+    assert load_records(kind="bench", device="h200")
+
+
+def test_asking_for_what_there_is_not(tmp_path):
+    with pytest.raises(RecordError, match="'speed' is unknown; known: gpu-tests, bench, prefill"):
+        load_records(kind="speed")
+    with pytest.raises(FileNotFoundError, match="come with the repository"):
+        load_records(tmp_path / "nowhere")
+    assert load_records(tmp_path) == []
+
+
+def test_a_bench_by_test():
+    record = read_record(EXAMPLES["bench"])
+    assert isinstance(record, Bench) and record.device == "NVIDIA H200"
+    assert record.result("pp2048").n_prompt == 2048
+    assert record.result("tg128").samples_ns == record.results[1].samples_ns
+    with pytest.raises(RecordError, match="no test pp1, only pp2048, tg128"):
+        record.result("pp1")
+
+
+def change(entry: dict, path: tuple, value) -> dict:
+    """A copy with one value replaced, or left out if it is `...`."""
+    changed = copy.deepcopy(entry)
+    holder = changed
+    for step in path[:-1]:
+        holder = holder[step]
+    if value is ...:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value", "words"),
+    [
+        ("prefill", ("kind",), "speed", r"kind: 'speed' is unknown; known: gpu-tests, bench, prefill"),
+        ("prefill", ("kind",), ..., r"kind: None is unknown"),
+        ("prefill", ("schema",), 2, r"schema: 2, this version of minfer reads 1 to 1"),
+        ("prefill", ("ms",), ..., r"ms: missing"),
+        ("prefill", ("ms",), "94", r"ms: '94' is no float"),
+        ("prefill", ("ms",), True, r"ms: True is no float"),
+        ("prefill", ("ms",), float("nan"), r"ms: nan is no finite number"),
+        ("prefill", ("ms",), 0, r"ms: 0 is not above 0"),
+        ("prefill", ("avg_ts",), 99000.0, r"avg_ts: 99,000\.0, but [\d,.]+ follows from its time"),
+        ("prefill", ("n_prompt",), 2048.0, r"n_prompt: 2048\.0 is no int"),
+        ("prefill", ("date",), "2026-11-29", r"date: '2026-11-29' is no ISO 8601 date"),
+        ("prefill", ("date",), "yesterday", r"date: 'yesterday' is no ISO 8601 date"),
+        ("prefill", ("settings", "gemm"), 3, r"settings\['gemm'\]: 3 is no str"),
+        ("prefill", ("tok_s",), 1, r"tok_s: no such field"),
+        ("bench", ("results",), [], r"results: a list of at least one test"),
+        ("bench", ("results", 1, "avg_ns"), ..., r"results\[1\]\.avg_ns: missing"),
+        ("bench", ("results", 1, "avg_ts"), 1.0, r"results\[1\]\.avg_ts: 1\.0, but"),
+        ("bench", ("results", 0, "samples_ns", 2), "x", r"results\[0\]\.samples_ns\[2\]: 'x' is no int"),
+        ("bench", ("results", 1, "device"), "GPU (x)", r"results\[1\]\.device: 'GPU \(x\)' beside 'NVIDIA"),
+        ("gpu-tests", ("passed",), 1, r"passed: 1, but its files add up to \d+"),
+        ("gpu-tests", ("measured",), 3, r"measured: 3 is no dict"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, kind, path, value, words):
+    file = tmp_path / "some.json"
+    file.write_text(json.dumps(change(json.loads(EXAMPLES[kind].read_text()), path, value)))
+    with pytest.raises(RecordError, match=r"^some\.json: " + words):
+        read_record(file)
+
+
+@pytest.mark.parametrize(("text", "words"), [("{", "no JSON"), ("[1]", "an object, not list")])
+def test_files_that_hold_no_record(tmp_path, text, words):
+    file = tmp_path / "some.json"
+    file.write_text(text)
+    with pytest.raises(RecordError, match=rf"^some\.json: .*{words}"):
+        load_records(tmp_path)
+
+
+def test_llamacpp():
+    peer = llamacpp()
+    assert peer.tok_s["pp2048_ub2048"] == (10092, 360) and peer.tok_s["tg128"] == (281.3, 1.7)
+    assert "llama-cpp-python" in peer.what and peer.origin == "NVIDIA H200, driver 580.159, 2026-11-29"
