@@ -1,0 +1,86 @@
+"""README's measured tables follow from the records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from minfer.campaign import report
+from minfer.campaign.peers import llamacpp
+from minfer.campaign.records import Bench, GpuTests, RecordError, load_records
+
+RECORDS = load_records()
+
+
+def test_the_readme_is_what_the_records_give():
+    text = report.README.read_text(encoding="utf-8")
+    assert report.regenerate(text, RECORDS) == text, "run python -m minfer.campaign.report"
+
+
+def test_every_figure_of_the_table_is_a_records():
+    lines = report.speed_table(RECORDS, llamacpp()).splitlines()
+    assert lines[0].startswith("|  | prefill, 2048 tokens |")
+    for line, (route, bench) in zip(lines[2:], report.routes(RECORDS).items(), strict=False):
+        prefill, decode = bench.result("pp2048"), bench.result("tg128")
+        assert f"`{route}`" in line
+        assert f" {prefill.avg_ts:,.0f} ± " in line and f" {decode.avg_ts:,.1f} ± " in line
+        assert f"{min(prefill.samples_ts):,.0f} to {max(prefill.samples_ts):,.0f}" in line
+    assert "| llama.cpp | 10,092 ± 360 | not recorded | 281.3 ± 1.7 |" in lines
+    assert any("**burst**" in line for line in lines)
+
+
+def test_the_newest_bench_of_a_route_counts():
+    old = next(record for record in RECORDS if isinstance(record, Bench))
+    route = old.result("pp2048").settings["route"]
+    new = replace(old, date="2027-01-01T00:00:00+00:00", commit="new")
+    assert report.routes([old, new])[route] is new
+
+
+def test_launches_come_from_the_newest_run_that_measured_them():
+    runs = [record for record in RECORDS if isinstance(record, GpuTests)]
+    full = [run for run in runs if run.measured.keys() >= report.LAUNCHES.keys()][-1]
+    table = report.launch_table(RECORDS)
+    for name, what in report.LAUNCHES.items():
+        assert f"| {what} | {full.measured[name]:.3g} |" in table
+    assert full.origin in table
+    with pytest.raises(RecordError, match="no gpu-tests record of h200 holds launch us"):
+        report.launch_table([run for run in runs if run is not full])
+
+
+def test_tables_without_their_records_are_refused():
+    with pytest.raises(RecordError, match=r"no bench of qwen2\.5-7b, synthetic, seed 0 on h200 among 0"):
+        report.speed_table([], llamacpp())
+    with pytest.raises(RecordError, match=r"\.json: device: NVIDIA H200, but llama\.cpp ran on a GB10"):
+        report.speed_table(RECORDS, replace(llamacpp(), device="a GB10"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("no markers", "markers for nothing; tables: speed, launches"),
+        ("<!-- measured: speed -->\n<!-- /measured -->\n", "markers for speed; tables"),
+        ("<!-- measured: speed -->\n<!-- measured: launches -->\n", "of speed is not closed"),
+        (
+            "<!-- measured: speed -->\n<!-- measured: launches -->\n<!-- /measured -->\n",
+            "of speed is not closed",
+        ),
+    ],
+)
+def test_markers_that_do_not_fit(text, words):
+    with pytest.raises(RecordError, match=words):
+        report.regenerate(text, RECORDS)
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    pairs = [f"<!-- measured: {name} -->\nold\n<!-- /measured -->\n" for name in report.TABLES]
+    stale = "# x\n" + "y\n".join(pairs)
+    path = tmp_path / "README.md"
+    path.write_text(stale)
+    monkeypatch.setattr(report, "README", path)
+    assert report.main(["--check"]) == 1 and path.read_text() == stale
+    assert "README.md differs from the records" in capsys.readouterr().err
+    assert report.main([]) == 0
+    text = path.read_text()
+    assert text.startswith("# x\n") and "\ny\n" in text and "old" not in text and "| llama.cpp |" in text
+    assert report.main(["--check"]) == 0
