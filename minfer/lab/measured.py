@@ -1,0 +1,143 @@
+"""The 7B's speeds: measured here where a GPU and the model are, else what the records hold."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from minfer.arithmetic.devices import DEVICES, Device, by_name
+from minfer.campaign.peers import Peer, llamacpp
+from minfer.campaign.records import Bench, Prefill, Record
+from minfer.campaign.report import DECODE, DEVICE, PREFILL, routes
+from minfer.lab.speed_view import DECODED, TOKENS
+from minfer.lab.table import Table
+from minfer.model.errors import ModelFileError
+from minfer.model.registry import models_dir, resolve
+
+SYNTHETIC = "qwen2.5-7b-synth.gguf"
+"""The synthetic 7B's file among the pulled models."""
+PULLED = "qwen2.5-7b"
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Speeds of the 7B on one device.
+
+    Attributes:
+        benches: by route. prefills: single variants, of the same device.
+        peer: another engine on the same kind of GPU, None where there are no figures of one.
+        device: the table's, whose bandwidth is the limit. live: measured just now.
+        note: where and when, or why nothing was measured here.
+    """
+
+    benches: dict[str, Bench]
+    prefills: list[Prefill]
+    peer: Peer | None
+    device: Device
+    live: bool
+    note: str
+
+    def rows(self) -> list[dict]:
+        """A row a route: prefill and decode in tokens a second with their standard deviations."""
+        found = []
+        for route, bench in self.benches.items():
+            prefill, decode = bench.result(PREFILL), bench.result(DECODE)
+            found.append(_row(route, (prefill.avg_ts, prefill.stddev_ts), (decode.avg_ts, decode.stddev_ts)))
+        if self.peer is not None:
+            found.append(_row(self.peer.name, self.peer.tok_s["pp2048_ub2048"], self.peer.tok_s[DECODE]))
+        return found
+
+    def __repr__(self) -> str:
+        return f"{self.note}\n{Table(self.rows(), formats=FORMATS)!r}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.note)}</p>{Table(self.rows(), formats=FORMATS)._repr_html_()}"
+
+
+FORMATS = {"prefill (tok/s)": ",.0f", "± prefill": ",.0f", "decode (tok/s)": ",.1f", "± decode": ",.1f"}
+
+
+def _row(name: str, prefill: tuple[float, float], decode: tuple[float, float]) -> dict:
+    values = zip(FORMATS, (*prefill, *decode), strict=True)
+    return {"engine": name, **dict(values)}
+
+
+def from_records(records: Sequence[Record], why: str = "") -> Speeds:
+    """What the records hold of the H200. `why`: the reason that nothing is measured here."""
+    benches = routes(records)
+    prefills = [r for r in records if isinstance(r, Prefill) and r.device_key == DEVICE]
+    origins = "; ".join(sorted({bench.origin for bench in benches.values()}))
+    note = f"From records: {origins}." + (f" Not measured here: {why}." if why else "")
+    return Speeds(benches, prefills, llamacpp(), DEVICES[DEVICE], live=False, note=note)
+
+
+def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | None = None) -> Speeds:
+    """The speeds of this machine's GPU with the 7B, or those of the records and the reason.
+
+    Measuring takes a minute or two: `minfer bench -p 2048 -n 128` on every route that the GPU has.
+
+    Args:
+        measure: runs one route on a model file.
+    """
+    from minfer.engine.cuda.backend import why_unavailable
+
+    reason = why_unavailable()
+    model = find_model()
+    if reason is None and model is None:
+        reason = (
+            f"the 7B is not here; run `minfer pull {PULLED}`, or `minfer synth qwen2.5-7b -o {SYNTHETIC}` in "
+            "the folder of the pulled models"
+        )
+    if reason is not None:
+        return from_records(records, reason)
+    from minfer.cuda.runtime import device
+
+    gpu = device()
+    known = by_name(gpu.name)
+    if known is None:
+        return from_records(records, f"the bandwidth of {gpu.name} is not in the table of devices")
+    names = ("f16", "f16-wgmma") if gpu.arch == "sm_90a" else ("f16",)
+    benches = {name: (measure or bench_route)(name, model) for name in names}
+    peer = llamacpp() if known.key == DEVICE else None
+    return Speeds(benches, [], peer, known, live=True, note=f"Measured just now on {gpu}, {model.name}.")
+
+
+def find_model() -> Path | None:
+    """The pulled 7B, else the synthetic one in the folder of the pulled models; None: neither is there."""
+    try:
+        return resolve(PULLED)
+    except ModelFileError:
+        pass
+    try:
+        path = models_dir() / SYNTHETIC
+    except ModelFileError:
+        return None
+    return path if path.is_file() else None
+
+
+def bench_route(route: str, path: Path) -> Bench:
+    """`minfer bench -p 2048 -n 128` of one route, as a record that no file holds.
+
+    Raises:
+        EngineError, ModelFileError: as the engine and the model files do.
+    """
+    from minfer.cuda.runtime import device
+    from minfer.engine.bench import bench
+    from minfer.engine.cuda.backend import CudaBackend
+    from minfer.model.model import Model
+
+    backend: Any = CudaBackend(route, on_plan=lambda line: None)
+    results = bench(Model.load(path), backend, prompts=[TOKENS], generations=[DECODED])
+    return Bench(
+        file="measured here",
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        commit="this code",
+        device=device().name,
+        driver=f"of CUDA {device().cuda_version}",
+        command=f"minfer bench -p {TOKENS} -n {DECODED} --route {route}",
+        results=results,
+    )

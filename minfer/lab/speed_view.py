@@ -1,0 +1,216 @@
+"""Measured prefill and decode of the 7B, against the work that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from minfer.arithmetic.devices import Device
+from minfer.arithmetic.roofline import decode_limit
+from minfer.arithmetic.work import QWEN25_7B, decode_bytes, prefill_gmac, qwen25_7b_q4_k_m
+from minfer.campaign.peers import Peer
+from minfer.campaign.records import Bench, GpuTests, Prefill, Record
+from minfer.campaign.report import DECODE, PEER_PREFILL, PREFILL
+from minfer.lab import style
+from minfer.lab.picture import Picture
+
+TYPES = qwen25_7b_q4_k_m()
+TOKENS = 2048
+DECODED = 128
+DECODE_CONTEXT = (DECODED + 1) / 2
+"""Tokens of KV cache that a token of tg128 reads, on average."""
+FAMILIES = {"GEMM": style.BLUE, "attention": style.GREEN, "convert": style.PINK, "whole route": style.ORANGE}
+"""What a prefill variant changes -> its colour."""
+
+
+def work_rows(nt: int = TOKENS) -> list[dict]:
+    """GMAC of a prefill of the 7B by class: with the tail rule, its share, and without the rule."""
+    ruled, whole = prefill_gmac(QWEN25_7B, nt), prefill_gmac(QWEN25_7B, nt, tail=False)
+    total = sum(ruled.values())
+    return [
+        {"class": name, "GMAC": ruled[name], "share": ruled[name] / total, "every position": whole[name]}
+        for name in ruled
+    ]
+
+
+def draw_work(nt: int = TOKENS) -> Picture:
+    """Bars of `work_rows`; what the tail rule leaves out is pale."""
+    rows = work_rows(nt)
+    fig, (ax,) = style.figure(9.6, 3.4)
+    for place, row in enumerate(reversed(rows)):
+        ax.barh(place, row["every position"], height=0.62, color=style.tint(style.BLUE, 0.75))
+        ax.barh(place, row["GMAC"], height=0.62, color=style.BLUE)
+        ax.text(
+            row["every position"],
+            place,
+            f"  {row['GMAC']:,.1f} GMAC, {row['share']:.1%}",
+            va="center",
+            fontsize=8.5,
+            color=style.INK,
+        )
+    ax.set_yticks(range(len(rows)), [row["class"] for row in reversed(rows)], color=style.INK)
+    ax.set_xlim(0, max(row["every position"] for row in rows) * 1.28)
+    ax.grid(axis="y", visible=False)
+    style.label(ax, "multiply-accumulates of one prefill (GMAC)")
+    saved = 1 - sum(row["GMAC"] for row in rows) / sum(row["every position"] for row in rows)
+    note = f"pale: what only other positions' logits would need, {saved:.1%} of all"
+    style.title(ax, f"The work of {nt:,} tokens", note)
+    return Picture(fig, f"Prefill work of the 7B by class at {nt:,} tokens", rows)
+
+
+def variant_rows(benches: Mapping[str, Bench], prefills: Sequence[Prefill], peer: Peer | None) -> list[dict]:
+    """Every measured prefill of `TOKENS` tokens, slowest first.
+
+    Args:
+        benches: by route (`minfer.campaign.report.routes`). prefills: single variants; what a variant
+            changes is told by comparing its settings with the route "f16". peer: another engine on the same
+            GPU.
+
+    Returns:
+        Rows of variant, changes (a key of FAMILIES; the peer's is its own name), ms, tok/s, TFLOPS (of the
+        work that the tail rule leaves) and, with a peer, its multiple of the peer's rate.
+    """
+    base = benches["f16"].result(PREFILL).settings if "f16" in benches else {}
+    found = [(route, "whole route", bench.result(PREFILL).avg_ts) for route, bench in benches.items()]
+    for record in prefills:
+        if record.n_prompt == TOKENS:
+            changed = [
+                key for key in ("gemm", "attention", "convert") if record.settings.get(key) != base.get(key)
+            ]
+            family = {"gemm": "GEMM"}.get(changed[0], changed[0]) if len(changed) == 1 else "whole route"
+            found.append((record.settings["route"].removeprefix("f16 "), family, record.avg_ts))
+    if peer is not None:
+        found.append((peer.name, peer.name, peer.tok_s[PEER_PREFILL][0]))
+    flop = 2e9 * sum(prefill_gmac(QWEN25_7B, TOKENS).values())
+    line = None if peer is None else peer.tok_s[PEER_PREFILL][0]
+    return [
+        {
+            "variant": name,
+            "changes": family,
+            "ms": TOKENS / rate * 1e3,
+            "tok/s": rate,
+            "TFLOPS": flop * rate / TOKENS / 1e12,
+            "of the peer": None if line is None else rate / line,
+        }
+        for name, family, rate in sorted(found, key=lambda entry: entry[2])
+    ]
+
+
+def draw_variants(rows: Sequence[dict], note: str = "") -> Picture:
+    """Bars of `variant_rows`, fastest on top; the peer is a line. `note`: where and when."""
+    bars = [row for row in rows if row["changes"] in FAMILIES]
+    peers = [row for row in rows if row["changes"] not in FAMILIES]
+    fig, (ax,) = style.figure(9.6, 1.6 + 0.27 * len(bars))
+    for place, row in enumerate(bars):
+        ax.barh(place, row["tok/s"], height=0.7, color=FAMILIES[row["changes"]])
+        ax.text(row["tok/s"], place, f" {row['tok/s']:,.0f}", va="center", fontsize=8, color=style.INK)
+    for peer in peers:
+        ax.axvline(peer["tok/s"], color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
+        ax.text(
+            peer["tok/s"],
+            len(bars) - 0.3,
+            f"{peer['variant']} {peer['tok/s']:,.0f}",
+            fontsize=8.5,
+            color=style.RED,
+            ha="center",
+            va="bottom",
+        )
+    for family, colour in FAMILIES.items():
+        if any(row["changes"] == family for row in bars):
+            ax.barh(0, 0, color=colour, label=family)
+    ax.set_yticks(range(len(bars)), [row["variant"] for row in bars], color=style.INK)
+    ax.set_ylim(-0.6, len(bars) + 0.5)
+    ax.set_xlim(0, max(row["tok/s"] for row in rows) * 1.1)
+    ax.grid(axis="y", visible=False)
+    style.label(ax, f"prefill of {TOKENS:,} tokens (tokens a second)")
+    style.legend(ax, loc="lower right", title="what it changes", title_fontsize=8.5)
+    style.title(ax, "Every measured prefill of the 7B", note)
+    return Picture(fig, f"Prefill speed of {len(bars)} variants of the 7B", rows)
+
+
+def decode_rows(benches: Mapping[str, Bench], peer: Peer | None, where: Device) -> list[dict]:
+    """Decoding against the memory's limit: tok/s, context, bytes a token, GB/s, share of the datasheet's.
+
+    The bytes are those that must be read: every weight once, and the KV cache.
+    """
+    found = [(route, DECODE_CONTEXT, bench.result(DECODE).avg_ts) for route, bench in benches.items()]
+    if peer is not None:
+        found.append((peer.name, DECODE_CONTEXT, peer.tok_s[DECODE][0]))
+        found.append((peer.name, TOKENS + DECODE_CONTEXT, peer.tok_s["tg128_at_depth_2048"][0]))
+    rows = []
+    for name, context, rate in found:
+        size = decode_bytes(QWEN25_7B, TYPES, context)
+        rows.append(
+            {
+                "engine": name,
+                "context": context,
+                "tok/s": rate,
+                "GB a token": size / 1e9,
+                "GB/s": rate * size / 1e9,
+                "of the limit": rate / decode_limit(where.bandwidth, size),
+            }
+        )
+    return rows
+
+
+def limit_rows(devices: Sequence[Device], contexts: Sequence[int]) -> list[dict]:
+    """Tokens a second that each device's datasheet bandwidth allows, a column for every context length."""
+    return [
+        {"device": gpu.name, "GB/s": gpu.bandwidth / 1e9}
+        | {
+            f"at {context:,} tokens": decode_limit(gpu.bandwidth, decode_bytes(QWEN25_7B, TYPES, context))
+            for context in contexts
+        }
+        for gpu in devices
+    ]
+
+
+def fastest_read(records: Sequence[Record]) -> tuple[str, float] | None:
+    """(which GEMV, GB/s): the fastest read of weights that the GPU tests measured; None: none did."""
+    speeds = [
+        (name.partition(": ")[0], float(value))
+        for record in records
+        if isinstance(record, GpuTests)
+        for name, value in record.measured.items()
+        if name.startswith("gemv") and name.endswith(": GB/s")
+    ]
+    return max(speeds, key=lambda speed: speed[1], default=None)
+
+
+def draw_decode(
+    rows: Sequence[dict], where: Device, read: tuple[str, float] | None = None, note: str = ""
+) -> Picture:
+    """Measured decode speeds under the limit of the memory, over the context length.
+
+    Args:
+        rows: `decode_rows`. read: a measured read, drawn as a second limit. note: where and when.
+    """
+    fig, (ax,) = style.figure(9.6, 4.4)
+    contexts = np.geomspace(32, 32768, 60)
+    sizes = np.array([decode_bytes(QWEN25_7B, TYPES, context) for context in contexts])
+    roofs = [(f"datasheet, {where.bandwidth / 1e9:,.0f} GB/s", where.bandwidth, style.BLUE, "-")]
+    if read is not None:
+        roofs.append((f"{read[0]}, measured, {read[1]:,.0f} GB/s", read[1] * 1e9, style.SKY, "--"))
+    for name, bandwidth, colour, dash in roofs:
+        ax.plot(contexts, bandwidth / sizes, color=colour, linestyle=dash, linewidth=2, label=name)
+    taken: list[tuple[float, float]] = []
+    for row in rows:
+        ours = row["engine"].startswith("f16")
+        ax.plot(
+            row["context"], row["tok/s"], "o", ms=8, mec="white", color=style.ORANGE if ours else style.RED
+        )
+        height = row["tok/s"] + 25
+        while any(x == row["context"] and abs(y - height) < 55 for x, y in taken):
+            height += 55
+        taken.append((row["context"], height))
+        text = f"{row['engine']}: {row['tok/s']:,.0f} tok/s, {row['of the limit']:.0%} of the limit"
+        ax.text(row["context"] * 1.1, height, text, fontsize=8.5, color=style.INK)
+    ax.set_xscale("log", base=2)
+    ticks = [32, 128, 512, 2048, 8192, 32768]
+    ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    ax.set_ylim(0, where.bandwidth / sizes[0] * 1.15)
+    style.label(ax, "tokens in the KV cache", "decode (tokens a second)")
+    style.legend(ax, loc="lower left")
+    style.title(ax, f"Decoding the 7B on {where.name}: the memory's limit and what is reached", note)
+    return Picture(fig, f"Decode speed of the 7B under the bandwidth limit of {where.name}", rows)

@@ -1,0 +1,213 @@
+"""The 7B's views: memory plans, work, measured speeds, and where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from minfer.arithmetic.devices import H200, RTX_4090
+from minfer.arithmetic.work import QWEN25_7B, decode_bytes, prefill_gmac
+from minfer.campaign.peers import llamacpp
+from minfer.campaign.records import Prefill, load_records
+from minfer.campaign.report import routes
+from minfer.engine.cuda.plan import RESERVE_BYTES
+from minfer.engine.errors import EngineError
+from minfer.lab import measured, memory_view, speed_view
+
+RECORDS = load_records(device="h200")
+BENCHES = routes(RECORDS)
+PREFILLS = [record for record in RECORDS if isinstance(record, Prefill)]
+GB = 1e9
+
+
+class TestMemory:
+    def test_the_shapes_are_those_of_the_file_that_was_measured(self):
+        model = memory_view.shapes()
+        matrices = [m for layer in model.layers for stack in layer for m in stack] + model.tables
+        assert sum(m.rows * m.columns for m in matrices) == pytest.approx(
+            BENCHES["f16"].results[0].model_n_params, rel=1e-3
+        )
+        assert sum(m.block_bytes for m in matrices) == pytest.approx(
+            BENCHES["f16"].results[0].model_size, rel=1e-3
+        )
+        by_layer = [stack[-1].format for layer in model.layers for stack in layer if len(stack) == 3]
+        assert by_layer == speed_view.TYPES["v"]
+
+    def test_both_choices_and_the_chosen_one(self):
+        roomy = memory_view.memory_report("h200", 4096, 2048, 0)
+        assert roomy.chosen is True and roomy.refusal is None
+        tight = memory_view.memory_report("rtx4090", 4096, 2048, 10)
+        assert tight.chosen is False and tight.choices.keys() == {True, False}
+        assert "weights as f16" in tight.choices[True] and "f16 scratch of one matrix" in tight.choices[False]
+        assert {row["weights"] for row in tight.rows() if row["chosen"]} == {memory_view.NAMES[False]}
+        full = memory_view.memory_report("rtx4090", 4096, 2048, 19)
+        assert full.chosen is None and "does not fit: weights as blocks 4.68 GB" in full.refusal
+
+    def test_others_cannot_hold_more_than_there_is(self):
+        with pytest.raises(ValueError, match="RTX 4090 has 24 GB: others cannot hold 24 GB"):
+            memory_view.memory_report("rtx4090", 4096, 2048, 24)
+
+    def test_needs_grow_with_the_context_by_its_cache(self):
+        short, long = memory_view.need_rows([4096, 32768])
+        assert long["KV cache"] - short["KV cache"] == 28 * 2 * 512 * 2 * 28672 / GB
+        per_layer = QWEN25_7B.weights()
+        assert short["with f16 copies"] - short["without f16 copies"] == pytest.approx(
+            (2 * 28 * per_layer - 2 * 37888 * 3584) / GB
+        )
+
+    def test_the_longest_context_is_the_last_that_fits(self):
+        model, free = memory_view.shapes(), int(RTX_4090.memory)
+        for copies in (True, False):
+            longest = memory_view.longest_context(model, RTX_4090, free, copies)
+            assert memory_view.plan(model, RTX_4090, longest, 2048, free).resident is copies
+            if copies:
+                assert not memory_view.plan(model, RTX_4090, longest + 1, 2048, free).resident
+            else:
+                with pytest.raises(EngineError, match="does not fit"):
+                    memory_view.plan(model, RTX_4090, longest + 1, 2048, free)
+        assert memory_view.longest_context(model, RTX_4090, RESERVE_BYTES, False) == 0
+
+    def test_every_device_has_a_row(self):
+        rows = memory_view.device_rows([H200, RTX_4090])
+        assert [row["f16 copies"] for row in rows] == [True, True]
+        assert rows[0]["longest context with copies"] > 10 * rows[1]["longest context with copies"]
+
+    @pytest.mark.parametrize(
+        ("where", "held"), [("h200", 0), ("rtx4090", 10), ("rtx4090", 19), ("gb10", 100)]
+    )
+    def test_picture(self, where, held, sound):
+        picture = sound(memory_view.draw_memory(memory_view.memory_report(where, 4096, 2048, held)))
+        assert len(picture.rows) == 8
+
+    def test_the_explorer_says_what_does_not_fit(self):
+        explorer = memory_view.memory_explorer()
+        assert "13.05" in explorer.panel.value
+        explorer.set(held_gb=10)
+        assert "weights as f16" not in explorer.panel.value
+        explorer.set(held_gb=19)
+        assert "does not fit" in explorer.panel.value
+        explorer.set(held_gb=30)
+        assert "others cannot hold 30 GB" in explorer.panel.value
+
+
+class TestWork:
+    def test_rows_are_the_ledger(self):
+        rows = speed_view.work_rows(2048)
+        assert {row["class"]: row["GMAC"] for row in rows} == prefill_gmac(QWEN25_7B, 2048)
+        assert sum(row["share"] for row in rows) == pytest.approx(1)
+        assert all(row["every position"] >= row["GMAC"] for row in rows)
+
+    def test_picture(self, sound):
+        assert sound(speed_view.draw_work()).rows == speed_view.work_rows()
+
+
+class TestVariants:
+    rows = speed_view.variant_rows(BENCHES, PREFILLS, llamacpp())
+
+    def test_every_record_is_there_slowest_first(self):
+        assert len(self.rows) == len(BENCHES) + len(PREFILLS) + 1
+        rates = [row["tok/s"] for row in self.rows]
+        assert rates == sorted(rates)
+        by_name = {row["variant"]: row for row in self.rows}
+        assert by_name["llama.cpp"]["of the peer"] == 1
+        assert by_name["f16-wgmma"]["tok/s"] == BENCHES["f16-wgmma"].result("pp2048").avg_ts
+        for record in PREFILLS:
+            row = by_name[record.settings["route"].removeprefix("f16 ")]
+            assert row["ms"] == pytest.approx(record.ms)
+
+    def test_a_variant_is_filed_under_what_it_changes(self):
+        by_name = {row["variant"]: row["changes"] for row in self.rows}
+        assert by_name["TM=128 K64=1"] == by_name["wide"] == "GEMM"
+        assert by_name["FA P5.0"] == "attention" and by_name["convert scalar"] == "convert"
+        assert by_name["f16"] == by_name["f16-wgmma"] == "whole route"
+
+    def test_no_rate_is_above_the_tensor_peak(self):
+        assert all(0 < row["TFLOPS"] < H200.tensor_f16 / 1e12 for row in self.rows)
+
+    def test_picture(self, sound):
+        assert sound(speed_view.draw_variants(self.rows, "here")).rows == self.rows
+
+    def test_without_a_peer(self, sound):
+        rows = speed_view.variant_rows(BENCHES, [], None)
+        assert [row["of the peer"] for row in rows] == [None, None]
+        sound(speed_view.draw_variants(rows))
+
+
+class TestDecode:
+    rows = speed_view.decode_rows(BENCHES, llamacpp(), H200)
+
+    def test_rates_are_below_the_limit(self):
+        assert [row["engine"] for row in self.rows] == [*BENCHES, "llama.cpp", "llama.cpp"]
+        for row in self.rows:
+            assert 0 < row["of the limit"] < 1
+            assert row["GB/s"] == pytest.approx(row["of the limit"] * H200.bandwidth / 1e9)
+        assert self.rows[0]["GB a token"] == pytest.approx(4.37, abs=0.01)
+
+    def test_limits_fall_with_the_context(self):
+        (row,) = speed_view.limit_rows([H200], [0, 32768])
+        assert row["at 0 tokens"] == H200.bandwidth / decode_bytes(QWEN25_7B, speed_view.TYPES)
+        assert row["at 32,768 tokens"] < row["at 0 tokens"]
+
+    def test_the_fastest_read_is_of_the_records(self):
+        name, speed = speed_view.fastest_read(RECORDS)
+        assert name.startswith("gemv Q") and 3000 < speed < H200.bandwidth / 1e9
+        assert speed_view.fastest_read(PREFILLS) is None
+
+    def test_picture(self, sound):
+        picture = speed_view.draw_decode(self.rows, H200, speed_view.fastest_read(RECORDS), "here")
+        assert sound(picture).rows == self.rows
+        sound(speed_view.draw_decode(speed_view.decode_rows(BENCHES, None, H200), H200))
+
+
+class TestMeasured:
+    @pytest.fixture
+    def here(self, monkeypatch, tmp_path):
+        """A machine with a GPU of the given name and the synthetic 7B."""
+        monkeypatch.setenv("MINFER_MODELS", str(tmp_path))
+
+        def set_up(name="NVIDIA H200", arch="sm_90a", model=True, reason=None):
+            gpu = SimpleNamespace(name=name, arch=arch, cuda_version="13.0")
+            monkeypatch.setattr("minfer.engine.cuda.backend.why_unavailable", lambda: reason)
+            monkeypatch.setattr("minfer.cuda.runtime.device", lambda: gpu)
+            if model:
+                (tmp_path / measured.SYNTHETIC).touch()
+
+        return set_up
+
+    @staticmethod
+    def measure(route, path):
+        assert path.name == measured.SYNTHETIC
+        return replace(BENCHES[route], file="measured here")
+
+    def test_without_a_gpu_the_records_speak(self, here):
+        here(reason="no driver")
+        found = measured.speeds(RECORDS, self.measure)
+        assert not found.live and found.benches == BENCHES and found.prefills == PREFILLS
+        assert found.note.startswith("From records: NVIDIA H200, driver 580") and "no driver" in found.note
+        assert [row["engine"] for row in found.rows()] == ["f16", "f16-wgmma", "llama.cpp"]
+        assert "45,752" in repr(found) and "45,752" in found._repr_html_()
+
+    def test_without_the_model_it_says_how_to_get_it(self, here):
+        here(model=False)
+        assert (
+            "minfer synth qwen2.5-7b -o qwen2.5-7b-synth.gguf" in measured.speeds(RECORDS, self.measure).note
+        )
+
+    def test_with_both_it_measures(self, here):
+        here()
+        found = measured.speeds(RECORDS, self.measure)
+        assert found.live and found.note.startswith("Measured just now") and found.prefills == []
+        assert {bench.file for bench in found.benches.values()} == {"measured here"}
+        assert found.benches.keys() == {"f16", "f16-wgmma"} and found.peer is not None
+
+    def test_on_another_gpu_there_is_no_peer_and_no_wgmma(self, here):
+        here("NVIDIA GeForce RTX 4090", "sm_89")
+        found = measured.speeds(RECORDS, self.measure)
+        assert found.live and found.benches.keys() == {"f16"} and found.peer is None
+        assert found.device == RTX_4090
+
+    def test_an_unknown_gpu_leaves_the_records(self, here):
+        here("NVIDIA T4000", "sm_80")
+        assert "NVIDIA T4000 is not in the table" in measured.speeds(RECORDS, self.measure).note
