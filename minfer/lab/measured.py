@@ -31,7 +31,7 @@ class Speeds:
         benches: by route. prefills: single variants, of the same device.
         peer: another engine on the same kind of GPU, None where there are no figures of one.
         device: the table's, whose bandwidth is the limit. live: measured just now.
-        note: where and when, or why nothing was measured here.
+        origin: where and when. why: the reason that nothing was measured here, "" if it was.
     """
 
     benches: dict[str, Bench]
@@ -39,7 +39,13 @@ class Speeds:
     peer: Peer | None
     device: Device
     live: bool
-    note: str
+    origin: str
+    why: str = ""
+
+    @property
+    def note(self) -> str:
+        """Where and when, and why not here."""
+        return f"{self.origin}." + (f" Not measured here: {self.why}." if self.why else "")
 
     def rows(self) -> list[dict]:
         """A row a route: prefill and decode in tokens a second with their standard deviations."""
@@ -71,8 +77,7 @@ def from_records(records: Sequence[Record], why: str = "") -> Speeds:
     benches = routes(records)
     prefills = [r for r in records if isinstance(r, Prefill) and r.device_key == DEVICE]
     origins = "; ".join(sorted({bench.origin for bench in benches.values()}))
-    note = f"From records: {origins}." + (f" Not measured here: {why}." if why else "")
-    return Speeds(benches, prefills, llamacpp(), DEVICES[DEVICE], live=False, note=note)
+    return Speeds(benches, prefills, llamacpp(), DEVICES[DEVICE], False, f"From records: {origins}", why)
 
 
 def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | None = None) -> Speeds:
@@ -103,7 +108,7 @@ def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | No
     names = ("f16", "f16-wgmma") if gpu.arch == "sm_90a" else ("f16",)
     benches = {name: (measure or bench_route)(name, model) for name in names}
     peer = llamacpp() if known.key == DEVICE else None
-    return Speeds(benches, [], peer, known, live=True, note=f"Measured just now on {gpu}, {model.name}.")
+    return Speeds(benches, [], peer, known, True, f"Measured just now on {gpu}, {model.name}")
 
 
 def find_model() -> Path | None:

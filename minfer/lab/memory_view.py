@@ -215,10 +215,9 @@ def draw_memory(report: MemoryReport) -> Picture:
     fig, (ax,) = style.figure(9.6, 3.3)
     for place, (copied, parts) in enumerate(reversed(report.choices.items())):
         left, dark = 0.0, copied == report.chosen
-        for colour, (part, size) in zip(COLOURS, parts.items(), strict=True):
+        for colour, size in zip(COLOURS, parts.values(), strict=True):
             shade = colour if dark else style.tint(colour, 0.65)
-            name = part if copied or part not in report.choices[True] else None
-            ax.barh(place, size / GB, left=left, height=0.52, color=shade, edgecolor="white", label=name)
+            ax.barh(place, size / GB, left=left, height=0.52, color=shade, edgecolor="white")
             left += size / GB
         weight = "bold" if dark else "normal"
         ax.text(left, place, f"  {left:.1f} GB", va="center", fontsize=9, color=style.INK, fontweight=weight)
@@ -232,17 +231,9 @@ def draw_memory(report: MemoryReport) -> Picture:
     ax.tick_params(axis="y", labelcolor=style.INK)
     ax.grid(axis="y", visible=False)
     style.label(ax, "memory of the GPU (GB)")
-    handles, names = ax.get_legend_handles_labels()
-    unique = dict(zip(names, handles, strict=True))
-    ax.legend(
-        unique.values(),
-        unique,
-        fontsize=8,
-        ncols=3,
-        frameon=False,
-        loc="upper center",
-        bbox_to_anchor=(0.4, -0.22),
-    )
+    for colour, names in zip(COLOURS, zip(*report.choices.values(), strict=True), strict=True):
+        ax.barh(0, 0, color=colour, label=" or ".join(dict.fromkeys(names)))
+    style.legend(ax, ncols=2, loc="upper center", bbox_to_anchor=(0.4, -0.2))
     verdict = "does not fit" if report.chosen is None else NAMES[report.chosen]
     note = f"{report.n_ctx:,} tokens of context, passes of {report.chunk:,}; {report.free / GB:.1f} GB free"
     style.title(

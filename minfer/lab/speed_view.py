@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import mode
 
 import numpy as np
 
 from minfer.arithmetic.devices import Device
+from minfer.arithmetic.reference import figure
 from minfer.arithmetic.roofline import decode_limit
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes, prefill_gmac, qwen25_7b_q4_k_m
 from minfer.campaign.peers import Peer
-from minfer.campaign.records import Bench, GpuTests, Prefill, Record
+from minfer.campaign.records import Bench, GpuTests, Prefill, Record, RecordError
 from minfer.campaign.report import DECODE, PEER_PREFILL, PREFILL
 from minfer.lab import style
 from minfer.lab.picture import Picture
@@ -22,6 +24,8 @@ DECODE_CONTEXT = (DECODED + 1) / 2
 """Tokens of KV cache that a token of tg128 reads, on average."""
 FAMILIES = {"GEMM": style.BLUE, "attention": style.GREEN, "convert": style.PINK, "whole route": style.ORANGE}
 """What a prefill variant changes -> its colour."""
+CHOICES = ("gemm", "attention", "convert")
+"""The settings of a route that variants change."""
 
 
 def work_rows(nt: int = TOKENS) -> list[dict]:
@@ -52,6 +56,7 @@ def draw_work(nt: int = TOKENS) -> Picture:
     ax.set_yticks(range(len(rows)), [row["class"] for row in reversed(rows)], color=style.INK)
     ax.set_xlim(0, max(row["every position"] for row in rows) * 1.28)
     ax.grid(axis="y", visible=False)
+    ax.xaxis.set_major_formatter("{x:,.0f}")
     style.label(ax, "multiply-accumulates of one prefill (GMAC)")
     saved = 1 - sum(row["GMAC"] for row in rows) / sum(row["every position"] for row in rows)
     note = f"pale: what only other positions' logits would need, {saved:.1%} of all"
@@ -64,20 +69,18 @@ def variant_rows(benches: Mapping[str, Bench], prefills: Sequence[Prefill], peer
 
     Args:
         benches: by route (`minfer.campaign.report.routes`). prefills: single variants; what a variant
-            changes is told by comparing its settings with the route "f16". peer: another engine on the same
-            GPU.
+            changes is told by comparing its settings with those that most of them share. peer: another
+            engine on the same GPU.
 
     Returns:
         Rows of variant, changes (a key of FAMILIES; the peer's is its own name), ms, tok/s, TFLOPS (of the
         work that the tail rule leaves) and, with a peer, its multiple of the peer's rate.
     """
-    base = benches["f16"].result(PREFILL).settings if "f16" in benches else {}
+    base = {key: mode(r.settings.get(key) for r in prefills) for key in CHOICES} if prefills else {}
     found = [(route, "whole route", bench.result(PREFILL).avg_ts) for route, bench in benches.items()]
     for record in prefills:
         if record.n_prompt == TOKENS:
-            changed = [
-                key for key in ("gemm", "attention", "convert") if record.settings.get(key) != base.get(key)
-            ]
+            changed = [key for key in CHOICES if record.settings.get(key) != base[key]]
             family = {"gemm": "GEMM"}.get(changed[0], changed[0]) if len(changed) == 1 else "whole route"
             found.append((record.settings["route"].removeprefix("f16 "), family, record.avg_ts))
     if peer is not None:
@@ -97,6 +100,42 @@ def variant_rows(benches: Mapping[str, Bench], prefills: Sequence[Prefill], peer
     ]
 
 
+STEPS = {
+    "TM 64 to 128": ("f16 TM=64", "f16 TM=128", "gemm.tm128.gain", "LANDED"),
+    "KS 32 to 64 at TM 128": ("f16 TM=128", "f16 TM=128 K64=1", "gemm.k64.delta", "REVERTED"),
+    "TM 128 to 256, 16 warps": ("f16 TM=128", "f16 TM=256", "gemm.tm256.delta", "REVERTED"),
+    "convert A inside the GEMM (AF32)": ("f16 TM=128", "f16 TM=128 AF32=1", "gemm.af32.delta", "REVERTED"),
+}
+"""A step of seed 000 -> the routes before and after it, the seed's figure (%) and its verdict."""
+
+
+def step_rows(prefills: Sequence[Prefill]) -> list[dict]:
+    """The GEMM steps of seed 000 as they turned out on its GB10, and the same kernels in these records.
+
+    Rows of step, GB10 (% of prefill speed), verdict there, and of the records ms before, ms after and %.
+
+    Raises:
+        RecordError: no record of a route that a step compares.
+    """
+    ms = {record.settings["route"]: record.ms for record in prefills if record.n_prompt == TOKENS}
+    rows = []
+    for step, (before, after, key, verdict) in STEPS.items():
+        for route in (before, after):
+            if route not in ms:
+                raise RecordError(f"no prefill record of route {route!r} with {TOKENS} tokens")
+        rows.append(
+            {
+                "step": step,
+                "GB10 (%)": figure("000", key).value,
+                "verdict there": verdict,
+                "before (ms)": ms[before],
+                "after (ms)": ms[after],
+                "speed (%)": (ms[before] / ms[after] - 1) * 100,
+            }
+        )
+    return rows
+
+
 def draw_variants(rows: Sequence[dict], note: str = "") -> Picture:
     """Bars of `variant_rows`, fastest on top; the peer is a line. `note`: where and when."""
     bars = [row for row in rows if row["changes"] in FAMILIES]
@@ -106,7 +145,9 @@ def draw_variants(rows: Sequence[dict], note: str = "") -> Picture:
         ax.barh(place, row["tok/s"], height=0.7, color=FAMILIES[row["changes"]])
         ax.text(row["tok/s"], place, f" {row['tok/s']:,.0f}", va="center", fontsize=8, color=style.INK)
     for peer in peers:
-        ax.axvline(peer["tok/s"], color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
+        ax.vlines(
+            peer["tok/s"], -0.6, len(bars) - 0.35, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3))
+        )
         ax.text(
             peer["tok/s"],
             len(bars) - 0.3,
@@ -123,6 +164,7 @@ def draw_variants(rows: Sequence[dict], note: str = "") -> Picture:
     ax.set_ylim(-0.6, len(bars) + 0.5)
     ax.set_xlim(0, max(row["tok/s"] for row in rows) * 1.1)
     ax.grid(axis="y", visible=False)
+    ax.xaxis.set_major_formatter("{x:,.0f}")
     style.label(ax, f"prefill of {TOKENS:,} tokens (tokens a second)")
     style.legend(ax, loc="lower right", title="what it changes", title_fontsize=8.5)
     style.title(ax, "Every measured prefill of the 7B", note)
@@ -194,18 +236,22 @@ def draw_decode(
         roofs.append((f"{read[0]}, measured, {read[1]:,.0f} GB/s", read[1] * 1e9, style.SKY, "--"))
     for name, bandwidth, colour, dash in roofs:
         ax.plot(contexts, bandwidth / sizes, color=colour, linestyle=dash, linewidth=2, label=name)
-    taken: list[tuple[float, float]] = []
+    points: dict[tuple[float, int], list[str]] = {}
     for row in rows:
-        ours = row["engine"].startswith("f16")
+        points.setdefault((row["context"], round(row["tok/s"])), []).append(row["engine"])
+    for (context, rate), engines in points.items():
+        ours = engines[0].startswith("f16")
         ax.plot(
-            row["context"], row["tok/s"], "o", ms=8, mec="white", color=style.ORANGE if ours else style.RED
+            context,
+            rate,
+            "o",
+            markersize=8,
+            markeredgecolor="white",
+            color=style.GREEN if ours else style.RED,
         )
-        height = row["tok/s"] + 25
-        while any(x == row["context"] and abs(y - height) < 55 for x, y in taken):
-            height += 55
-        taken.append((row["context"], height))
-        text = f"{row['engine']}: {row['tok/s']:,.0f} tok/s, {row['of the limit']:.0%} of the limit"
-        ax.text(row["context"] * 1.1, height, text, fontsize=8.5, color=style.INK)
+        ax.text(
+            context * 1.12, rate + 25, f"{', '.join(engines)}: {rate:,} tok/s", fontsize=8.5, color=style.INK
+        )
     ax.set_xscale("log", base=2)
     ticks = [32, 128, 512, 2048, 8192, 32768]
     ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])

@@ -10,7 +10,7 @@ import pytest
 from minfer.arithmetic.devices import H200, RTX_4090
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes, prefill_gmac
 from minfer.campaign.peers import llamacpp
-from minfer.campaign.records import Prefill, load_records
+from minfer.campaign.records import Prefill, RecordError, load_records
 from minfer.campaign.report import routes
 from minfer.engine.cuda.plan import RESERVE_BYTES
 from minfer.engine.errors import EngineError
@@ -122,6 +122,15 @@ class TestVariants:
         assert by_name["TM=128 K64=1"] == by_name["wide"] == "GEMM"
         assert by_name["FA P5.0"] == "attention" and by_name["convert scalar"] == "convert"
         assert by_name["f16"] == by_name["f16-wgmma"] == "whole route"
+
+    def test_steps_stand_beside_the_seeds(self):
+        rows = {row["step"]: row for row in speed_view.step_rows(PREFILLS)}
+        assert [row["GB10 (%)"] for row in rows.values()] == [30, -38, -3, -8]
+        depth = rows["KS 32 to 64 at TM 128"]
+        assert depth["speed (%)"] == pytest.approx((depth["before (ms)"] / depth["after (ms)"] - 1) * 100)
+        assert depth["verdict there"] == "REVERTED" and depth["speed (%)"] > 0
+        with pytest.raises(RecordError, match="no prefill record of route 'f16 TM=64' with 2048 tokens"):
+            speed_view.step_rows([])
 
     def test_no_rate_is_above_the_tensor_peak(self):
         assert all(0 < row["TFLOPS"] < H200.tensor_f16 / 1e12 for row in self.rows)
