@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from statistics import mode
 
@@ -112,7 +113,7 @@ STEPS = {
 def step_rows(prefills: Sequence[Prefill]) -> list[dict]:
     """The GEMM steps of seed 000 as they turned out on its GB10, and the same kernels in these records.
 
-    Rows of step, GB10 (% of prefill speed), verdict there, and of the records ms before, ms after and %.
+    Rows of step, GB10 (%, as the seed states it), verdict there, and of the records ms before, after and %.
 
     Raises:
         RecordError: no record of a route that a step compares.
@@ -218,6 +219,39 @@ def fastest_read(records: Sequence[Record]) -> tuple[str, float] | None:
         if name.startswith("gemv") and name.endswith(": GB/s")
     ]
     return max(speeds, key=lambda speed: speed[1], default=None)
+
+
+def gemv_rows(records: Sequence[Record]) -> list[dict]:
+    """The decode products that the GPU tests timed, smallest first: format, matrix, us, GB/s of the blocks.
+
+    Those launched as decoding launches them, each overlapping the end of the one before.
+    """
+    found = []
+    for record in records:
+        if isinstance(record, GpuTests):
+            for name, speed in record.measured.items():
+                if match := re.fullmatch(r"gemv (\w+) (\d+x\d+) pdl: GB/s", name):
+                    time = record.measured[name.replace("GB/s", "us")]
+                    found.append({"format": match[1], "matrix": match[2], "us": time, "GB/s": speed})
+    return sorted(found, key=lambda row: row["us"])
+
+
+def products_ms(records: Sequence[Record]) -> float:
+    """Milliseconds of a decoded token's matrix products alone, by `gemv_rows`; q, k and v as if all in Q4_K.
+
+    Raises:
+        RecordError: a product was not timed.
+    """
+    times = {(row["format"], row["matrix"]): row["us"] for row in gemv_rows(records)}
+    layers = [("Q4_K", "4608x3584"), ("Q4_K", "3584x3584"), ("Q4_K", "37888x3584")] * QWEN25_7B.layers
+    needed = [
+        *layers,
+        *((kind, "3584x18944") for kind in TYPES["down"]),
+        (TYPES["lm_head"][0], "152064x3584"),
+    ]
+    if missing := set(needed) - times.keys():
+        raise RecordError(f"no gpu-tests record timed the products {sorted(missing)}")
+    return sum(times[product] for product in needed) / 1e3
 
 
 def draw_decode(

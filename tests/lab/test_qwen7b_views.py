@@ -164,6 +164,23 @@ class TestDecode:
         assert name.startswith("gemv Q") and 3000 < speed < H200.bandwidth / 1e9
         assert speed_view.fastest_read(PREFILLS) is None
 
+    def test_small_products_read_slower(self):
+        rows = speed_view.gemv_rows(RECORDS)
+        assert {row["format"] for row in rows} == {"Q4_K", "Q6_K"}
+        assert [row["us"] for row in rows] == sorted(row["us"] for row in rows)
+        assert max(row["GB/s"] for row in rows) == speed_view.fastest_read(RECORDS)[1]
+        assert rows[0]["GB/s"] < rows[-1]["GB/s"]
+
+    def test_the_products_take_most_of_a_token(self):
+        times = {(row["format"], row["matrix"]): row["us"] for row in speed_view.gemv_rows(RECORDS)}
+        down = times["Q4_K", "3584x18944"] + times["Q6_K", "3584x18944"]
+        others = sum(times["Q4_K", shape] for shape in ("4608x3584", "3584x3584", "37888x3584"))
+        found = speed_view.products_ms(RECORDS)
+        assert found * 1e3 == pytest.approx(28 * others + 14 * down + times["Q6_K", "152064x3584"])
+        assert found < 1e3 / self.rows[0]["tok/s"]
+        with pytest.raises(RecordError, match="timed the products"):
+            speed_view.products_ms([])
+
     def test_picture(self, sound):
         picture = speed_view.draw_decode(self.rows, H200, speed_view.fastest_read(RECORDS), "here")
         assert sound(picture).rows == self.rows
