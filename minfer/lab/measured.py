@@ -13,6 +13,7 @@ from minfer.arithmetic.devices import DEVICES, Device, by_name
 from minfer.campaign.peers import Peer, llamacpp
 from minfer.campaign.records import Bench, Prefill, Record
 from minfer.campaign.report import DECODE, DEVICE, PREFILL, routes
+from minfer.engine.errors import EngineError
 from minfer.lab.speed_view import DECODED, TOKENS
 from minfer.lab.table import Table
 from minfer.model.errors import ModelFileError
@@ -83,7 +84,8 @@ def from_records(records: Sequence[Record], why: str = "") -> Speeds:
 def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | None = None) -> Speeds:
     """The speeds of this machine's GPU with the 7B, or those of the records and the reason.
 
-    Measuring takes a minute or two: `minfer bench -p 2048 -n 128` on every route that the GPU has.
+    Measuring takes a minute or two: `minfer bench -p 2048 -n 128` on every route that the GPU has. What goes
+    wrong on the way (no memory, a broken file) becomes the reason.
 
     Args:
         measure: runs one route on a model file.
@@ -106,7 +108,10 @@ def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | No
     if known is None:
         return from_records(records, f"the bandwidth of {gpu.name} is not in the table of devices")
     names = ("f16", "f16-wgmma") if gpu.arch == "sm_90a" else ("f16",)
-    benches = {name: (measure or bench_route)(name, model) for name in names}
+    try:
+        benches = {name: (measure or bench_route)(name, model) for name in names}
+    except (EngineError, ModelFileError) as error:
+        return from_records(records, str(error))
     peer = llamacpp() if known.key == DEVICE else None
     return Speeds(benches, [], peer, known, True, f"Measured just now on {gpu}, {model.name}")
 

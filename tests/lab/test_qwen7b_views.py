@@ -15,6 +15,7 @@ from minfer.campaign.report import routes
 from minfer.engine.cuda.plan import RESERVE_BYTES
 from minfer.engine.errors import EngineError
 from minfer.lab import measured, memory_view, speed_view
+from minfer.lab.generate import TINY
 
 RECORDS = load_records(device="h200")
 BENCHES = routes(RECORDS)
@@ -237,3 +238,27 @@ class TestMeasured:
     def test_an_unknown_gpu_leaves_the_records(self, here):
         here("NVIDIA T4000", "sm_80")
         assert "NVIDIA T4000 is not in the table" in measured.speeds(RECORDS, self.measure).note
+
+    def test_what_goes_wrong_is_the_reason(self, here):
+        here()
+
+        def measure(route, path):
+            raise EngineError("the model does not fit: 5.56 GB of 4.00 GB free")
+
+        found = measured.speeds(RECORDS, measure)
+        assert not found.live and "5.56 GB of 4.00 GB free" in found.note and found.benches == BENCHES
+
+    def test_a_route_is_measured_as_the_command_line_does(self, here, monkeypatch):
+        here()
+        asked = {}
+
+        def run(model, backend, prompts, generations):
+            asked.update(model=model.config.name, backend=backend, lengths=(*prompts, *generations))
+            return BENCHES["f16"].results
+
+        monkeypatch.setattr("minfer.engine.cuda.backend.CudaBackend", lambda route, on_plan: f"cuda {route}")
+        monkeypatch.setattr("minfer.engine.bench.bench", run)
+        bench = measured.bench_route("f16", TINY)
+        assert asked["backend"] == "cuda f16" and asked["lengths"] == (2048, 128)
+        assert "tiny" in asked["model"] and bench.command.endswith("-p 2048 -n 128 --route f16")
+        bench.check()
