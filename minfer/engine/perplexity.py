@@ -78,7 +78,8 @@ def perplexity(
 def _perplexity(loss: float) -> float:
     if not loss < _LARGEST_LOSS:  # a NaN is not smaller either
         raise EngineError(
-            f"the mean negative log-likelihood is {loss:g}: the model's file is damaged or its values overflow"
+            f"the mean negative log-likelihood is {loss:g}: "
+            "the model's file is damaged or its values overflow"
         )
     return math.exp(loss)
 

@@ -78,7 +78,5 @@ def test_bad_settings_are_refused(session, tiny, window, chunks, message):
 def test_logits_that_mean_nothing_are_an_error(session, tiny, monkeypatch, scale):
     forward = session.forward
     monkeypatch.setattr(session, "forward", lambda *request: forward(*request) * scale)
-    with pytest.raises(
-        EngineError, match="the mean negative log-likelihood is .* damaged or its values overflow"
-    ):
+    with pytest.raises(EngineError, match=r"the mean negative log-likelihood is .* is damaged"):
         perplexity(session, tiny.ids, 8)
