@@ -59,10 +59,8 @@ def simulate_gemm(
     """
     from minfer.cuda import simulator
     from minfer.cuda.gemm import GemmConfig, make_gemm
-    from minfer.cuda.trace import Op, Trace, check, global_lines, shared_lines
+    from minfer.cuda.trace import Trace, check, global_lines, shared_lines
 
-    # Not cp.async: its data arrive by sector, which lanes and phases do not describe.
-    banked = (Op.LOAD_SHARED, Op.STORE_SHARED, Op.LDMATRIX, Op.STMATRIX)
     config = GemmConfig(*tile, layout=layout)
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((rows, id)).astype(np.float16) for rows in (nt, od))
@@ -76,7 +74,7 @@ def simulate_gemm(
         shape=(nt, od, id),
         error=float(np.abs(c - exact).max()),
         bound=float(id * 2.0**-24 * magnitude.max()),
-        shared=[{"layout": layout, **row} for row in _shared(shared_lines(trace, *banked))],
+        shared=[{"layout": layout, **row} for row in _shared(shared_lines(trace))],
         sectors=[{"layout": layout, **row} for row in _sectors(global_lines(trace))],
         findings=[str(finding) for finding in check(trace)],
     )
