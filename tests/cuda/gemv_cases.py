@@ -31,7 +31,17 @@ def gemv_case(config: GemvConfig, od: int, grid: int | None = None, scale: float
     # f32 sums over blocks: relative to the sum of magnitudes, not to a result that may cancel.
     size = np.abs(values) @ np.abs(x).astype(np.float32)
     blocks = config.grid(od) if grid is None else (grid, 1, 1)
-    return Case(gemv(config), blocks, arguments, {"y": wanted}, 0, float(size.max()) * 1e-6, f"od={od}")
+    whole_chunks = ("weights",) if arguments["weights"].dtype == np.uint8 else ()
+    return Case(
+        gemv(config),
+        blocks,
+        arguments,
+        {"y": wanted},
+        0,
+        float(size.max()) * 1e-6,
+        f"od={od}",
+        whole_chunks,
+    )
 
 
 def quantize_case(nt: int, dim: int, threads: int = 128) -> Case:
