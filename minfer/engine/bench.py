@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -22,6 +23,7 @@ class BenchResult:
     """One test: pp N (n_gen 0) is one prompt of N random tokens, tg N (n_prompt 0) is N single-token decodes.
 
     samples_ns: nanoseconds of each repetition; samples_ts: tokens per second; avg_* and stddev_* over these.
+    test_time: when the test ended, ISO 8601, UTC.
     """
 
     test: str
@@ -42,6 +44,7 @@ class BenchResult:
     type_k: str
     type_v: str
     n_ubatch: int
+    test_time: str
     settings: dict[str, str]
     versions: dict[str, str]
 
@@ -118,6 +121,7 @@ def _result(kind: str, n: int, samples: list[int], session: Session) -> BenchRes
         type_k=session.kv_dtype,
         type_v=session.kv_dtype,
         n_ubatch=session.chunk,
+        test_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         settings=session.backend.settings(),
         versions={
             "minfer": minfer.__version__,

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minfer.engine.errors import InputError
+from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
+
+_LARGEST_LOSS = 600.0  # exp of it, and its error, are still float64
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ def perplexity(
     - 1. If `bos_id` is given (the tokenizer adds one), it replaces the first token of every window.
     `chunks` limits the windows. on_chunk is called with (windows done, windows in all, value so far).
 
-    Raises InputError if there is not enough text, with the numbers.
+    Raises InputError if there is not enough text, with the numbers; EngineError if the model's logits are not
+    numbers, or beyond all measure.
     """
     if window < 4:
         raise InputError(f"a window of {window} tokens scores nothing: give at least 4")
@@ -63,13 +66,22 @@ def perplexity(
         session.forward(inputs[:first])
         logits = session.forward(inputs[first:], "all")
         losses.append(negative_log_likelihood(logits[:-1], tokens[first + 1 :]))
-        running.append(math.exp(np.concatenate(losses).mean()))
+        running.append(_perplexity(np.concatenate(losses).mean()))
         if on_chunk is not None:
             on_chunk(chunk + 1, count, running[-1])
     session.reset()
     every = np.concatenate(losses)
     spread = math.sqrt(max(0.0, float(every.var())) / max(1, len(every) - 1))
     return PerplexityResult(running[-1], running[-1] * spread, running, len(every))
+
+
+def _perplexity(loss: float) -> float:
+    if not loss < _LARGEST_LOSS:  # a NaN is not smaller either
+        raise EngineError(
+            f"the mean negative log-likelihood is {loss:g}: "
+            "the model's file is damaged or its values overflow"
+        )
+    return math.exp(loss)
 
 
 def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:

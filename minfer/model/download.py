@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -128,7 +129,7 @@ def _folder_bytes(folder: Path) -> int:
 def pull_hub(source: HubSource, folder: Path, progress: bool) -> None:
     """Download the files of a hub repository into `folder`, resuming what an earlier try left unfinished."""
     import httpx
-    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub import constants
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
     (enable_progress_bars if progress else disable_progress_bars)()
@@ -136,11 +137,46 @@ def pull_hub(source: HubSource, folder: Path, progress: bool) -> None:
     try:
         # Asked first because the hub's own client takes half a minute of retries to say that it is offline.
         httpx.head(constants.ENDPOINT, timeout=10)
+        folder.mkdir(parents=True, exist_ok=True)
         for file in source.files:
-            # Unfinished files stay under .cache/ in `folder`, from where the next pull resumes.
-            hf_hub_download(source.repo, file, local_dir=folder)
+            _pull_hub_file(source.repo, folder / file)
     except httpx.TransportError as error:
         raise PullError(f"could not download {source.repo}: no connection to {host} ({error})") from error
+    except PullError:
+        raise
     except (OSError, ValueError, RuntimeError, httpx.HTTPError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise PullError(f"could not download {source.repo} from {host}: {reason}") from error
+
+
+def _pull_hub_file(repo: str, path: Path) -> None:
+    """Download one file. `hf_hub_download` would start again from nothing after an interruption."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    url = hf_hub_url(repo, path.name)
+    known = get_hf_file_metadata(url)
+    if known.size is None or known.etag is None:
+        raise PullError(f"{url}: the server gives no size or no etag")
+    if path.is_file() and path.stat().st_size == known.size:
+        return
+    partial = path.with_name(f"{path.name}.{known.etag}.partial")  # of this version of the file
+    partial.touch()
+    with partial.open("r+b") as out:
+        try:
+            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PullError(f"{path.name} is being downloaded by another process: wait for it") from None
+        have, free = out.seek(0, os.SEEK_END), shutil.disk_usage(path.parent).free
+        if known.size - have > free:
+            raise PullError(
+                f"{path}: needs {(known.size - have) / 1e6:,.1f} MB of disk, {free / 1e6:,.1f} MB are free"
+            )
+        http_get(url, out, resume_size=have, headers=build_hf_headers(), expected_size=known.size)
+        out.seek(0)
+        digest = hashlib.file_digest(out, "sha256").hexdigest()
+        if len(known.etag) == len(digest) and digest != known.etag:  # large files' etags are their sha256
+            partial.unlink()
+            raise PullError(f"{path.name}: what came has sha256 {digest}, not {known.etag}, and is removed")
+        os.replace(partial, path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer import __version__, cli
+from minfer import __main__, __version__, cli
 
 
 def run(capsys, *argv):
@@ -153,6 +153,17 @@ def test_interrupted(tmp_path, data_dir):
     assert (process.returncode, out) == (130, "")
     assert err.strip().splitlines()[-1] == "minfer: interrupted"
     assert "Traceback" not in err
+
+
+def test_interrupted_while_it_starts(capsys, monkeypatch):
+    def interrupted(name, *args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "minfer.cli")
+    monkeypatch.setattr("builtins.__import__", interrupted)
+    status = __main__.main()
+    monkeypatch.undo()
+    assert (status, capsys.readouterr().err) == (130, "minfer: interrupted\n")
 
 
 def test_a_bug_shows_no_traceback_unless_asked(capsys, monkeypatch, data_dir):

@@ -35,7 +35,7 @@ def test_content(fake, tmp_path, monkeypatch):
     monkeypatch.delenv("MINFER_GPU_RECORD", raising=False)
     reports = {
         "tests/gpu/a.py::one": [report("passed")],
-        "tests/gpu/a.py::two": [report("failed", longrepr="E assert 1 == 2")],
+        "tests/gpu/a.py::two": [report("failed", longrepr=f"{tmp_path}/tests/a.py: assert 1 == 2")],
         "tests/gpu/b.py::three": [report("skipped", "setup", ("b.py", 3, "Skipped: no ncu"))],
     }
     path, content = record.write_record(reports, {"speed": 3.5}, tmp_path)
@@ -48,7 +48,7 @@ def test_content(fake, tmp_path, monkeypatch):
         "tests/gpu/a.py": {"passed": 1, "failed": 1},
         "tests/gpu/b.py": {"skipped": 1},
     }
-    assert content["failures"] == {"tests/gpu/a.py::two": "E assert 1 == 2"}
+    assert content["failures"] == {"tests/gpu/a.py::two": "tests/a.py: assert 1 == 2"}
     assert content["skips"] == {"tests/gpu/b.py::three": "Skipped: no ncu"}
     assert content["measured"] == {"speed": 3.5} and content["seconds"] == 1.5
 

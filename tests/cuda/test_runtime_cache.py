@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minfer.cuda import sources
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.runtime import cache
 from minfer.cuda.runtime.cache import Unfingerprintable, cache_key, fingerprint
@@ -96,6 +97,15 @@ class TestKeys:
         with pytest.raises(Unfingerprintable):
             fingerprint(thing)
         assert cache_key(kernel_of(make(helper=thing)), "sm_80", False) is None
+
+    def test_edited_sources_are_not_kept_under_the_code_in_memory(self, monkeypatch):
+        """What was imported is older than what lies on disk: neither read nor written."""
+        assert sources.changed() == [] and "gemm.py" in sources._AT_IMPORT
+        assert not any(path.startswith(("trace/", "simulator/")) for path in sources._AT_IMPORT)
+        monkeypatch.setitem(sources._AT_IMPORT, "gemm.py", (0, 0))
+        monkeypatch.setitem(sources._AT_IMPORT, "removed.py", (0, 0))
+        with pytest.warns(UserWarning, match=r"minfer/cuda/gemm.py and 1 more changed since.*restart"):
+            assert cache_key(kernel_of(make()), "sm_80", False) is None
 
     def test_values(self):
         array = np.arange(4)

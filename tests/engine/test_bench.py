@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -25,6 +26,7 @@ def test_fields_and_arithmetic(tiny, host):
         assert result.avg_ns == pytest.approx(sum(result.samples_ns) / 3, abs=1)
         assert result.backend == "host" and "2 threads" in result.device
         assert result.settings == {"threads": "2"}
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", result.test_time)
         assert {"minfer", "python", "numpy", "numba"} <= result.versions.keys()
         assert json.loads(json.dumps(result.as_dict()))["n_gen"] == result.n_gen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minfer.engine.errors import InputError
+from minfer.engine.errors import EngineError, InputError
 from minfer.engine.perplexity import negative_log_likelihood, perplexity
 from minfer.engine.session import Session
 
@@ -72,3 +72,11 @@ def test_the_likelihood_of_the_oracles_logits(tiny):
 def test_bad_settings_are_refused(session, tiny, window, chunks, message):
     with pytest.raises(InputError, match=message):
         perplexity(session, tiny.ids, window, chunks=chunks)
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.float32(1e6)])
+def test_logits_that_mean_nothing_are_an_error(session, tiny, monkeypatch, scale):
+    forward = session.forward
+    monkeypatch.setattr(session, "forward", lambda *request: forward(*request) * scale)
+    with pytest.raises(EngineError, match=r"the mean negative log-likelihood is .* is damaged"):
+        perplexity(session, tiny.ids, 8)

@@ -78,7 +78,7 @@ def make_record(reports: dict[str, list[pytest.TestReport]], measured: dict, roo
         "seconds": round(sum(r.duration for found in reports.values() for r in found), 1),
         "files": {name: dict(found) for name, found in sorted(files.items())},
         "failures": {
-            nodeid: str(next(r.longrepr for r in reports[nodeid] if r.failed))[-1500:]
+            nodeid: str(next(r.longrepr for r in reports[nodeid] if r.failed)).replace(f"{root}/", "")[-1500:]
             for nodeid, outcome in outcomes.items()
             if outcome == "failed"
         },

@@ -34,10 +34,21 @@ def valid(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def data_start(valid, tmp_path_factory):
+def tensors(valid, tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "m.gguf"
     path.write_bytes(valid)
-    return min(info.offset for info in Model.load(path).file.tensors.values())
+    return Model.load(path).file.tensors.values()
+
+
+@pytest.fixture(scope="module")
+def data_start(tensors):
+    return min(info.offset for info in tensors)
+
+
+@pytest.fixture(scope="module")
+def data_end(tensors):
+    """Where the last tensor ends; only padding comes after it."""
+    return max(info.offset + info.nbytes for info in tensors)
 
 
 def use_all(path):
@@ -127,9 +138,10 @@ def test_edits_of_the_header(tmp_path, valid, data_start, edits):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=position, edits=st.lists(edit, max_size=2))
-def test_truncations(tmp_path, valid, data_start, share, edits):
+def test_truncations(tmp_path, valid, data_start, data_end, share, edits):
     raw = mutate(valid, data_start, edits)
-    assert not check(tmp_path / "m.gguf", raw[: int(share * len(valid))]) or edits
+    size = min(int(share * data_end), data_end - 1)  # a share just below 1 rounds to the whole
+    assert not check(tmp_path / "m.gguf", raw[:size]) or edits
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

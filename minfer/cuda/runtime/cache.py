@@ -24,14 +24,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from minfer.cuda import sources
 from minfer.cuda.kernel import Kernel
 from minfer.cuda.runtime.toolchain import compiler_versions
 
 SIZE_LIMIT = 1 << 30  # bytes; the least recently written files go first
-_PACKAGE = Path(__file__).parents[1]
-# These do not reach the machine code: editing them must not cost a rebuild.
-_NOT_CODE = ("simulator", "trace", "registry.py", "report.py", "precompile.py")
-_IN_RUNTIME = ("compiler.py", "resources.py")
 
 
 class Unfingerprintable(Exception):
@@ -45,23 +42,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minfer" / "kernels"
 
 
-@functools.cache
-def sources_hash() -> str:
-    """A hash of the sources under minfer/cuda that decide what kernels compile to."""
-    digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        parts = path.relative_to(_PACKAGE).parts
-        if parts[0] in _NOT_CODE or (parts[0] == "runtime" and parts[-1] not in _IN_RUNTIME):
-            continue
-        digest.update("/".join(parts).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def fingerprint(value: Any, _open: frozenset[int] = frozenset()) -> str:
     """A text that is the same in every process for the same content: constants, functions with what they
     close over and the globals that they name, numba types, instructions.
 
-    Functions of minfer.cuda are named, not read: `sources_hash` covers their text.
+    Functions of minfer.cuda are named, not read: `minfer.cuda.sources` covers their text.
 
     Raises:
         Unfingerprintable: for an object that has no such text.
@@ -127,10 +112,14 @@ def _code(code: types.CodeType) -> str:
 
 
 def cache_key(kernel: Kernel, arch: str, lineinfo: bool) -> str | None:
-    """The file name under which `kernel` compiled for `arch` is kept; None where it must not be kept."""
+    """The file name under which `kernel` compiled for `arch` is kept; None where it must not be kept: its
+    content cannot be named, or minfer's own files were edited since this process imported them."""
+    if edited := sources.changed():
+        _warn_edited(tuple(edited))
+        return None
     try:
         content = {
-            "sources": sources_hash(),
+            "sources": sources.sources_hash(),
             "name": kernel.name,
             "config": fingerprint(kernel.config),
             "function": fingerprint(kernel.function),
@@ -185,11 +174,21 @@ def store(key: str, members: dict[str, bytes]) -> None:
             raise
         _prune(folder)
     except OSError as error:
-        _warn_once(folder, error.strerror)
+        _warn_unwritable(folder, error.strerror)
 
 
 @functools.cache
-def _warn_once(folder: Path, reason: str) -> None:
+def _warn_edited(edited: tuple[str, ...]) -> None:
+    more = f" and {len(edited) - 1} more" if len(edited) > 1 else ""
+    warnings.warn(
+        f"compiled kernels are not kept: minfer/cuda/{edited[0]}{more} changed since this process imported "
+        "minfer; restart to use the new code and the cache",
+        stacklevel=4,
+    )
+
+
+@functools.cache
+def _warn_unwritable(folder: Path, reason: str) -> None:
     warnings.warn(
         f"compiled kernels are not kept: {folder} cannot be written ({reason}); "
         "set MINFER_CACHE to a folder that can",
