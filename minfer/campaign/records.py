@@ -208,15 +208,23 @@ def _record(entry: Any, file: str) -> Record:
         raise ValueError("file: no such field")
     values = {name: value for name, value in entry.items() if name != "kind"} | {"file": file}
     if kind is Bench:
-        # Each result names its device; the record's is theirs.
-        results = entry.get("results")
-        first = results[0] if isinstance(results, list) and results else None
-        if not isinstance(first, dict):
-            raise ValueError("results: a list of at least one test is needed")
-        values.setdefault("device", _name(str(first.get("device", ""))))
+        values |= _bench(entry)
     made = _build(kind, values, "")
     made.check()
     return made
+
+
+def _bench(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What a bench record leaves to be told from the rest of it.
+
+    Each result names its device, and the record's is theirs. The first results had no time of their own: the
+    record's date stands in.
+    """
+    results = entry.get("results")
+    if not isinstance(results, list) or not results or not all(isinstance(r, dict) for r in results):
+        raise ValueError("results: a list of at least one test is needed")
+    device = entry.get("device", _name(str(results[0].get("device", ""))))
+    return {"device": device, "results": [{"test_time": entry.get("date"), **r} for r in results]}
 
 
 def _build(cls: type, values: Mapping[str, Any], where: str) -> Any:

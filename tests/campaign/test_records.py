@@ -52,6 +52,7 @@ def test_a_bench_by_test():
     assert isinstance(record, Bench) and record.device == "NVIDIA H200"
     assert record.result("pp2048").n_prompt == 2048
     assert record.result("tg128").samples_ns == record.results[1].samples_ns
+    assert all(result.test_time for result in record.results)
     with pytest.raises(RecordError, match="no test pp1, only pp2048, tg128"):
         record.result("pp1")
 
@@ -87,6 +88,7 @@ def change(entry: dict, path: tuple, value) -> dict:
         ("prefill", ("settings", "gemm"), 3, r"settings\['gemm'\]: 3 is no str"),
         ("prefill", ("tok_s",), 1, r"tok_s: no such field"),
         ("bench", ("results",), [], r"results: a list of at least one test"),
+        ("bench", ("results", 0), 3, r"results: a list of at least one test"),
         ("bench", ("results", 1, "avg_ns"), ..., r"results\[1\]\.avg_ns: missing"),
         ("bench", ("results", 1, "avg_ts"), 1.0, r"results\[1\]\.avg_ts: 1\.0, but"),
         ("bench", ("results", 0, "samples_ns", 2), "x", r"results\[0\]\.samples_ns\[2\]: 'x' is no int"),
@@ -100,6 +102,15 @@ def test_what_is_wrong_is_named(tmp_path, kind, path, value, words):
     file.write_text(json.dumps(change(json.loads(EXAMPLES[kind].read_text()), path, value)))
     with pytest.raises(RecordError, match=r"^some\.json: " + words):
         read_record(file)
+
+
+def test_a_result_may_tell_its_own_time(tmp_path):
+    entry = change(
+        json.loads(EXAMPLES["bench"].read_text()), ("results", 1, "test_time"), "2026-11-29T22:38:00Z"
+    )
+    file = tmp_path / "some.json"
+    file.write_text(json.dumps(entry))
+    assert read_record(file).result("tg128").test_time == "2026-11-29T22:38:00Z"
 
 
 @pytest.mark.parametrize(("text", "words"), [("{", "no JSON"), ("[1]", "an object, not list")])
