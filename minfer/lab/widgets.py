@@ -1,4 +1,4 @@
-"""The lab's widgets: sliders over `tile_view`, `bank_view`, `occupancy_view` and `fragment_view`."""
+"""The lab's widgets: sliders over the pure functions of its views."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from minfer.lab.bank_view import ACCESSES, draw_bank_map, verdict
 from minfer.lab.explorer import Explorer, checkbox, dropdown, integers, notice, slider
 from minfer.lab.fragment_view import draw_fragments, elements
 from minfer.lab.occupancy_view import draw_curves
+from minfer.lab.pass_view import Flight, draw_flight, flight, flight_rows
 from minfer.lab.table import Table
 from minfer.lab.tile_view import TileChoice, TileReport, draw_tile, explore
 
@@ -184,3 +185,23 @@ def fragment_explorer() -> Explorer:
         return f"<p>Lane {lane} of A:</p>" + Table(rows, heads)._repr_html_()
 
     return Explorer("fragment map", controls, report, lambda chosen: draw_fragments(*chosen), html)
+
+
+def flight_explorer() -> Explorer:
+    """Bytes that the convert pass keeps in flight on any device, for a DRAM latency that one may doubt."""
+    controls = {
+        "device": dropdown(DEVICE_NAMES, "h200", "device"),
+        "latency": integers(200, 1200, 600, "latency (ns)"),
+    }
+
+    def report(device: str, latency: int) -> list[Flight]:
+        return [flight(DEVICES[device], vector, latency * 1e-9) for vector in (1, 8)]
+
+    def html(flights: list[Flight]) -> str:
+        heads = ("elements a thread", "in flight an SM (KiB)", "pass at most (GB/s)", "of the bandwidth")
+        needed = f"<p>{flights[0].needed / 1024:.1f} KiB an SM keep DRAM busy.</p>"
+        return needed + Table(flight_rows(flights), {head: head for head in heads})._repr_html_()
+
+    return Explorer(
+        "bytes in flight", controls, report, lambda f: draw_flight(f[0].device, f[0].latency), html
+    )
