@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from matplotlib.ticker import MaxNLocator
+
 from minfer.arithmetic import reference
 from minfer.arithmetic.devices import Device
 from minfer.arithmetic.ledger import attention_ledger
@@ -103,6 +105,7 @@ def tile_rows(costs: Sequence[TileCost]) -> list[dict]:
     """The costs as a table."""
     return [
         {
+            "device": cost.held.device.key,
             "step": cost.step,
             "TKV": cost.tkv,
             "shared (B)": cost.shared_bytes,
@@ -136,6 +139,7 @@ def draw_tile_costs(softmax: str, device: Device, tkv: int = 32, nt: int = 2048)
         ax.bar_label(bars, [form.format(value) for value in values], padding=3, fontsize=9, color=style.INK)
         ax.set_xticks(range(3), [c.tkv for c in costs])
         ax.margins(y=0.18)
+        ax.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         ax.grid(axis="x", visible=False)
         style.label(ax, "TKV (rows of a KV tile)", unit)
         style.title(ax, name, note)

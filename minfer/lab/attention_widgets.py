@@ -13,7 +13,7 @@ from minfer.lab.table import Table
 def softmax_explorer() -> Explorer:
     """Online softmax of one query over 12 keys, for every tile size and causal mask."""
     controls = {
-        "tkv": slider([1, 2, 3, 4, 6, 12], 4, "keys a tile"),
+        "tkv": slider([1, 2, 3, 4, 6, 12], 2, "keys a tile"),
         "seen": integers(1, 12, 11, "keys seen"),
     }
 
@@ -30,10 +30,10 @@ def softmax_explorer() -> Explorer:
 def mask_explorer() -> Explorer:
     """Which lanes the mask's predicates stop, for a KV tile under a query."""
     controls = {
-        "tkv": slider([16, 32, 64], 32, "TKV"),
+        "tkv": slider([16, 32, 64], 16, "TKV"),
         "tile": integers(0, 7, 2, "KV tile"),
         "kv_end": integers(1, 256, 160, "rows stored"),
-        "position": integers(0, 255, 130, "query position"),
+        "position": integers(0, 255, 60, "query position"),
     }
 
     def report(tkv: int, tile: int, kv_end: int, position: int) -> MaskCase:
