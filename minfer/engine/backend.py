@@ -149,7 +149,8 @@ def choose_backend(name: str = "auto", route: str = "auto") -> tuple[Backend, st
         return backend, f"cuda: {'asked for' if name == 'cuda' else 'a GPU is here'}: {backend.describe()}"
     if name == "cuda" or route != "auto":
         raise EngineError(f"backend cuda cannot be used: {reason}; use --backend host")
-    return _host(), f"host: {reason}"
+    matter, _, _ = reason.partition(": ")  # the remedy is for those who ask for cuda
+    return _host(), f"host: {matter}"
 
 
 def _host() -> Backend:

@@ -18,8 +18,8 @@ def test_host_can_be_asked_for():
     assert "thread" in backend.describe()
 
 
-def test_auto_falls_back_and_says_why(monkeypatch):
-    monkeypatch.setattr(module, "_why_no_cuda", lambda: "no NVIDIA driver was found")
+def test_auto_falls_back_and_says_why_without_the_remedy(monkeypatch):
+    monkeypatch.setattr(module, "_why_no_cuda", lambda: "no NVIDIA driver was found: install one; or not")
     backend, reason = choose_backend("auto")
     assert backend.name == "host" and reason == "host: no NVIDIA driver was found"
 
