@@ -1,8 +1,8 @@
 """A team of threads that runs a program of kernels: every step is cut into parts, whoever is free takes
 the next.
 
-A decoded token is about 300 small steps. Forking and joining threads for each one costs more than the step
-itself, and so does calling each from Python; so the whole token is one table of (kernel address,
+A decoded token is about 300 small steps, many of them a few microseconds long: too short for a fork and a
+join of threads, or for a call from Python, each. So the whole token is one table of (kernel address,
 arguments), and each thread walks through that table inside compiled code, without the interpreter lock. It
 is the host's counterpart of a captured CUDA graph.
 
