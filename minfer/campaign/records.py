@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import datetime
 from pathlib import Path
@@ -97,6 +97,17 @@ class GpuTests(Record):
             if told != getattr(self, outcome):
                 raise ValueError(f"{outcome}: {getattr(self, outcome)}, but its files add up to {told}")
 
+    def figure(self, name: str) -> float:
+        """One figure that the run measured.
+
+        Raises:
+            KeyError: it measured no such thing; the message lists names that begin alike.
+        """
+        if name not in self.measured:
+            alike = [known for known in self.measured if known.split(" ")[0] == name.split(" ")[0]]
+            raise KeyError(f"{self.file} has no figure {name!r}; alike: {', '.join(alike) or 'none'}")
+        return float(self.measured[name])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill(Record):
@@ -176,6 +187,20 @@ def load_records(folder: Path = FOLDER, kind: str | None = None, device: str | N
         ),
         key=lambda record: (datetime.fromisoformat(record.date), record.file),
     )
+
+
+def newest_measured(records: Iterable[Record], device: str, names: Collection[str]) -> GpuTests:
+    """The newest run of the GPU tests on a device (a key of `minfer.arithmetic.devices`) that measured all
+    these figures.
+
+    Raises:
+        RecordError: there is none.
+    """
+    runs = [r for r in records if isinstance(r, GpuTests) and r.device_key == device]
+    whole = [run for run in runs if run.measured.keys() >= set(names)]
+    if not whole:
+        raise RecordError(f"no gpu-tests record of {device} holds {', '.join(names)}")
+    return max(whole, key=lambda run: datetime.fromisoformat(run.date))
 
 
 def read_record(path: Path) -> Record:

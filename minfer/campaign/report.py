@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minfer.campaign.peers import Peer, llamacpp
-from minfer.campaign.records import Bench, GpuTests, Record, RecordError, load_records
+from minfer.campaign.records import Bench, Record, RecordError, load_records, newest_measured
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 MODEL = "qwen2.5-7b, synthetic, seed 0"
@@ -88,16 +88,10 @@ def launch_table(records: Sequence[Record]) -> str:
     Raises:
         RecordError: no run of the GPU tests on the device measured all of it.
     """
-    for record in reversed(records):
-        if (
-            isinstance(record, GpuTests)
-            and record.device_key == DEVICE
-            and record.measured.keys() >= LAUNCHES.keys()
-        ):
-            rows = [("", "microseconds")]
-            rows += [(what, f"{record.measured[name]:.3g}") for name, what in LAUNCHES.items()]
-            return f"{_markdown(rows)}\n\nMeasured by the GPU tests: {record.origin}."
-    raise RecordError(f"no gpu-tests record of {DEVICE} holds {', '.join(LAUNCHES)}")
+    record = newest_measured(records, DEVICE, LAUNCHES)
+    rows = [("", "microseconds")]
+    rows += [(what, f"{record.figure(name):.3g}") for name, what in LAUNCHES.items()]
+    return f"{_markdown(rows)}\n\nMeasured by the GPU tests: {record.origin}."
 
 
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {

@@ -13,8 +13,8 @@ from minfer.arithmetic import reference
 from minfer.arithmetic.devices import Device
 from minfer.arithmetic.ledger import attention_ledger
 from minfer.arithmetic.occupancy import LIMITERS, Occupancy, blocks_per_sm
+from minfer.campaign.records import GpuTests, load_records, newest_measured
 from minfer.lab import style
-from minfer.lab.gpu_record import GpuRecord
 from minfer.lab.picture import Picture
 
 HEADS, KV_HEADS, HEAD_DIM = 28, 4, 128  # Qwen2.5-7B
@@ -152,7 +152,16 @@ def step_name(step: str, tokens: int = 2048) -> str:
     return f"attention {tokens} tokens, {step}: ms"
 
 
-def measured_rows(record: GpuRecord, tokens: int = 2048) -> list[dict]:
+def newest_record(device: str = "h200", tokens: int = 2048) -> GpuTests:
+    """The newest run of the GPU tests on a device that timed every step.
+
+    Raises:
+        RecordError: there is none.
+    """
+    return newest_measured(load_records(), device, [step_name(step, tokens) for step in steps()])
+
+
+def measured_rows(record: GpuTests, tokens: int = 2048) -> list[dict]:
     """ms and TFLOPS of every step in the record."""
     rows = []
     for name in steps():
@@ -162,7 +171,7 @@ def measured_rows(record: GpuRecord, tokens: int = 2048) -> list[dict]:
     return rows
 
 
-def draw_measured(record: GpuRecord, tokens: int = 2048) -> Picture:
+def draw_measured(record: GpuTests, tokens: int = 2048) -> Picture:
     """Time of every step in the record, on a logarithmic axis, coloured by where the softmax runs."""
     rows = measured_rows(record, tokens)
     fig, (ax,) = style.figure(9.6, 4.4)
@@ -225,7 +234,7 @@ VERDICTS = (
 """The decisions for which a seed gives kernel times."""
 
 
-def verdict_rows(record: GpuRecord) -> list[dict]:
+def verdict_rows(record: GpuTests) -> list[dict]:
     """Each decision's time ratio on the seeds' GB10 and in the record, and whether the sign turns around."""
     rows = []
     for verdict in VERDICTS:

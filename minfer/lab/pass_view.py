@@ -10,8 +10,8 @@ from matplotlib.patches import Rectangle
 
 from minfer.arithmetic.banks import LINE_BYTES, SECTOR_BYTES
 from minfer.arithmetic.devices import Device
+from minfer.campaign.records import GpuTests, load_records, newest_measured
 from minfer.lab import style
-from minfer.lab.gpu_record import GpuRecord
 from minfer.lab.picture import Picture
 
 READ_BYTES, WRITE_BYTES = 4, 2  # an element of an f32 -> f16 pass
@@ -284,7 +284,16 @@ PASSES = {
 """Passes over 2048 tokens of the 7B, and what the records call them."""
 
 
-def measured_rows(record: GpuRecord, device: Device) -> list[dict]:
+def newest_record(device: str = "h200") -> GpuTests:
+    """The newest run of the GPU tests on a device that timed every pass.
+
+    Raises:
+        RecordError: there is none.
+    """
+    return newest_measured(load_records(), device, PASSES.values())
+
+
+def measured_rows(record: GpuTests, device: Device) -> list[dict]:
     """GB/s of every pass in the record, and its share of the device's nominal bandwidth."""
     rows = []
     for name, key in PASSES.items():
@@ -293,7 +302,7 @@ def measured_rows(record: GpuRecord, device: Device) -> list[dict]:
     return rows
 
 
-def draw_measured(record: GpuRecord, device: Device) -> Picture:
+def draw_measured(record: GpuTests, device: Device) -> Picture:
     """Measured bandwidth of every pass against the device's nominal one."""
     rows = measured_rows(record, device)
     fig, (ax,) = style.figure(9.6, 3.3)

@@ -9,7 +9,15 @@ import pytest
 
 from minfer.arithmetic.devices import DEVICES
 from minfer.campaign.peers import llamacpp
-from minfer.campaign.records import FOLDER, KINDS, Bench, RecordError, load_records, read_record
+from minfer.campaign.records import (
+    FOLDER,
+    KINDS,
+    Bench,
+    RecordError,
+    load_records,
+    newest_measured,
+    read_record,
+)
 
 PATHS = sorted(FOLDER.rglob("*.json"))
 EXAMPLES = {json.loads(path.read_text())["kind"]: path for path in PATHS}
@@ -119,6 +127,20 @@ def test_files_that_hold_no_record(tmp_path, text, words):
     file.write_text(text)
     with pytest.raises(RecordError, match=rf"^some\.json: .*{words}"):
         load_records(tmp_path)
+
+
+def test_a_run_gives_its_figures_and_says_what_it_lacks():
+    name = "convert 2048x18944 vector=8: GB/s"
+    run = newest_measured(load_records(), "h200", [name])
+    assert run.figure(name) == run.measured[name] and run.device_key == "h200"
+    with pytest.raises(KeyError, match="alike: convert 2048x18944 vector=1"):
+        run.figure("convert of nothing")
+
+
+@pytest.mark.parametrize(("device", "name"), [("h200", "no such figure"), ("gb10", "launch us: prepared")])
+def test_what_no_run_measured_is_named(device, name):
+    with pytest.raises(RecordError, match=f"no gpu-tests record of {device} holds {name}"):
+        newest_measured(load_records(), device, [name])
 
 
 def test_llamacpp():

@@ -4,7 +4,7 @@ import pytest
 
 from minfer.arithmetic.devices import GB10, H200
 from minfer.arithmetic.reference import figure
-from minfer.lab import attention_view, gpu_record
+from minfer.lab import attention_view
 from minfer.lab.attention_widgets import mask_explorer, softmax_explorer, tkv_explorer
 
 
@@ -59,7 +59,7 @@ def test_tile_pictures(softmax, sound):
 
 
 def test_the_record_has_every_step(sound):
-    rows = sound(attention_view.draw_measured(gpu_record.load())).rows
+    rows = sound(attention_view.draw_measured(attention_view.newest_record())).rows
     assert [row["step"] for row in rows] == list(attention_view.steps())
     # ms and TFLOPS are of one and the same work.
     work = [row["ms"] * row["TFLOPS"] for row in rows]
@@ -67,7 +67,7 @@ def test_the_record_has_every_step(sound):
 
 
 def test_verdicts():
-    rows = {row["step"]: row for row in attention_view.verdict_rows(gpu_record.load())}
+    rows = {row["step"]: row for row in attention_view.verdict_rows(attention_view.newest_record())}
     assert rows["P5.0"]["time, gb10"] == f"x{4.24 / 10.06:.2f}"
     assert (rows["TKV=32"]["time, gb10"], rows["TKV=32"]["seed"]) == ("x0.93", "REVERTED")
     turned = {step for step, row in rows.items() if row["faster there, slower here"]}

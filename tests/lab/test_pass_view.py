@@ -1,11 +1,9 @@
 """Convert and store_kv as notebook 4 shows them: counts from the trace, Little's law, records."""
 
-import json
-
 import pytest
 
 from minfer.arithmetic.devices import DEVICES, GB10, H200
-from minfer.lab import gpu_record, pass_view
+from minfer.lab import pass_view
 from minfer.lab.widgets import flight_explorer
 
 
@@ -73,7 +71,7 @@ def test_every_device_has_a_picture(key, sound):
 
 
 def test_the_measured_pass_lies_below_its_bound(sound):
-    record = gpu_record.load()
+    record = pass_view.newest_record()
     for vector in (1, 8):
         rate = record.figure(f"convert 2048x18944 vector={vector}: GB/s") * 1e9
         assert rate <= pass_view.flight(H200, vector).pass_limit
@@ -87,13 +85,3 @@ def test_the_widget(sound):
     explorer.set(device="gb10", latency=1200)
     assert "4.4 KiB an SM" in explorer.panel.value
     sound(explorer.picture)
-
-
-def test_records_name_their_origin_and_what_they_lack():
-    record = gpu_record.load()
-    entry = json.loads((gpu_record.FOLDER / gpu_record.FULL_RUN).read_text())
-    assert record.origin == f"{entry['device']}, {entry['date'][:10]}"
-    with pytest.raises(KeyError, match="alike: convert 2048x18944 vector=1"):
-        record.figure("convert of nothing")
-    with pytest.raises(FileNotFoundError, match="no record"):
-        gpu_record.load("h200/none.json")
