@@ -19,8 +19,8 @@ DTYPES = {"f16": np.float16, "f32": np.float32}
 class Product:
     """C = A W^T (+ bias): inputs, a poisoned C, and the bound that every element must keep.
 
-    Bound: a weight's f16 scale, minimum and value are each rounded once (2^-11 of what they are); the sums lose
-    2e-6 of their magnitudes, an f16 result 2^-11 of itself."""
+    Bound: a weight's f16 scale, minimum and value are each rounded once (2^-11 of what they are); the sums
+    lose 2e-6 of their magnitudes, an f16 result 2^-11 of itself."""
 
     config: W4A16Config
     a: np.ndarray

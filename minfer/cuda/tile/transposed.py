@@ -35,7 +35,8 @@ def store_tile_transposed(columns: int, buffers: int) -> DeviceFunction:
     Raises ValueError unless columns is a multiple of 8 from 64 on and there is a buffer."""
     if columns < CHUNK_ROWS or columns % 8 or buffers < 1:
         raise ValueError(
-            f"store_tile_transposed: {columns} columns in {buffers} buffers: a multiple of 8 from 64, 1 buffer"
+            f"store_tile_transposed: {columns} columns in {buffers} buffers: take a multiple of 8 from 64, "
+            "and at least one buffer"
         )
     starts = chunk_starts(columns)
     chunks = len(starts)
@@ -88,8 +89,8 @@ def store_accumulators_transposed(columns: int, out: str = "f32") -> DeviceFunct
 
     (array, matrix, leading, row, column, rows, end, lane): column j of the accumulators becomes row `row + j`
     of the matrix at a global address, whose rows are `leading` elements apart; its 16 elements lie from
-    `column` on. Nothing is stored from row `rows` or column `end` on. Eight lanes write neighbouring elements:
-    a whole sector of f32."""
+    `column` on. Nothing is stored from row `rows` or column `end` on. Eight lanes write neighbouring
+    elements: a whole sector of f32."""
     half = out == "f16"
     element_bytes = 2 if half else 4
 

@@ -70,8 +70,10 @@ class W4A16Config:
             )
 
     def __str__(self) -> str:
-        text = f"{self.format} {self.outputs}x{self.tokens}x{self.tile_k} {self.stages} stages {self.slots} slots"
-        text += f" {self.out}" + (" direct" if self.store == "direct" else "")
+        text = f"{self.format} {self.outputs}x{self.tokens}x{self.tile_k}"
+        text += f" {self.stages} stages {self.slots} slots {self.out}" + (
+            " direct" if self.store == "direct" else ""
+        )
         return text + (" bias" if self.bias else "")
 
     @property
@@ -176,8 +178,8 @@ TILES = ((256, 4), (232, 4), (192, 4), (152, 5), (128, 6), (96, 6), (64, 6))
 def choose(
     format: str, nt: int, od: int, depth: int, multiprocessors: int = 132, out: str = "f16", width: int = 8
 ) -> W4A16Config:
-    """The config with the fewest cycles over whole waves of blocks, for an nt x od x depth product into a C of
-    this `width`.
+    """The config with the fewest cycles over whole waves of blocks, for an nt x od x depth product into a C
+    of this `width`.
 
     A k-tile costs its wgmmas (4 cycles a token for 128 outputs), or what unpacking its weights takes; a tile
     about 1500 cycles outside its main loop."""

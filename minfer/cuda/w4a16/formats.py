@@ -61,7 +61,8 @@ class PackedFormat:
 
 @device_function
 def _four_bytes(address):
-    """The lane's bytes 2t, 2t + 8, 2t + 1, 2t + 9 of a run of 16, in this order: its address is at byte 2 t."""
+    """The lane's bytes 2t, 2t + 8, 2t + 1, 2t + 9 of a run of 16, in this order, from the address of byte
+    2t."""
     return ptx.prmt(ptx.ld_shared_u16(address), ptx.ld_shared_u16(address + 8), 0x5140)
 
 

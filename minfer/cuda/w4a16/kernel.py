@@ -4,8 +4,8 @@ The product is computed transposed, since only wgmma's A operand may come from r
 128 outputs, its columns up to 256 tokens. Warpgroup 0 brings both operands: one thread loads the activations'
 k-tiles of 64 by TMA into a ring of stages, three warps the weights' blocks into a ring of slots
 (`minfer.cuda.w4a16.movers`). Warpgroups 1 and 2 hold 64 rows each: they unpack a k-tile's weights into
-fragments (`minfer.cuda.w4a16.formats`) while the tensor cores work on the one before, and never write a weight
-back to memory. One block a multiprocessor takes tile after tile.
+fragments (`minfer.cuda.w4a16.formats`) while the tensor cores work on the one before; no unpacked weight is
+written anywhere. One block a multiprocessor takes tile after tile.
 
 - Each weight becomes f16 with one rounding (Q4_K) or is an exact 6-bit number times an f16 scale (Q6_K): the
   result is as exact as that of a GEMM over an f16 copy, up to the scales' own rounding to f16.
@@ -22,7 +22,6 @@ from minfer.cuda.tile.hopper import ALIGNMENT
 from minfer.cuda.tile.transposed import CHUNK_BYTES
 from minfer.cuda.w4a16.config import (
     CONSUMER_REGISTERS,
-    CONSUMERS,
     MOVERS,
     PRODUCER_REGISTERS,
     TILES,
@@ -206,9 +205,8 @@ def w4a16(config: W4A16Config) -> Kernel:
                     lane,
                 )
             tile = types.int32(tile + step)
-        if stored_by_tma:
-            if thread == 0:
-                wait_stores()
+        if stored_by_tma and thread == 0:
+            wait_stores()
 
     @device_function
     def work(a_map, source, bias, c, nt, od, depth, first, width, group, pitch):

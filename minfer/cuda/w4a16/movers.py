@@ -7,7 +7,6 @@ cp.async, and note where in them it starts.
 
 from __future__ import annotations
 
-from numba import cuda
 from numba.cuda import types
 
 from minfer.cuda import ptx
@@ -82,8 +81,8 @@ def _copy_chunks(config: W4A16Config) -> DeviceFunction:
 
 
 def move_weights(config: W4A16Config) -> DeviceFunction:
-    """(source, slots, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group, thread):
-    bring the blocks of all tiles of this thread block. `source` is the tensor map's address (Q4_K) or that of
+    """(source, first slot, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group,
+    thread): bring the blocks of all tiles of this thread block. `source` is the tensor map's address (Q4_K) or that of
     the weights, whose rows are `pitch` bytes apart."""
     slots, slot_bytes, packed_bytes = config.slots, config.slot_bytes, config.packed_bytes
     by_tma, scales = config.packed.by_tma, config.packed.scales
