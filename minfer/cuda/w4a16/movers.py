@@ -82,8 +82,8 @@ def _copy_chunks(config: W4A16Config) -> DeviceFunction:
 
 def move_weights(config: W4A16Config) -> DeviceFunction:
     """(source, first slot, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group,
-    thread): bring the blocks of all tiles of this thread block. `source` is the tensor map's address (Q4_K) or that of
-    the weights, whose rows are `pitch` bytes apart."""
+    thread): bring the blocks of all tiles of this thread block. `source` is the address of the tensor map
+    (Q4_K) or of the weights, whose rows are `pitch` bytes apart."""
     slots, slot_bytes, packed_bytes = config.slots, config.slot_bytes, config.packed_bytes
     by_tma, scales = config.packed.by_tma, config.packed.scales
     copy = _copy_box(config) if by_tma else _copy_chunks(config)
