@@ -300,5 +300,8 @@ def w4a8(config: W4A8Config) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """The tiles worth having."""
-    return [w4a8(W4A8Config(*tile)) for tile in ((128, 5), (96, 5))]
+    """The tiles worth having, and the quantizers."""
+    from minfer.cuda.w4a8.quantize import QuantizeGroupsConfig, quantize_groups
+
+    tiles = [w4a8(W4A8Config(*tile)) for tile in ((128, 5), (96, 5))]
+    return [*tiles, *(quantize_groups(QuantizeGroupsConfig(source)) for source in ("f16", "f32"))]
