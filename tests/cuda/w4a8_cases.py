@@ -31,8 +31,8 @@ def positive_matrix(rows: int, depth: int) -> np.ndarray:
 
 
 def reference(packed: np.ndarray, a: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(C, integers [nt, od, groups]) of quantized activations and blocks, in float64, as the kernel rounds the
-    weights."""
+    """(C, integers [nt, od, groups]) of quantized activations and blocks, in float64, as the kernel rounds
+    the weights."""
     rows, depth = len(packed), a.shape[1]
     blocks = packed.reshape(rows, depth // GROUP, 2, 144)
     d, dmin = (

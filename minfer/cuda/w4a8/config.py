@@ -49,8 +49,8 @@ class W4A8Config:
         if self.buffers < 1:
             raise ConfigRefused(
                 f"w4a8: {self.stages} stages of {self.stage_bytes} bytes and {self.slots} slots of "
-                f"{self.slot_bytes} leave no room for the epilogue in {MAX_SHARED_BYTES} of shared memory: use "
-                "fewer stages"
+                f"{self.slot_bytes} leave no room for the epilogue in {MAX_SHARED_BYTES} of shared memory: "
+                "use fewer stages"
             )
 
     def __str__(self) -> str:
@@ -143,8 +143,8 @@ class W4A8Config:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C."""
         if min(nt, od, depth) < 1 or depth % GROUP or width % 8:
             raise ConfigRefused(
-                f"w4a8: {nt} x {od} x {depth} into rows of {width}: sizes from 1, id a multiple of {GROUP}, the "
-                "width of 8"
+                f"w4a8: {nt} x {od} x {depth} into rows of {width}: sizes from 1, id a multiple of {GROUP}, "
+                "the width of 8"
             )
 
     def tiles(self, nt: int, od: int) -> tuple[int, int]:

@@ -2,14 +2,15 @@
 
 A group is two blocks, 512 weights of a row. With D the larger d of the two, a weight is
 
-    d scale q - dmin minimum = D (256 / 69) b - dmin minimum,   b = (q S + 128) >> 8,   S = round(scale d 69 / D)
+    d scale q - dmin minimum = D (256 / 69) b - dmin minimum,
+    b = (q S + 128) >> 8,   S = round(scale d 69 / D)
 
-where b is a byte, since 15 * 63 * 69 + 128 < 2^16. It is within half a unit of its exact value: a rounding error
-of 0.2 % of the largest weight that the block can hold. S, the minima and D are made once a group by the warps
-that bring the blocks; the minima meet the sums of the activations' runs of 32 in a tf32 wgmma.
+where b is a byte, since 15 * 63 * 69 + 128 < 2^16. It is within half a unit of its exact value: a rounding
+error of 0.2 % of the largest weight that the block can hold. S, the minima and D are made once a group by the
+warps that bring the blocks; the minima meet the sums of the activations' runs of 32 in a tf32 wgmma.
 
-In an A fragment of 32 columns of bytes, lane 4 g + t holds the columns 4t ... 4t + 3 and 16 + 4t ... of rows g and
-g + 8: words of the block as they are, low nibbles for a sub-block, high ones for the next.
+In an A fragment of 32 columns of bytes, lane 4 g + t holds the columns 4t ... 4t + 3 and 16 + 4t ... of rows
+g and g + 8: words of the block as they are, low nibbles for a sub-block, high ones for the next.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def _unpack(a, o, word, factors):
 @device_function
 @unrolled
 def fragments(a, near, far, factors, quarter):
-    """The 16 words of A of a k-tile, the `quarter`-th of a group; `near` and `far` are the shared addresses of
-    the blocks of the lane's rows g and g + 8, plus 4 t, `factors` that of row g's."""
+    """The 16 words of A of a k-tile, the `quarter`-th of a group; `near` and `far` are the shared addresses
+    of the blocks of the lane's rows g and g + 8, plus 4 t, `factors` that of row g's."""
     for half in unroll(2):
         pair = 2 * quarter + half
         run = types.uint32((quarter >> 1) * PLANE_BYTES + 16 + 32 * (2 * (quarter & 1) + half))

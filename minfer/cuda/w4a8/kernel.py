@@ -1,12 +1,12 @@
 """C[nt, od] = A[nt, id] W[od, id]^T on Hopper with Q4_K weights and int8 activations, by s8 wgmma.
 
 The skeleton is W4A16's: transposed, persistent, weights unpacked in registers. Weights become unsigned bytes
-(`minfer.cuda.w4a8.formats`), so that 512 columns of k are summed in integers before one rescale by a row's and a
-token's scale: exact in f32, since 512 * 255 * 127 < 2^24. Activations come quantized a token and group of 512
-(`minfer.cuda.w4a8.quantize`).
+(`minfer.cuda.w4a8.formats`), so that 512 columns of k are summed in integers before one rescale by a row's
+and a token's scale: exact in f32, since 512 * 255 * 127 < 2^24. Activations come quantized a token and group
+of 512 (`minfer.cuda.w4a8.quantize`).
 
-Compared with W4A16 the tensor cores run at twice the rate; what it costs is precision: each operand is rounded
-to 8 bits of its largest.
+Compared with W4A16 the tensor cores run at twice the rate; what it costs is precision: each operand is
+rounded to 8 bits of its largest.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from minfer.cuda.w4a16.formats import ROWS
 def w4a8(config: W4A8Config) -> Kernel:
     """The kernel of a config: (a, sums, scales, w, c, nt, od, depth, first, group), tensor maps and int32.
 
-    a is int8 [nt, depth], sums f32 [nt, depth / 32], scales f32 [depth / 512, pitch] (a column a token, pitch a
-    multiple of 4), w uint8 [od, row bytes] of Q4_K blocks with d >= 0, as every quantizer writes them, c f16
-    [nt, width], where the product's columns start at `first`. Boxes and swizzles: `config.boxes`. depth is a
-    multiple of 512; group is `config.group(nt)`, the grid `config.grid`. For a product that ends before `width`
-    see `minfer.cuda.w4a16.kernel.w4a16`."""
+    a is int8 [nt, depth], sums f32 [nt, depth / 32], scales f32 [depth / 512, pitch] (a column a token, pitch
+    a multiple of 4), w uint8 [od, row bytes] of Q4_K blocks with d >= 0, as every quantizer writes them, c
+    f16 [nt, width], where the product's columns start at `first`. Boxes and swizzles: `config.boxes`. depth
+    is a multiple of 512; group is `config.group(nt)`, the grid `config.grid`. For a product that ends before
+    `width` see `minfer.cuda.w4a16.kernel.w4a16`."""
     from numba import cuda
     from numba.cuda import types
 

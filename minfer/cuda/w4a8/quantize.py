@@ -49,9 +49,9 @@ class QuantizeGroupsConfig:
 def quantize_groups(config: QuantizeGroupsConfig = QuantizeGroupsConfig()) -> Kernel:
     """a = round(x / d), d = max |x| / 127 over each group of 512 columns, halves to even.
 
-    Arguments: x [nt, depth], f16 or f32, depth a multiple of 512; a int8 [nt, depth]; sums f32 [nt, depth / 32]:
-    d times the sum of each run of 32 of a; scales f32 [depth / 512, pitch]: d, a column a token; nt, depth, pitch
-    int32. A NaN makes its group's scale NaN, an infinity makes it infinite."""
+    Arguments: x [nt, depth], f16 or f32, depth a multiple of 512; a int8 [nt, depth]; sums f32
+    [nt, depth / 32]: d times the sum of each run of 32 of a; scales f32 [depth / 512, pitch]: d, a column a
+    token; nt, depth, pitch int32. A NaN makes its group's scale NaN, an infinity makes it infinite."""
     warps, half = config.threads // 32, config.source == "f16"
     element = 2 if half else 4
 
