@@ -18,8 +18,9 @@ import numpy as np
 from minfer.cuda import attention as attn
 from minfer.cuda import elementwise as ew
 from minfer.cuda.convert import ConvertConfig, convert_f32_f16
-from minfer.cuda.gemv import GemvConfig, QuantizeQ8Config, gemv, quantize_q8
+from minfer.cuda.gemv import GemvConfig, gemv
 from minfer.cuda.q8 import q8_record_bytes
+from minfer.cuda.quantize import QuantizeQ8Config, quantize_q8
 from minfer.engine.backend import LayerWeights, Progress, Role
 from minfer.engine.cuda.activations import Activations, Storage
 from minfer.engine.cuda.devices import Device
