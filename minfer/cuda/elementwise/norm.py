@@ -117,7 +117,7 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
 
     @device_function
     def scaled_vector(source, gains, target, dim, scale):
-        # Whole warps go round together: the int8 stores shuffle, and q8's last record is filled up with zeros.
+        # Whole warps go round together: the int8 stores shuffle, and the last q8 record is filled with zeros.
         for first in range(0, walked(dim), threads * 4):
             i = int32(first + int32(cuda.threadIdx.x) * 4)
             a0 = float32(0)

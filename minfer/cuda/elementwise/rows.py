@@ -19,7 +19,8 @@ _DTYPES = {"f32": "float32", "f16": "float16", "q8": "uint8", "pad40": "uint8"}
 
 
 def output_argument(output: str, name: str = "out") -> Argument:
-    """The output argument of a kernel that writes "f32", "f16", "q8" records or "pad40" chunks (`minfer.cuda.q8`)."""
+    """The output argument of a kernel that writes "f32", "f16", or the int8 of `minfer.cuda.q8`: "q8"
+    records, "pad40" chunks."""
     return Argument(name, "out", _DTYPES[output])
 
 
