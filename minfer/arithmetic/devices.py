@@ -328,13 +328,14 @@ def device(key: str) -> Device:
 
 
 def shared_limit(arch: str) -> int:
-    """Bytes of shared memory that a block may use on an architecture ("sm_90a"), opted in.
+    """Bytes of shared memory that a block may use on an architecture ("sm_90a"), opted in; of one that is not
+    known, what the first of its family allows.
 
     Raises:
-        KeyError: nothing is known of it.
+        KeyError: nothing is known of its family.
     """
-    number = int(arch.removeprefix("sm_").rstrip("af"))
-    shared_kb, *_ = _LIMITS[divmod(number, 10)]
+    major, minor = divmod(int(arch.removeprefix("sm_").rstrip("af")), 10)
+    shared_kb, *_ = _LIMITS.get((major, minor)) or _LIMITS[major, 0]
     return shared_kb * 1024 - _RESERVED
 
 

@@ -38,7 +38,7 @@ RouteOption = Annotated[
     str,
     typer.Option(
         "--route",
-        help="Prefill kernels of the GPU: auto, f16 (mma.sync), f16-wgmma (Hopper), or int8 from the quantized "
+        help="Prefill kernels of the GPU: auto, f16 (mma.sync), f16-wgmma (Hopper), or int8 from the file's "
         "blocks: mmq, mmq_raw, mmq_raw_wide.",
     ),
 ]

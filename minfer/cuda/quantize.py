@@ -2,10 +2,10 @@
 (`minfer.cuda.q8`).
 
 The pad40 pass exists in three forms. `serial` is what seed 003 started from: a thread a chunk, 4 bytes a
-load, one chain of 32 maxima, a byte a store. `tree` is what it landed: 16 bytes a load, maxima in a tree, the int8
-packed in registers and stored as words. `warp` spreads a chunk over 8 lanes: loads and stores of a warp are
-then contiguous, where a thread a chunk makes every request of a warp touch 32 lines. All three write the same
-bits: a maximum does not depend on its order, and the rounding is the same.
+load, one chain of 32 maxima, a byte a store. `tree` is what it landed: 16 bytes a load, maxima in a tree, the
+int8 packed in registers and stored as words. `warp` spreads a chunk over 8 lanes: loads and stores of a warp
+are then contiguous, where a thread a chunk makes every request of a warp touch 32 lines. All three write the
+same bits: a maximum does not depend on its order, and the rounding is the same.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
     Arguments: x f32 [nt, dim], (residual f32 or f16 [nt, dim], hidden f32 [nt, dim]: receives h, may be the
     buffer of x or of an f32 residual,) weight f32 [dim], out [nt, dim] f32 or f16, or [nt, ceil(dim / 64) *
     80] bytes of q8 records, or [nt, dim / 32, 40] bytes of pad40 chunks, dim int32 (a multiple of `vector`,
-    of 32 for q8 and pad40), eps float32. Sums are f32, in a fixed order. Rows are read twice, the second time from L1. Zhang and Sennrich 2019, with the weights
-    applied last as llama does.
+    of 32 for q8 and pad40), eps float32. Sums are f32, in a fixed order. Rows are read twice, the second time
+    from L1. Zhang and Sennrich 2019, with the weights applied last as llama does.
     """
     threads, vector, fused = config.threads, config.vector, config.residual
     store, bytes_of, walked = store4(config.output), row_bytes(config.output), covered(config.output)

@@ -1,7 +1,8 @@
 """Activation buffers: memory that holds its rows in the form that the next kernel reads.
 
-Forms: "f32" and "f16" matrices, "q8" records and "pad40" chunks (`minfer.cuda.q8`), and "panels" (f32 matrices of some columns
-each, one behind the other). Whoever writes a buffer notes its form; whoever reads it asks.
+Forms: "f32" and "f16" matrices, "q8" records and "pad40" chunks (`minfer.cuda.q8`), and "panels" (f32
+matrices of some columns each, one behind the other). Whoever writes a buffer notes its form; whoever reads it
+asks.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class CudaBackend:
     """Runs models on a GPU.
 
     route: a name in `minfer.engine.cuda.routes.ROUTES`, or a `Route` of one's own. device: a
-    `minfer.engine.cuda.devices.Device`, None: the GPU in use. on_plan: is told the memory plan, what takes time
-    and where a kernel of the route cannot run, a line each; None: printed to stderr.
+    `minfer.engine.cuda.devices.Device`, None: the GPU in use. on_plan: is told the memory plan, what takes
+    time and where a kernel of the route cannot run, a line each; None: printed to stderr.
 
     Raises InputError or EngineError for a route that does not exist, or not here; NoDevice without a GPU.
     """
@@ -91,7 +91,15 @@ class CudaBackend:
         tables = [matrix_shape(model, name) for name in dict.fromkeys((model.embedding, model.output))]
         device = self.device
         return plan_memory(
-            config, layers, tables, n_ctx, chunk, self.route, device.free_bytes(), device.sms, device.shared_bytes
+            config,
+            layers,
+            tables,
+            n_ctx,
+            chunk,
+            self.route,
+            device.free_bytes(),
+            device.sms,
+            device.shared_bytes,
         )
 
     def open(

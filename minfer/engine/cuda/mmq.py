@@ -14,9 +14,11 @@ length; nothing is ever left unwritten.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from minfer.cuda.kernel import ConfigRefused, LaunchRefused
 from minfer.cuda.mmq import MmqConfig, mmq
@@ -107,7 +109,7 @@ class MmqProducts:
         self._told: set[str] = set()
 
     def multiply(self, out: Any, operand: Callable[[str], Any], stack: Stack) -> bool:
-        """out = x . stack^T, f32 (tokens, rows). operand("pad40"): x as chunks, uint8 (tokens, bytes).
+        """out = x . stack^T, f32 or f16 (tokens, rows). operand("pad40"): x as chunks, uint8 (tokens, bytes).
 
         Returns False, with nothing launched or a refused launch behind it, where the stack must take the f16
         GEMM instead: in that case `out` is to be written by that.
@@ -115,8 +117,9 @@ class MmqProducts:
         if not all(self._choice(run).config is not None for run in stack.runs):
             return False
         chunks, first = operand("pad40"), 0
+        stride = stack.rows if len(stack.runs) > 1 else None
         for run in stack.runs:
-            if not self._launch(run, chunks, out.reshape(-1)[first:], stack.rows):
+            if not self._launch(run, chunks, out.reshape(-1)[first:] if stride else out, stride):
                 return False
             first += run.rows
         return True
@@ -130,13 +133,18 @@ class MmqProducts:
                 self.tell(line)
         return choice
 
-    def _launch(self, run: Run, chunks: Any, out: Any, stride: int) -> bool:
-        """Multiply one run; steps down where the driver refuses. False: no step is left."""
+    def _launch(self, run: Run, chunks: Any, out: Any, stride: int | None) -> bool:
+        """Multiply one run, into some columns of rows of `stride` elements or a matrix of its own; steps down
+        where the driver refuses. False: no step is left."""
         from minfer.engine.cuda.weights import kernel
 
         nt = len(chunks)
         while (config := (choice := self._choice(run)).config) is not None:
-            args = run.blocks, chunks, out, nt, run.rows, run.columns, stride
+            args = run.blocks, chunks, out, nt, run.rows, run.columns
+            if stride is not None:
+                config, args = replace(config, strided=True), (*args, stride)
+            if out.dtype == np.float16:
+                config = replace(config, out="f16")
             try:
                 self.device.launch(kernel(mmq, config), config.grid(nt, run.rows), *args)
                 return True

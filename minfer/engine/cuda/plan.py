@@ -130,14 +130,13 @@ def activation_bytes(
         return chunk * pad40_bytes(widths[role]) if route.mmq and forms[role] == "f16" else 0
 
     longest = max(widths.values())
-    wide_sums = route.mmq is not None or route.activations == "f32"
     return {
         "residual": 4 * chunk * config.hidden,
         "normed": operand("normed"),
         "qkv": 4 * chunk * (q_dim + 2 * kv_dim),
         "queries": max(2 * chunk, 4) * q_dim,
         "attended": operand("attended"),
-        "gate_up": max((4 if wide_sums else 2) * chunk, 4 * few) * 2 * config.ffn,
+        "gate_up": max((4 if route.activations == "f32" else 2) * chunk, 4 * few) * 2 * config.ffn,
         "activated": operand("activated"),
         "delta": 4 * chunk * config.hidden,
         "converted": max(map(converted, OPERANDS)),
@@ -165,8 +164,8 @@ def plan_memory(
     """Decide what fits.
 
     layers: for each layer its stacks of matrices that are multiplied at once (qkv, o, gate_up, down); tables:
-    embedding and output matrix (one, if they are tied); shared_bytes: most shared memory of a block. Raises EngineError, with the numbers, if even the smaller variant does
-    not fit.
+    embedding and output matrix (one, if they are tied); shared_bytes: most shared memory of a block. Raises
+    EngineError, with the numbers, if even the smaller variant does not fit.
     """
     stacks = [stack for layer in layers for stack in layer]
     halves = [sum(matrix.half_bytes for matrix in stack) for stack in stacks]

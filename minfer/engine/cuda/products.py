@@ -42,8 +42,10 @@ class Products:
         if role == "logits":
             self._multiply_panels(out, operand, stack)
             return
-        if self._mmq is not None and self._mmq.multiply(out.matrix("f32"), operand, stack):
-            out.storage.mark("f32")
+        # gate and up are only read again by the activation; sums that are added to the residual stay f32.
+        form = "f16" if role == "gate_up" and self.route.activations == "f16" else "f32"
+        if self._mmq is not None and self._mmq.multiply(out.matrix(form), operand, stack):
+            out.storage.mark(form)
             return
         a = operand("f32" if self.route.keeps_f32 else "f16")
         weights = stack.half
@@ -55,8 +57,6 @@ class Products:
             self._hopper(a, weights, c)
             out.storage.mark("f16")
             return
-        # gate and up are only read again by the activation; sums that are added to the residual stay f32.
-        form = "f16" if role == "gate_up" and self.route.activations == "f16" else "f32"
         self._gemm(replace(config, out=form), a, weights, out.matrix(form))
         out.storage.mark(form)
 

@@ -69,8 +69,10 @@ class Route:
         if self.mmq is not None and self.mmq not in MMQ_ROUTES:
             raise InputError(f"mmq={self.mmq!r}: choose one of {', '.join(MMQ_ROUTES)}")
         if self.mmq is not None and (self.wgmma or self.activations != "f16"):
-            raise InputError("an MMQ route falls back to an mma.sync GEMM on f16 activations: leave wgmma "
-                             "off, convert fused and a_source f16")
+            raise InputError(
+                "an MMQ route falls back to an mma.sync GEMM on f16 activations: leave wgmma "
+                "off, convert fused and a_source f16"
+            )
         if self.wgmma and self.keeps_f32:
             raise InputError("the wgmma GEMM reads f16: take an mma.sync route for f32 activations")
         if self.wgmma and self.small is None:

@@ -1,9 +1,10 @@
 """A model on a device: the forward's operations as kernel launches.
 
 Activations go from kernel to kernel in the form that the next one reads (see `activations`): f16 between the
-GEMMs of a prefill, pad40 chunks before MMQ, q8 records before the decode kernels that read quantized blocks. What the forward states
-as separate operations is fused where a kernel does both: biases, head norms, RoPE and the KV store are one
-pass; a product that is added to the residual waits for the norm behind it, which adds it.
+GEMMs of a prefill, pad40 chunks before MMQ, q8 records before the decode kernels that read quantized blocks.
+What the forward states as separate operations is fused where a kernel does both: biases, head norms, RoPE and
+the KV store are one pass; a product that is added to the residual waits for the norm behind it, which adds
+it.
 """
 
 from __future__ import annotations
@@ -208,14 +209,11 @@ class CudaRuntime:
             return chunks
         if (source, form) != ("f32", "f16"):
             raise EngineError(
-                f"{x.storage.role} was made for another kernel ({source}) than the one that is left ({form}): "
-                "take the route f16"
+                f"{x.storage.role} is {source}, and the kernel that is left reads {form}: take the route f16"
             )
         config = ConvertConfig(vector=1 if self.route.convert == "scalar" else 8)
         operand = self._converted[: 2 * n * columns].view(np.float16).reshape(n, columns)
-        self._launch(
-            convert_f32_f16, config, config.grid(n * columns), x.matrix("f32"), operand, n * columns
-        )
+        self._launch(convert_f32_f16, config, config.grid(n * columns), x.matrix("f32"), operand, n * columns)
         return operand
 
     def _multiply_few(self, out: Activations, x: Activations, matrix: Stack, add: bool) -> None:
