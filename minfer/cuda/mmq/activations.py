@@ -30,29 +30,17 @@ class Activations:
     def threads_per_token(self) -> int:
         return self.config.threads // self.config.tokens_tile
 
-    @functools.cached_property
-    def at(self) -> DeviceFunction:
-        """(token, chunk) -> offset of a chunk in a stage."""
-        tokens, token_bytes = self.config.tokens_tile, self.config.token_bytes
-        if self.config.layout == "padded":
-
-            @device_function
-            def padded(token, chunk):
-                return token * token_bytes + chunk * CHUNK_BYTES
-
-            return padded
-
-        @device_function
-        def plain(token, chunk):
-            return (chunk * tokens + token) * token_bytes
-
-        return plain
+    @property
+    def chunk_step(self) -> int:
+        """Bytes from a token's chunk to its next one in a stage."""
+        return CHUNK_BYTES if self.config.layout == "padded" else self.config.tokens_tile * CHUNK_BYTES
 
     @functools.cached_property
     def copy(self) -> DeviceFunction:
         """(stage, matrix, first_token, nt, chunks, k_tile, thread): issue the copies of a k-tile. Tokens and
         chunks that do not exist become zero, scale included; their bytes are not read."""
-        unit, per_token, at = self.unit, self.threads_per_token, self.at
+        unit, per_token = self.unit, self.threads_per_token
+        token_bytes, chunk_step = self.config.token_bytes, self.chunk_step
         kd, whole = self.config.kd, self.config.k_quant
         row_units, units = kd * CHUNK_BYTES // unit, CHUNK_BYTES // unit
         rounds, exact = -(-row_units // per_token), row_units % per_token == 0
@@ -68,7 +56,7 @@ class Activations:
                 + uint64(part * unit)
             )
             inside = first_token + token < nt
-            row = uint32(stage + at(token, 0))
+            row = uint32(stage + uint32(token * token_bytes))
             for j in unroll(rounds):
                 u = part + j * per_token
                 if exact or u < row_units:
@@ -76,29 +64,29 @@ class Activations:
                     if not whole:
                         there = there and k_tile * kd + u // units < chunks
                     if contiguous:
-                        target = uint32(row + u * unit)
+                        target = row + uint32(part * unit) + uint32(j * per_token * unit)
                     else:
-                        target = uint32(stage + at(token, u // units) + u % units * unit)
+                        target = uint32(row + u // units * chunk_step + u % units * unit)
                     copy_unit(target, source + uint64(j * per_token * unit), uint32(unit if there else 0))
 
         return copy
 
     @functools.cached_property
     def load(self) -> DeviceFunction:
-        """(words, o, scales, s, stage, token, chunk, t): the A fragment of tokens `token`, `token` + 8 (a lane's
-        own: first row + lane // 4) into words[o ... o + 3], and what its rescaling needs into scales[s ... s + 5]:
+        """(words, o, scales, s, low, t): the A fragment of a chunk of two tokens, the one at the shared address
+        `low` (a lane's own: the warp's first + lane // 4) and the one 8 further on, into words[o ... o + 3], and what its rescaling needs into scales[s ... s + 5]:
         d of both tokens, -MAGIC * d (rescale="magic"), d * sum (minimum="fma")."""
-        at, eight, magic = self.at, 8, self.config.rescale == "magic"
+        eight, magic = 8 * self.config.token_bytes, self.config.rescale == "magic"
         sums = self.config.has_minimum and self.config.minimum == "fma"
 
         @device_function
-        def load(words, o, scales, s, stage, token, chunk, t):
-            low = uint32(stage + at(token, chunk))
-            high = uint32(stage + at(token + eight, chunk))
-            words[o] = ptx.ld_shared_u32(low + uint32(4 + 4 * t))
-            words[o + 1] = ptx.ld_shared_u32(high + uint32(4 + 4 * t))
-            words[o + 2] = ptx.ld_shared_u32(low + uint32(20 + 4 * t))
-            words[o + 3] = ptx.ld_shared_u32(high + uint32(20 + 4 * t))
+        def load(words, o, scales, s, low, t):
+            high = low + uint32(eight)
+            own = low + uint32(4 * t)
+            words[o] = ptx.ld_shared_u32(own + uint32(4))
+            words[o + 1] = ptx.ld_shared_u32(own + uint32(4 + eight))
+            words[o + 2] = ptx.ld_shared_u32(own + uint32(20))
+            words[o + 3] = ptx.ld_shared_u32(own + uint32(20 + eight))
             first = ptx.unpack_f16x2_lo(ptx.ld_shared_u32(low))
             second = ptx.unpack_f16x2_lo(ptx.ld_shared_u32(high))
             scales[s], scales[s + 1] = first, second
@@ -111,14 +99,14 @@ class Activations:
 
     @functools.cached_property
     def load_sums(self) -> DeviceFunction:
-        """(words, o, stage, token, chunk): d * sum of four chunks from `chunk` on as the A fragment of a tf32
-        product of depth 8: the upper part of each value, then what is left of it."""
-        at = self.at
+        """(words, o, low): d * sum of the chunk at `low` and of the same 8 tokens on, where lanes t = 0 ... 3 hold
+        four neighbouring chunks, as the A fragment of a tf32 product of depth 8: the upper part of each value,
+        then what is left of it."""
+        eight = 8 * self.config.token_bytes
 
         @device_function
-        def load_sums(words, o, stage, token, chunk, t):
-            low = uint32(stage + at(token, chunk + t))
-            high = uint32(stage + at(token + 8, chunk + t))
+        def load_sums(words, o, low):
+            high = low + uint32(eight)
             first = ptx.unpack_f16x2_lo(ptx.ld_shared_u32(low)) * _sum(low)
             second = ptx.unpack_f16x2_lo(ptx.ld_shared_u32(high)) * _sum(high)
             words[o], words[o + 2] = split_tf32(first)
@@ -135,6 +123,7 @@ def _sum(chunk):
 
 @device_function
 def split_tf32(value):
-    """(upper, lower) tf32 whose sum is the value to 21 bits."""
-    upper = ptx.cvt_rna_tf32_f32(value)
-    return upper, ptx.cvt_rna_tf32_f32(float32(value - ptx.bitcast_f32_u32(upper)))
+    """(upper, lower) as tf32 operands whose sum is the value to 21 bits: the tensor cores do not read the low
+    13 bits. (cvt.rna.tf32 is a sequence of instructions on sm_90.)"""
+    upper = ptx.bitcast_u32_f32(value) & uint32(0xFFFFE000)
+    return upper, ptx.bitcast_u32_f32(float32(value - ptx.bitcast_f32_u32(upper)))

@@ -133,12 +133,15 @@ def mmq(config: MmqConfig) -> Kernel:
     store = store_strided(m_fragments, pairs, "f16" if config.out == "f16" else "f32")
     commit, wait = ptx.cp_async_commit, ptx.cp_async_wait_group(stages - 2)
 
+    token_bytes, token_step, chunk_step = config.token_bytes, 16 * config.token_bytes, activations.chunk_step
+    spelled_out = config.layout == "padded"
+
     # In functions of their own the compiler's front end sees these once, not once a fragment.
 
     @device_function
     @unrolled
-    def multiply_column(acc, o, a, ao, b, bo, d, s, scales, column, out, token, row, chunk, chunks, nt, od):
-        """One 16 x 8 fragment of a chunk."""
+    def multiply_column(acc, o, a, ao, b, bo, d, s, scales, out, token, row, chunk, chunks, nt, od):
+        """One 16 x 8 fragment of a chunk; `scales` is the shared address of the lane's two rows' scales."""
         sums = cuda.local.array(8 if two else 4, int32)
         product(sums, a, ao, b, bo, int32(first_sum))
         if sums_out:
@@ -147,13 +150,13 @@ def mmq(config: MmqConfig) -> Kernel:
                 if chunk < chunks:
                     _store_sums(sums, 4 * half, out, token, row, index, count, nt, od)
         else:
-            w0, w1 = ptx.ld_shared_v2_f32(scales + uint32(column * 4))
+            w0, w1 = ptx.ld_shared_v2_f32(scales)
             rescale(acc, o, sums, 0, d, s, w0, w1)
             if two:
-                w0, w1 = ptx.ld_shared_v2_f32(scales + uint32(column * 4 + second_scale))
+                w0, w1 = ptx.ld_shared_v2_f32(scales + uint32(second_scale))
                 rescale(acc, o, sums, 4, d, s, w0, w1)
             if minimum_fma:
-                w0, w1 = ptx.ld_shared_v2_f32(scales + uint32(column * 4 + second_scale))
+                w0, w1 = ptx.ld_shared_v2_f32(scales + uint32(second_scale))
                 acc[o] = ptx.fma_rn_f32(w0, d[s + 4], acc[o])
                 acc[o + 1] = ptx.fma_rn_f32(w1, d[s + 4], acc[o + 1])
                 acc[o + 2] = ptx.fma_rn_f32(w0, d[s + 5], acc[o + 2])
@@ -162,30 +165,17 @@ def mmq(config: MmqConfig) -> Kernel:
     @device_function
     @unrolled
     def multiply_chunk(
-        acc,
-        a,
-        b,
-        d,
-        stage,
-        tile,
-        scales,
-        row_bytes,
-        first_row,
-        first_token,
-        token,
-        row,
-        k_tile,
-        i,
-        chunks,
-        out,
-        nt,
-        od,
-    ):
-        """Chunk i of a k-tile: the warp's fragments of 16 tokens times pairs of 8 rows."""
+        acc, a, b, d, tokens, tile, scales, row_bytes, first_row, od, token, row, k_tile, i, chunks, out, nt
+    ):  # fmt: skip
+        """Chunk i of a k-tile: the warp's fragments of 16 tokens times pairs of 8 rows. `tokens`, `scales`: the
+        shared addresses of the lane's first token and of its first rows' scales in the k-tile; `token`, `row`:
+        the lane's and the warp's first ones in the block."""
         lane = cuda.threadIdx.x & 31
         for m in unroll(m_fragments):
-            load_activations(a, 4 * m, d, 6 * m, stage, token + 16 * m + (lane >> 2), i, lane & 3)
-        line = uint32(scales + i * pitch)
+            load_activations(
+                a, 4 * m, d, 6 * m, tokens + uint32(i * chunk_step) + uint32(m * token_step), uint32(lane & 3)
+            )
+        line = scales + uint32(i * pitch)
         for j in unroll(pairs):
             if raw:
                 fragments(b, tile, row_bytes, first_row, od, row + 16 * j, k_tile, i, lane)
@@ -202,10 +192,9 @@ def mmq(config: MmqConfig) -> Kernel:
                         2 * n,
                         d,
                         6 * m,
-                        line,
-                        row + 16 * j + 8 * n + (lane & 3) * 2,
+                        line + uint32(64 * j + 32 * n),
                         out,
-                        first_token + token + 16 * m + (lane >> 2),
+                        token + 16 * m,
                         first_row + row + 16 * j + 8 * n + (lane & 3) * 2,
                         k_tile * kd + i,
                         chunks,
@@ -215,15 +204,14 @@ def mmq(config: MmqConfig) -> Kernel:
 
     @device_function
     @unrolled
-    def multiply_minima(acc, a, stage, scales, token, row, quarter):
-        """Minima of four chunks from 4 * quarter on times the activations' sums, on the tensor cores: depth 8 is
-        the sums' upper and lower parts beside the minima's upper parts, then beside their lower ones."""
-        lane = cuda.threadIdx.x & 31
+    def multiply_minima(acc, a, tokens, minima):
+        """Minima of four chunks times the activations' sums, on the tensor cores: depth 8 is the sums' upper and
+        lower parts beside the minima's upper parts, then beside their lower ones. `tokens`, `minima`: the
+        shared addresses of chunk lane % 4 of the lane's first token and row (lane // 4)."""
         for m in unroll(m_fragments):
-            load_sums(a, 4 * m, stage, token + 16 * m + (lane >> 2), 4 * quarter, lane & 3)
-        line = uint32(scales + second_scale + (4 * quarter + (lane & 3)) * pitch + (row + (lane >> 2)) * 4)
+            load_sums(a, 4 * m, tokens + uint32(m * token_step))
         for j in unroll(2 * pairs):
-            upper, lower = split_tf32(ptx.ld_shared_f32(line + uint32(32 * j)))
+            upper, lower = split_tf32(ptx.ld_shared_f32(minima + uint32(32 * j)))
             for m in unroll(m_fragments):
                 o = 8 * m * pairs + 4 * j
                 a0, a1, a2, a3 = a[4 * m], a[4 * m + 1], a[4 * m + 2], a[4 * m + 3]
@@ -232,6 +220,32 @@ def mmq(config: MmqConfig) -> Kernel:
                 )
                 c0, c1, c2, c3 = ptx.mma_m16n8k8_tf32(a0, a1, a2, a3, lower, uint32(0), c0, c1, c2, c3)
                 acc[o], acc[o + 1], acc[o + 2], acc[o + 3] = c0, c1, c2, c3
+
+    @device_function
+    @unrolled
+    def compute(
+        acc, a, b, d, words, tokens, tile, scales, next_tile, next_scales, w_matrix, row_bytes, first_row, od,
+        first_token, token, row, k_tile, i, chunks, out, nt, thread,
+    ):  # fmt: skip
+        """Chunk i of a k-tile; with expanded words also its share of the next k-tile's."""
+        if not raw:
+            for n in unroll(per_step):
+                if i * per_step + n < units:
+                    fetch(
+                        words, n * unit_registers, w_matrix, row_bytes, first_row, od, chunks, k_tile + 1,
+                        i * per_step + n, thread,
+                    )  # fmt: skip
+        multiply_chunk(
+            acc, a, b, d, tokens, tile, scales, row_bytes, first_row, od,
+            first_token + token + ((thread & 31) >> 2), row, k_tile, i, chunks, out, nt,
+        )  # fmt: skip
+        if not raw:
+            for n in unroll(per_step):
+                if i * per_step + n < units:
+                    deposit(
+                        words, n * unit_registers, next_tile, next_scales, chunks, k_tile + 1, i * per_step + n,
+                        thread,
+                    )  # fmt: skip
 
     @device_function
     def advance(offset):
@@ -249,7 +263,7 @@ def mmq(config: MmqConfig) -> Kernel:
             ptx.global_address(out),
         )
         thread = int32(cuda.threadIdx.x)
-        warp = thread >> 5
+        warp, lane = thread >> 5, thread & 31
         token, row = warp // warps_rows * warp_tokens, warp % warps_rows * warp_rows
         first_token, first_row = int32(cuda.blockIdx.x) * tokens_tile, int32(cuda.blockIdx.y) * rows_tile
         chunks = depth >> 5
@@ -280,6 +294,7 @@ def mmq(config: MmqConfig) -> Kernel:
                 fetch(words, 0, w_matrix, row_bytes, first_row, od, chunks, 0, unit, thread)
                 deposit(words, 0, uint32(ring + words_at), uint32(ring + ring_bytes), chunks, 0, unit, thread)
 
+        own_scales = uint32((row + (lane & 3) * 2) * 4)
         read, fill = uint32(0), uint32((stages - 1) * stage_bytes)
         for k_tile in range(k_tiles):
             k_tile = int32(k_tile)
@@ -310,58 +325,28 @@ def mmq(config: MmqConfig) -> Kernel:
             # Past the last k-tile the last one is decoded again: harmless, and no branch.
             if raw:
                 fetch(words, w_matrix, row_bytes, first_row, od, chunks, k_tile + 1, thread)
-            for i in range(kd):
-                if not raw:
-                    for n in unroll(per_step):
-                        if i * per_step + n < units:
-                            fetch(
-                                words,
-                                n * unit_registers,
-                                w_matrix,
-                                row_bytes,
-                                first_row,
-                                od,
-                                chunks,
-                                k_tile + 1,
-                                i * per_step + n,
-                                thread,
-                            )
-                multiply_chunk(
-                    acc,
-                    a,
-                    b,
-                    d,
-                    stage,
-                    tile,
-                    scales,
-                    row_bytes,
-                    first_row,
-                    first_token,
-                    token,
-                    row,
-                    k_tile,
-                    i,
-                    chunks,
-                    target,
-                    nt,
-                    od,
-                )
-                if not raw:
-                    for n in unroll(per_step):
-                        if i * per_step + n < units:
-                            deposit(
-                                words,
-                                n * unit_registers,
-                                next_tile,
-                                next_scales,
-                                chunks,
-                                k_tile + 1,
-                                i * per_step + n,
-                                thread,
-                            )
+            tokens = stage + uint32((token + (lane >> 2)) * token_bytes)
+            if spelled_out:
+                for i in unroll(kd):
+                    compute(
+                        acc, a, b, d, words, tokens, tile, scales + own_scales, next_tile, next_scales, w_matrix,
+                        row_bytes, first_row, od, first_token, token, row, k_tile, i, chunks, target, nt, thread,
+                    )  # fmt: skip
+            else:
+                for i in range(kd):
+                    compute(
+                        acc, a, b, d, words, tokens, tile, scales + own_scales, next_tile, next_scales, w_matrix,
+                        row_bytes, first_row, od, first_token, token, row, k_tile, i, chunks, target, nt, thread,
+                    )  # fmt: skip
             if minimum_tensor:
-                for quarter in range(kd // 4):
-                    multiply_minima(acc, a, stage, scales, token, row, quarter)
+                for quarter in unroll(kd // 4):
+                    multiply_minima(
+                        acc,
+                        a,
+                        tokens + uint32((4 * quarter + (lane & 3)) * chunk_step),
+                        scales
+                        + uint32(second_scale + (4 * quarter + (lane & 3)) * pitch + (row + (lane >> 2)) * 4),
+                    )
             if raw:
                 deposit(words, next_scales, chunks, k_tile + 1, thread)
             read, fill = advance(read), advance(fill)
