@@ -122,6 +122,7 @@ from minfer.cuda.ptx.memory import (
     st_shared_v4_f32,
     st_shared_v4_u32,
     stmatrix_x4,
+    stmatrix_x4_trans,
 )
 from minfer.cuda.ptx.mma import (
     mma_m16n8k8_tf32,
@@ -270,6 +271,7 @@ __all__ = [
     "st_shared_v4_f32",
     "st_shared_v4_u32",
     "stmatrix_x4",
+    "stmatrix_x4_trans",
     "syncwarp",
     "tensor_map_address",
     "tma_load_2d",
