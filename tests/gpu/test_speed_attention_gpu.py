@@ -1,8 +1,8 @@
 """Hopper's attention, step by step, beside cuDNN in the same process: device time in graphs, for the record.
 
-burst: one graph of about 2 ms after 20 ms of rest; sustained: 40 ms of replays after 40 ms of the same, at the
-clock that the card's power then allows. Interleaved in random order, medians; outputs are compared before
-and after.
+burst: one graph of about 2 ms after 20 ms of rest; sustained: 40 ms of replays after 40 ms of the same, at
+the clock that the card's power then allows. Interleaved in random order, medians; the outputs are what the
+last timed launch left.
 """
 
 from __future__ import annotations
