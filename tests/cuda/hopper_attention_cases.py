@@ -101,7 +101,7 @@ class HopperCase:
         np.testing.assert_array_equal(*(x.view(np.uint16) for x in results), err_msg=str(self))
 
     def _launch(self, launch, maps, q, k, sms, place, options) -> None:
-        table = self.config.table(self.nt, self.offset, self.kv_end, sms)
         lengths = self.nt, self.offset, self.kv_end
-        kernel = attention_hopper(self.config)
-        launch(kernel, (table.shape[1], 1, 1), *maps, place(table), q, k, *lengths, self.scale, **options)
+        order = place(self.config.successors(*lengths, sms))
+        grid = self.config.grid(self.nt, sms)
+        launch(attention_hopper(self.config), grid, *maps, order, q, k, *lengths, self.scale, **options)

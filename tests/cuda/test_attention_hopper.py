@@ -1,6 +1,5 @@
 """Hopper's attention without a GPU: config arithmetic, the table of tiles, the assembled kernel."""
 
-import numpy as np
 import pytest
 
 from minfer.cuda.attention import HopperAttentionConfig, attention_hopper, hopper_steps
@@ -11,11 +10,17 @@ from minfer.cuda.runtime import compile_kernel
 SEVEN_B = HopperAttentionConfig(28, 4)
 
 
-def entries(table: np.ndarray) -> list[list[tuple[int, int]]]:
-    """(query block, head) of every block of the launch, in order."""
-    lists = [[divmod(int(e), 256) for e in column[: list(column).index(-1)]] for column in table.T]
-    assert all((column[len(found) :] == -1).all() for column, found in zip(table.T, lists, strict=True))
-    return lists
+def lists(config: HopperAttentionConfig, nt: int, q_offset: int, kv_end: int) -> list[list[tuple[int, int]]]:
+    """(query block, head) of every block of a launch, in order."""
+    order, blocks = config.successors(nt, q_offset, kv_end, 132), -(-nt // 128)
+    found = []
+    for block in range(config.grid(nt, 132)[0]):
+        tile, mine = block, []
+        while tile >= 0:
+            mine.append((blocks - 1 - tile // config.heads, tile % config.heads))
+            tile = int(order[tile])
+        found.append(mine)
+    return found
 
 
 def test_shared_memory():
@@ -27,24 +32,23 @@ def test_shared_memory():
 
 @pytest.mark.parametrize("schedule", ["strided", "lpt"])
 @pytest.mark.parametrize(("nt", "q_offset"), [(1, 0), (129, 0), (2048, 0), (300, 1000)])
-def test_the_table_has_every_tile_once(schedule, nt, q_offset):
+def test_every_tile_comes_once(schedule, nt, q_offset):
     config = HopperAttentionConfig(28, 4, schedule=schedule)
-    table = config.table(nt, q_offset, q_offset + nt, 132)
-    lists = entries(table)
+    found = lists(config, nt, q_offset, q_offset + nt)
     blocks = -(-nt // 128)
-    assert table.shape[1] == min(132, 28 * blocks)
-    assert sorted(tile for found in lists for tile in found) == [
+    assert len(found) == min(132, 28 * blocks)
+    assert sorted(tile for mine in found for tile in mine) == [
         (row, head) for row in range(blocks) for head in range(28)
     ]
-    # what the kernel finds by arithmetic: block b begins with the b-th longest tile
-    assert [found[0] for found in lists] == [(blocks - 1 - b // 28, b % 28) for b in range(table.shape[1])]
 
 
 def test_lpt_spreads_the_work_better():
     def longest(schedule):
         config = HopperAttentionConfig(28, 4, schedule=schedule)
-        lists = entries(config.table(2048, 0, 2048, 132))
-        return max(sum(config.kv_tiles(row, 0, 2048) + TILE_OVERHEAD for row, _ in found) for found in lists)
+        return max(
+            sum(config.kv_tiles(row, 0, 2048) + TILE_OVERHEAD for row, _ in mine)
+            for mine in lists(config, 2048, 0, 2048)
+        )
 
     mean = 28 * sum(range(1, 17)) / 132 + 28 * 16 * TILE_OVERHEAD / 132
     assert longest("lpt") < 1.05 * mean < longest("strided")
@@ -63,7 +67,6 @@ def test_kv_tiles():
     [
         ({"head_dim": 96}, "head_dim=96"),
         ({"kv_heads": 3}, "28 heads on 3 kv heads"),
-        ({"heads": 512}, "512 heads"),
         ({"softmax": "none"}, "softmax='none'"),
         ({"schedule": "random"}, "schedule='random'"),
         ({"rescue_above": 65504.0}, "rescue_above=65504.0"),
@@ -77,7 +80,7 @@ def test_configs_that_cannot_run_are_refused(arguments, message):
 @pytest.mark.parametrize("lengths", [(0, 0, 1), (1, 0, 0), (1, -1, 1)])
 def test_lengths_that_make_no_sense_are_refused(lengths):
     with pytest.raises(ConfigRefused, match="lengths start at 1"):
-        SEVEN_B.table(*lengths, 132)
+        SEVEN_B.successors(*lengths, 132)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,10 @@ class Operands:
         out = self.torch.full_like(self.q, float("nan"))
         arrays = {"q": self.q, "k": self.k, "v": self.v, "out": out}
         maps = [runtime.tensor_map(x, *config.boxes[name]) for name, x in arrays.items()]
-        table = runtime.to_device(config.table(self.nt, 0, self.nt, runtime.device().sms).copy())
+        sms = runtime.device().sms
+        order = runtime.to_device(config.successors(self.nt, 0, self.nt, sms))
         bound = runtime.load(attention_hopper(config)).prepare(
-            (table.shape[1], 1, 1), *maps, table, self.q, self.k, self.nt, 0, self.nt, SCALE
+            config.grid(self.nt, sms), *maps, order, self.q, self.k, self.nt, 0, self.nt, SCALE
         )
 
         def launch():

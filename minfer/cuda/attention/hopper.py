@@ -1,8 +1,8 @@
 """Causal GQA prefill attention on Hopper: wgmma, TMA, persistent warp-specialised blocks.
 
 Warpgroup 0 of a block loads by TMA (one thread), warpgroups 1 and 2 own 64 query rows each of a tile of 128
-rows of one head. One block a multiprocessor takes tile after tile from a table that the host made
-(`HopperAttentionConfig.table`). In flight together in a warpgroup, in every step down the KV tiles:
+rows of one head. One block a multiprocessor takes tile after tile in an order that the host made
+(`HopperAttentionConfig.successors`). In flight together in a warpgroup, in every step down the KV tiles:
 
     S' = Q K'^T of the next KV tile  |  O += P V of this one  |  exponentials of S' as soon as it is there
 
@@ -51,17 +51,10 @@ def first_row(block, q_offset, kv_end):
 
 
 @device_function
-def first_entry(nt, heads):
-    """The block's first entry of the table, by arithmetic: no load to wait for."""
-    block = int32(cuda.blockIdx.x)
-    row = int32(block // heads)
-    return int32(((int32((nt + (TILE - 1)) >> 7) - 1 - row) << 8) | (block - row * heads))
-
-
-@device_function
-def next_entry(table, turn):
-    """The block's entry of a later turn; -1: none."""
-    return table[int32(turn * int32(cuda.gridDim.x) + int32(cuda.blockIdx.x))]
+def block_and_head(tile, nt, heads):
+    """(query block, head) of a tile: from the last query block, head by head."""
+    row = int32(uint32(tile) // uint32(heads))
+    return int32(int32((nt + (TILE - 1)) >> 7) - 1 - row), int32(tile - row * heads)
 
 
 def _producer(config: HopperAttentionConfig):
@@ -87,13 +80,12 @@ def _producer(config: HopperAttentionConfig):
         load(uint32(start + stage * tile_bytes), tensor_map, full, full + 8 * STAGES, parity, column, row)
 
     @device_function
-    def produce(q_map, k_map, v_map, table, base, bars, nt, q_offset, kv_end):
+    def produce(q_map, k_map, v_map, successors, base, bars, nt, q_offset, kv_end):
         k_stage, k_parity, v_stage, v_parity = uint32(0), uint32(1), uint32(0), uint32(1)
         q_parity = uint32(1)
-        turn = int32(0)
-        entry = first_entry(nt, heads)
-        while entry >= 0:
-            block, head = int32(entry >> 8), int32(entry & 255)
+        tile = int32(cuda.blockIdx.x)
+        while tile >= 0:
+            block, head = block_and_head(tile, nt, heads)
             row = first_row(block, q_offset, kv_end)
             column = int32((head // group) * head_dim)
             load_staged(base + k_start, bars + k_bars, k_map, k_stage, k_parity, column, row)
@@ -108,8 +100,7 @@ def _producer(config: HopperAttentionConfig):
                 load_staged(base + v_start, bars + v_bars, v_map, v_stage, v_parity, column, row)
                 v_stage, v_parity = advance(v_stage, v_parity)
                 row = int32(row - TILE)
-            turn = int32(turn + 1)
-            entry = next_entry(table, turn)
+            tile = successors[tile]
 
     return produce
 
@@ -146,7 +137,7 @@ def _consumer(config: HopperAttentionConfig):
             weights[i] = ptx.pack_f16x2(scores[2 * i], scores[2 * i + 1])
 
     @device_function
-    def consume(out_map, table, q, k_cache, base, bars, nt, q_offset, kv_end, c, consumer, thread):
+    def consume(out_map, successors, q, k_cache, base, bars, nt, q_offset, kv_end, c, consumer, thread):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         scores = cuda.local.array(REGISTERS, float32)
         sums = cuda.local.array(sum_count, float32)
@@ -160,12 +151,10 @@ def _consumer(config: HopperAttentionConfig):
         k_empty, v_empty = k_full + 8 * STAGES, v_full + 8 * STAGES
         k_stage, k_parity, v_stage, v_parity = uint32(0), uint32(0), uint32(0), uint32(0)
         q_parity = uint32(0)
-        turn = int32(0)
-        entry = ptx.uniform(first_entry(nt, heads))
-        while entry >= 0:
-            block, head = int32(entry >> 8), int32(entry & 255)
-            turn = int32(turn + 1)
-            upcoming = next_entry(table, turn)  # its latency passes under the tile
+        tile = ptx.uniform(int32(cuda.blockIdx.x))
+        while tile >= 0:
+            block, head = block_and_head(tile, nt, heads)
+            upcoming = successors[tile]  # its latency passes under this tile
             first = first_row(block, q_offset, kv_end)
             # The diagonal KV tile: every row sees its own key, or the last one stored.
             ptx.mbarrier_wait(bars, q_parity)
@@ -231,7 +220,7 @@ def _consumer(config: HopperAttentionConfig):
                 sums, out_map, buffer, int32(block * TILE + consumer * 64 + warp * 16), head * head_dim, lane
             )
             q_parity = uint32(q_parity ^ 1)
-            entry = ptx.uniform(upcoming)
+            tile = ptx.uniform(upcoming)
         if lane == 0:
             wait_stores()
 
@@ -242,12 +231,12 @@ def attention_hopper(config: HopperAttentionConfig) -> Kernel:
     """out[t, h] = softmax(scale * q[t, h] K^T) V over the cache rows that query t sees.
 
     Arguments: tensor maps (`config.boxes`, 128-byte swizzle) of q f16 [nt, heads * head_dim], of the K and V
-    caches f16 [capacity, kv_heads * head_dim] and of out f16 [nt, heads * head_dim]; table int32, what
-    `config.table` returns for these lengths and this grid; q and k_cache themselves (read only where scores
-    overflow f32 weights, see `HopperAttentionConfig.softmax`); nt int32, q_offset int32 (position of query
+    caches f16 [capacity, kv_heads * head_dim] and of out f16 [nt, heads * head_dim]; successors int32, what
+    `config.successors` returns for these lengths and this grid; q and k_cache themselves (read only where
+    weights overflow f32, see `HopperAttentionConfig.softmax`); nt int32, q_offset int32 (position of query
     0), kv_end int32 (cache rows stored; at least 1), scale float32 (above 0, usually 1 / sqrt(head_dim)).
-    Query t sees rows 0 .. min(q_offset + t, kv_end - 1). The grid is (the table's columns, 1, 1). Every
-    element of out is written; cache rows from kv_end on are not read."""
+    Query t sees rows 0 .. min(q_offset + t, kv_end - 1). The grid is `config.grid`. Every element of out is
+    written; cache rows from kv_end on are not read."""
     produce, consume = _producer(config), _consumer(config)
     bars_start = config.starts["barriers"]
     k_bars = config.query_ring.size_bytes
@@ -255,7 +244,7 @@ def attention_hopper(config: HopperAttentionConfig) -> Kernel:
     initialise_q, initialise_kv = config.query_ring.initialise, config.kv_ring.initialise
     fewer, more = ptx.setmaxnreg("dec", PRODUCER_REGISTERS), ptx.setmaxnreg("inc", CONSUMER_REGISTERS)
 
-    def kernel(q_map, k_map, v_map, out_map, table, q, k_cache, nt, q_offset, kv_end, scale):
+    def kernel(q_map, k_map, v_map, out_map, successors, q, k_cache, nt, q_offset, kv_end, scale):
         start = ptx.shared_address(cuda.shared.array(0, uint8))
         base = uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
         bars = uint32(base + bars_start)
@@ -275,12 +264,12 @@ def attention_hopper(config: HopperAttentionConfig) -> Kernel:
         if warpgroup == 0:
             fewer()
             if thread == 0:
-                produce(queries, keys, values, table, base, bars, nt, q_offset, kv_end)
+                produce(queries, keys, values, successors, base, bars, nt, q_offset, kv_end)
         else:
             more()
             consumer, within = int32(warpgroup - 1), int32(thread & 127)
             c = float32(scale * float32(LOG2_E))
-            consume(out, table, q, k_cache, base, bars, nt, q_offset, kv_end, c, consumer, within)
+            consume(out, successors, q, k_cache, base, bars, nt, q_offset, kv_end, c, consumer, within)
 
     def signature():
         tensor_map, half = types.CPointer(types.uint8), types.CPointer(types.float16)
@@ -297,7 +286,7 @@ def attention_hopper(config: HopperAttentionConfig) -> Kernel:
         arguments=(
             *(Argument(f"{name}_map", "tensor_map", "float16") for name in "qkv"),
             Argument("out_map", "tensor_map", "float16", stored=True),
-            Argument("table", "in", "int32"),
+            Argument("successors", "in", "int32"),
             Argument("q", "in", "float16"),
             Argument("k_cache", "in", "float16"),
             *(Argument(name, "scalar", "int32") for name in ("nt", "q_offset", "kv_end")),

@@ -28,7 +28,6 @@ STAGES = 2  # KV tiles in flight, of K and of V each
 SOFTMAX = ("running", "lazy", "diagonal")
 SCHEDULES = ("strided", "lpt")
 LAZY_BITS = 8.0  # binary digits by which a row's maximum may outgrow its reference ("lazy")
-MOST_HEADS = 256
 # What a tile costs beside its KV tiles, in KV tiles (H200).
 TILE_OVERHEAD = 1.2
 
@@ -80,10 +79,6 @@ class HopperAttentionConfig:
         if self.kv_heads < 1 or self.heads < 1 or self.heads % self.kv_heads:
             raise ConfigRefused(
                 f"attention_hopper: {self.heads} heads on {self.kv_heads} kv heads; take a multiple"
-            )
-        if self.heads > MOST_HEADS:
-            raise ConfigRefused(
-                f"attention_hopper: {self.heads} heads; the table of tiles has room for {MOST_HEADS}"
             )
         if not 0 < self.rescue_above <= 32768:
             raise ConfigRefused(
@@ -146,12 +141,19 @@ class HopperAttentionConfig:
         """KV tiles that the queries from row 128 `block` on take."""
         return -(-(min(q_offset + TILE * block, kv_end - TILE) + TILE) // TILE)
 
-    def table(self, nt: int, q_offset: int, kv_end: int, multiprocessors: int) -> np.ndarray:
-        """The tiles of each block of a launch: int32 (turns, blocks), the grid is (blocks, 1, 1).
+    def grid(self, nt: int, multiprocessors: int) -> tuple[int, int, int]:
+        """Blocks of a persistent launch: one a multiprocessor, at most one a tile."""
+        return min(multiprocessors, self.tiles(nt)), 1, 1
 
-        An entry is (query block) * 256 + head, -1 ends a block's list. Block b begins with the b-th longest
-        tile: query blocks from the last one, head by head. Read-only and kept: launches of the same lengths
-        share it.
+    def tiles(self, nt: int) -> int:
+        """Tiles of a launch: 128 queries of a head."""
+        return self.heads * -(-nt // TILE)
+
+    def successors(self, nt: int, q_offset: int, kv_end: int, multiprocessors: int) -> np.ndarray:
+        """Which tile a block takes after each tile, -1: none. int32 (tiles,), for a launch on `grid`.
+
+        Tiles count from the longest: query blocks from the last one, head by head. Block b begins with tile
+        b. Read-only and kept: launches of the same lengths share it.
 
         Raises ConfigRefused for lengths below 1 or a negative offset."""
         if min(nt, kv_end) < 1 or q_offset < 0:
@@ -159,27 +161,23 @@ class HopperAttentionConfig:
                 f"attention_hopper: {nt} queries from position {q_offset} over {kv_end} cache rows; lengths "
                 "start at 1, positions at 0"
             )
-        costs = tuple(self.kv_tiles(block, q_offset, kv_end) for block in range(-(-nt // TILE)))
-        return _table(costs, self.heads, self.schedule, multiprocessors)
+        costs = tuple(self.kv_tiles(block, q_offset, kv_end) for block in reversed(range(-(-nt // TILE))))
+        return _successors(costs, self.heads, self.schedule, self.grid(nt, multiprocessors)[0])
 
 
 @functools.lru_cache(maxsize=64)
-def _table(costs: tuple[int, ...], heads: int, schedule: str, multiprocessors: int) -> np.ndarray:
+def _successors(costs: tuple[int, ...], heads: int, schedule: str, blocks: int) -> np.ndarray:
     import numpy as np
 
-    blocks = min(multiprocessors, len(costs) * heads)
-    lists: list[list[int]] = [[] for _ in range(blocks)]
-    # The least loaded block first; with the strided schedule every tile counts the same.
-    queue = [(0.0, block) for block in range(blocks)]
-    for row in reversed(range(len(costs))):
-        for head in range(heads):
-            load, block = heapq.heappop(queue)
-            lists[block].append(row << 8 | head)
-            cost = costs[row] + TILE_OVERHEAD if schedule == "lpt" else 1.0
-            heapq.heappush(queue, (load + cost, block))
-    table = np.full((max(map(len, lists)) + 1, blocks), -1, np.int32)
-    for block, entries in enumerate(lists):
-        table[: len(entries), block] = entries
+    table = np.full(len(costs) * heads, -1, np.int32)
+    # (load, block, its last tile), the least loaded first; strided: every tile counts the same.
+    queue = [(0.0, block, -1) for block in range(blocks)]
+    for tile in range(len(table)):
+        load, block, last = queue[0]
+        if last >= 0:
+            table[last] = tile
+        cost = costs[tile // heads] + TILE_OVERHEAD if schedule == "lpt" else 1.0
+        heapq.heapreplace(queue, (load + cost, block, tile))
     table.flags.writeable = False
     return table
 
