@@ -5,6 +5,8 @@
                 add more than 65504 to the residual stream needs f16, which keeps those sums in f32
     auto        f16-wgmma on sm_90, else f16
 
+f16-wgmma takes Hopper's attention too, where a chunk of the prompt stays f16 from product to product.
+
 The switches of the campaign's seeds select its own f16 kernels on the route f16: MINFER_GEMM_TM (64, 128 or
 256: the tile's outputs), MINFER_GEMM_K64 (1: k-steps of 64), MINFER_GEMM_AF32 (1: activations stay f32 and
 are converted in shared memory).
@@ -41,6 +43,7 @@ class Route:
         wide: the config where its tiles fill whole waves, None: `gemm` too.
         small: the config for up to SMALL_TOKENS tokens, None: `gemm` too.
         attention: a step of `minfer.cuda.attention.seed_steps`.
+        hopper_attention: Hopper's own attention instead, where the GEMM behind it reads f16.
         convert: how activations become f16: "fused" into the kernel that makes them, or by a pass over f32,
             8 elements a thread ("vector") or one ("scalar").
     """
@@ -51,6 +54,7 @@ class Route:
     wide: GemmConfig | None = None
     small: GemmConfig | None = SMALL_TILE
     attention: str = "FAP2, TKV=64"
+    hopper_attention: bool = False
     convert: str = "fused"
 
     def __post_init__(self) -> None:
@@ -77,7 +81,8 @@ class Route:
         """Its choices, as records keep them."""
         gemm = "wgmma, tile by shape" if self.wgmma else str(self.gemm)
         gemm += f" or {self.wide}" if self.wide is not None and not self.wgmma else ""
-        return {"route": self.name, "gemm": gemm, "attention": self.attention, "convert": self.convert}
+        attention = "wgmma, no running maximum" if self.hopper_attention else self.attention
+        return {"route": self.name, "gemm": gemm, "attention": attention, "convert": self.convert}
 
     def config(self, tokens: int, outputs: int, sms: int) -> GemmConfig | None:
         """The mma.sync config for a product of so many tokens and outputs, None for Hopper's GEMM."""
@@ -115,7 +120,7 @@ def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     wide = WIDE_TILE if arch in WIDE_ARCHITECTURES else None
     if name == "f16" or not hopper:
         return Route("f16", wide=wide)
-    return Route("f16-wgmma", wgmma=True, wide=wide)
+    return Route("f16-wgmma", wgmma=True, wide=wide, hopper_attention=True)
 
 
 def _seed_route(switched: Mapping[str, str]) -> Route:
