@@ -1,4 +1,4 @@
-"""The record of a wall decomposition: every launch of a prefill or decode step, charged to a class of work."""
+"""The record of a wall decomposition: every launch of a prefill or decode, charged to a class of work."""
 
 from __future__ import annotations
 
