@@ -37,8 +37,8 @@ class Activations:
 
     @functools.cached_property
     def start(self) -> DeviceFunction:
-        """(matrix, first_token, nt, chunks, thread): the address of a thread's first unit (u64), which moves on
-        by `step_bytes` a k-tile, and whether its token exists."""
+        """(matrix, first_token, nt, chunks, thread): the address of a thread's first unit (u64), which moves
+        on by `step_bytes` a k-tile, and whether its token exists."""
         unit, per_token = self.unit, self.threads_per_token
 
         @device_function
@@ -56,8 +56,8 @@ class Activations:
 
     @functools.cached_property
     def copy(self) -> DeviceFunction:
-        """(stage, source, inside, chunks_left, thread): issue the copies of a k-tile. Tokens and chunks that do
-        not exist become zero, scale included; their bytes are not read."""
+        """(stage, source, inside, chunks_left, thread): issue the copies of a k-tile. Tokens and chunks that
+        do not exist become zero, scale included; their bytes are not read."""
         unit, per_token = self.unit, self.threads_per_token
         token_bytes, chunk_step = self.config.token_bytes, self.chunk_step
         row_units, units, whole = self.step_bytes // unit, CHUNK_BYTES // unit, self.config.k_quant
@@ -86,10 +86,10 @@ class Activations:
 
     @functools.cached_property
     def load(self) -> DeviceFunction:
-        """(words, o, scales, s, low, t): a chunk of two tokens, the one at the shared address `low` (a lane's own:
-        the warp's first + lane // 4) and the one 8 further on. The A fragment into words[o ... o + 3]; what its
-        rescaling needs into scales[s ... s + 5]: d of both tokens, -MAGIC * d (rescale="magic"), d * sum
-        (minimum="fma")."""
+        """(words, o, scales, s, low, t): a chunk of two tokens, the one at the shared address `low` (a lane's
+        own: the warp's first + lane // 4) and the one 8 further on. The A fragment into words[o ... o + 3];
+        what its rescaling needs into scales[s ... s + 5]: d of both tokens, -MAGIC * d (rescale="magic"), d *
+        sum (minimum="fma")."""
         eight, magic = 8 * self.config.token_bytes, self.config.rescale == "magic"
         sums = self.config.has_minimum and self.config.minimum == "fma"
 
@@ -113,9 +113,9 @@ class Activations:
 
     @functools.cached_property
     def load_sums(self) -> DeviceFunction:
-        """(words, o, low): d * sum of the chunk at `low` and of the same 8 tokens on, where lanes t = 0 ... 3 hold
-        four neighbouring chunks, as the A fragment of a tf32 product of depth 8: the upper part of each value,
-        then what is left of it."""
+        """(words, o, low): d * sum of the chunk at `low` and of the same 8 tokens on, where lanes t = 0 ... 3
+        hold four neighbouring chunks, as the A fragment of a tf32 product of depth 8: the upper part of each
+        value, then what is left of it."""
         eight = 8 * self.config.token_bytes
 
         @device_function

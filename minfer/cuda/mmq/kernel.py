@@ -25,8 +25,8 @@ from minfer.cuda.tile.epilogue import store_accumulators
 
 
 def _product(config: MmqConfig) -> DeviceFunction:
-    """(sums, a, ao, b, bo, first): sums[0 ... 3] of one 16 x 8 product of a chunk, started from `first`; Q6_K's
-    of its two halves: sums[0 ... 3], sums[4 ... 7]."""
+    """(sums, a, ao, b, bo, first): sums[0 ... 3] of one 16 x 8 product of a chunk, started from `first`;
+    Q6_K's of its two halves: sums[0 ... 3], sums[4 ... 7]."""
     if config.two_scales:
 
         @device_function
@@ -53,8 +53,8 @@ def _product(config: MmqConfig) -> DeviceFunction:
 
 def _rescale(config: MmqConfig) -> DeviceFunction:
     """(acc, o, sums, so, d, s, w0, w1): acc[o ... o + 3] += w * (d * sum), d of the two tokens, w of the two
-    rows. "magic": d[s + 2], d[s + 3] hold -MAGIC * d, and fma(bits, d, -MAGIC d) is d * sum rounded once, since
-    MAGIC * d is exact (d has 11 bits): the same number as "convert"'s."""
+    rows. "magic": d[s + 2], d[s + 3] hold -MAGIC * d, and fma(bits, d, -MAGIC d) is d * sum rounded once,
+    since MAGIC * d is exact (d has 11 bits): the same number as "convert"'s."""
     magic = config.rescale == "magic"
 
     @device_function
@@ -90,9 +90,9 @@ def _store_sums(sums, so, out, token, row, index, count, nt, od):
 def mmq(config: MmqConfig) -> Kernel:
     """C = X W^T from blocks: (weights, activations, out, nt, od, id).
 
-    weights uint8 [od, row bytes], GGML blocks, 16-byte aligned; activations uint8 [nt, id / 32, 40] (pad40: f16
-    d at byte 0, 32 int8 at byte 4, their int32 sum at byte 36, bytes 2 and 3 zero), exactly so large; out f32
-    [nt, od], every element written; nt, od, id int32, as `config.check` asks. Integer sums of a chunk are
+    weights uint8 [od, row bytes], GGML blocks, 16-byte aligned; activations uint8 [nt, id / 32, 40] (pad40:
+    f16 d at byte 0, 32 int8 at byte 4, their int32 sum at byte 36, bytes 2 and 3 zero), exactly so large; out
+    f32 [nt, od], every element written; nt, od, id int32, as `config.check` asks. Integer sums of a chunk are
     exact; chunks add up in f32, in their order: all configs of a weight type give the same bits, but for the
     minima of minimum="tensor". out="sums": out int32 of `config.sums_shape`, the integer sums."""
     tokens_tile, rows_tile, kd, stages = config.tokens_tile, config.rows_tile, config.kd, config.stages
@@ -199,8 +199,8 @@ def mmq(config: MmqConfig) -> Kernel:
     @device_function
     @unrolled
     def multiply_minima(acc, a, tokens, minima):
-        """Minima of four chunks times the activations' sums, on the tensor cores: depth 8 is the sums' upper and
-        lower parts beside the minima's upper parts, then beside their lower ones. `tokens`, `minima`: the
+        """Minima of four chunks times the activations' sums, on the tensor cores: depth 8 is the sums' upper
+        and lower parts beside the minima's upper parts, then beside their lower ones. `tokens`, `minima`: the
         shared addresses of chunk lane % 4 of the lane's first token and row (lane // 4)."""
         for m in unroll(m_fragments):
             load_sums(a, 4 * m, tokens + uint32(m * token_step))
@@ -304,8 +304,8 @@ def mmq(config: MmqConfig) -> Kernel:
                             unit = int32(i * per_step + u)
                             if unit < units:
                                 fetch(
-                                    words, u * unit_registers, w_source, row_bytes, rows_left, chunks, following,
-                                    unit, thread,
+                                    words, u * unit_registers, w_source, row_bytes, rows_left, chunks,
+                                    following, unit, thread,
                                 )  # fmt: skip
                     multiply_chunk(
                         acc, a, b, d, tokens, tile, scales + scale_offset, row_bytes, first_token + own_token,
@@ -316,8 +316,8 @@ def mmq(config: MmqConfig) -> Kernel:
                             unit = int32(i * per_step + u)
                             if unit < units:
                                 deposit(
-                                    words, u * unit_registers, next_tile, next_scales, chunks, following, unit,
-                                    thread,
+                                    words, u * unit_registers, next_tile, next_scales, chunks, following,
+                                    unit, thread,
                                 )  # fmt: skip
             if raw and minimum_tensor:
                 # The minima's products hide the loads; before the chunks they would cost registers there.

@@ -31,8 +31,9 @@ def _word(address):
     return ptx.shf_r_wrap(ptx.ld_shared_u32(base), ptx.ld_shared_u32(base + odd * uint32(2)), odd * uint32(8))
 
 
-# ---- unpackers: (block, sub, t) -> (weights 4t ... 4t + 3, weights 16 + 4t ... 16 + 4t + 3) of chunk `sub` of
-# the block at a shared address, as signed bytes. Bytewise (q + 128 - z) ^ 128 = q - z, and nothing carries.
+# ---- unpackers: (block, sub, t) -> (weights 4t ... 4t + 3, weights 16 + 4t ... 16 + 4t + 3) of chunk `sub`
+# of the block at a shared address, as signed bytes. Bytewise (q + 128 - z) ^ 128 = q - z, and nothing
+# carries.
 
 
 @device_function
@@ -161,8 +162,8 @@ class RawWeights:
 
     @functools.cached_property
     def start(self) -> DeviceFunction:
-        """(matrix, row_bytes, first_row, od, thread): the address of a thread's row (u64), the last one past the
-        matrix."""
+        """(matrix, row_bytes, first_row, od, thread): the address of a thread's row (u64), the last one past
+        the matrix."""
         per_row = self.config.threads // self.config.rows_tile
 
         @device_function
@@ -174,8 +175,8 @@ class RawWeights:
 
     @functools.cached_property
     def copy(self) -> DeviceFunction:
-        """(stage, row_source, end, k_tile, thread): issue the copies of a k-tile; nothing past the address `end`
-        is read."""
+        """(stage, row_source, end, k_tile, thread): issue the copies of a k-tile; nothing past the address
+        `end` is read."""
         config = self.config
         row_bytes_staged = config.raw_row_bytes
         per_row, units, aligned, halved = (
@@ -221,7 +222,8 @@ class RawWeights:
 
     @functools.cached_property
     def own(self) -> DeviceFunction:
-        """(row, lane): offset in a stage of what a lane reads for the warp's first row (`row` in the tile)."""
+        """(row, lane): offset in a stage of what a lane reads for the warp's first row (`row` in the
+        tile)."""
         staged, by_ldmatrix = self.config.raw_row_bytes, self.by_ldmatrix
 
         @device_function
@@ -239,9 +241,10 @@ class RawWeights:
 
     @functools.cached_property
     def fragments(self) -> DeviceFunction:
-        """(words, stage, j, k_tile, i, lane, matrix_row, od, row_bytes): the B fragments of chunk i of the warp's j-th 16 rows:
-        words[0], words[1] of the first 8, words[2], words[3] of the others. `stage` includes `own`; blocks that
-        are not whole 16 bytes lie where the matrix's row (`matrix_row`: the lane's first) puts them."""
+        """(words, stage, j, k_tile, i, lane, matrix_row, od, row_bytes): the B fragments of chunk i of the
+        warp's j-th 16 rows: words[0], words[1] of the first 8, words[2], words[3] of the others. `stage`
+        includes `own`; blocks that are not whole 16 bytes lie where the matrix's row (`matrix_row`: the
+        lane's first) puts them."""
         if self.by_ldmatrix:
             return self._fragments_by_ldmatrix
         config = self.config

@@ -16,8 +16,8 @@ from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.mmq.config import MmqConfig
 
-# ---- formats: fetch(words, row, chunk, chunks) and decode(words, i, chunk) -> (scale, minimum or second scale)
-# of the i-th chunk
+# ---- formats: fetch(words, row, chunk, chunks) and decode(words, i, chunk) -> (scale, minimum or second
+# scale) of the i-th chunk
 
 
 def _k_quant(per_thread: int):
@@ -134,8 +134,8 @@ class Scales:
 
     @functools.cached_property
     def start(self) -> DeviceFunction:
-        """(matrix, row_bytes, first_row, od, thread): the address of a thread's row (u64); rows past the matrix
-        repeat its last one."""
+        """(matrix, row_bytes, first_row, od, thread): the address of a thread's row (u64); rows past the
+        matrix repeat its last one."""
         rows = self.config.rows_tile
 
         @device_function
@@ -147,8 +147,8 @@ class Scales:
 
     @functools.cached_property
     def fetch(self) -> DeviceFunction:
-        """(words, row, chunks, k_tile, thread): load what a k-tile's scales are made of. Past the row the last
-        ones repeat."""
+        """(words, row, chunks, k_tile, thread): load what a k-tile's scales are made of. Past the row the
+        last ones repeat."""
         make, _ = _READERS[self.config.weight_type](self.per_thread)
         read, kd, per_thread = make(self.config.block_bytes), self.config.kd, self.per_thread
         rows, whole = self.config.rows_tile, self.config.k_quant
@@ -165,8 +165,8 @@ class Scales:
 
     @functools.cached_property
     def deposit(self) -> DeviceFunction:
-        """(words, target, chunks, k_tile, thread): decode into the buffer at a shared address; chunks past the
-        row get zeros."""
+        """(words, target, chunks, k_tile, thread): decode into the buffer at a shared address; chunks past
+        the row get zeros."""
         _, decode = _READERS[self.config.weight_type](self.per_thread)
         kd, per_thread, rows = self.config.kd, self.per_thread, self.config.rows_tile
         pitch, second = self.config.scale_row, self.config.kd * self.config.scale_row * 4

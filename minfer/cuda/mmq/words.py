@@ -60,8 +60,9 @@ class WordWeights:
 
     @functools.cached_property
     def fetch(self) -> DeviceFunction:
-        """(words, o, row, row_bytes, rows_left, chunks, k_tile, unit, thread): load a thread's unit of a k-tile.
-        Rows and chunks past the matrix repeat its last ones; `rows_left` counts from the thread's first row."""
+        """(words, o, row, row_bytes, rows_left, chunks, k_tile, unit, thread): load a thread's unit of a
+        k-tile. Rows and chunks past the matrix repeat its last ones; `rows_left` counts from the thread's
+        first row."""
         config = self.config
         load, size, weights = DECODERS[config.weight_type].fetch, config.block_bytes, config.block_weights
         kd, per_row, apart = config.kd, config.kd * 2, self.rows_apart
@@ -77,8 +78,8 @@ class WordWeights:
 
     @functools.cached_property
     def deposit(self) -> DeviceFunction:
-        """(words, o, tile, scales, chunks, k_tile, unit, thread): decode a unit into the tile and the scales at
-        shared addresses."""
+        """(words, o, tile, scales, chunks, k_tile, unit, thread): decode a unit into the tile and the scales
+        at shared addresses."""
         config = self.config
         decode, weights = DECODERS[config.weight_type].decode, config.block_weights
         kd, per_row, row_bytes, apart = config.kd, config.kd * 2, config.word_row_bytes, self.rows_apart
@@ -117,7 +118,8 @@ class WordWeights:
 
     @functools.cached_property
     def own(self) -> DeviceFunction:
-        """(row, lane): offset in the tile of what a lane reads for the warp's first row (`row` in the tile)."""
+        """(row, lane): offset in the tile of what a lane reads for the warp's first row (`row` in the
+        tile)."""
         staged = self.config.word_row_bytes
 
         @device_function
@@ -128,8 +130,8 @@ class WordWeights:
 
     @functools.cached_property
     def fragments(self) -> DeviceFunction:
-        """(words, tile, j, k_tile, i, lane, matrix_row, od, row_bytes): the B fragments of chunk i of the warp's
-        j-th 16 rows; `tile` includes `own` (the rest as of raw weights)."""
+        """(words, tile, j, k_tile, i, lane, matrix_row, od, row_bytes): the B fragments of chunk i of the
+        warp's j-th 16 rows; `tile` includes `own` (the rest as of raw weights)."""
         staged = self.config.word_row_bytes
 
         @device_function
