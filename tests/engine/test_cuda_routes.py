@@ -105,7 +105,9 @@ def test_mmq_refusals():
 
 
 def test_settings_name_the_choices():
-    assert choose_route("f16-wgmma", "sm_90a", {}).settings()["gemm"] == "wgmma, tile by shape"
+    hopper = choose_route("f16-wgmma", "sm_90a", {}).settings()
+    assert hopper["gemm"] == "wgmma, tile by shape"
+    assert hopper["attention"] == "wgmma, no running maximum"
     assert choose_route("f16", "sm_89", {}).settings() == {
         "route": "f16",
         "gemm": "128x128x64 3 stages 8 warps swizzled",

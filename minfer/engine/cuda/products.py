@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minfer.cuda.gemm import GemmConfig, make_gemm
-from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
+from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
 from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.mmq import MmqProducts
@@ -112,14 +112,13 @@ class Products:
     def _hopper(self, a: Any, weights: Any, c: Any) -> None:
         nt, (od, depth) = len(a), weights.shape
         config = choose(nt, od, depth, self.device.sms)
-        maps = [self._map(config, name, x) for name, x in (("a", a), ("b", weights), ("c", c))]
+        maps = [self.tensor_map(x, config.boxes[name]) for name, x in (("a", a), ("b", weights), ("c", c))]
         grid = config.grid(nt, od, self.device.sms)
         made = kernel(make_gemm_hopper, config)
         self.device.launch(made, grid, *maps, nt, od, depth, config.group(nt, od))
 
-    def _map(self, config: GemmHopperConfig, name: str, array: Any) -> Any:
-        """A tensor map, kept: the same buffers come again."""
-        box = config.boxes[name]
+    def tensor_map(self, array: Any, box: tuple[int, int]) -> Any:
+        """A tensor map of boxes (rows, columns), kept: the same buffers come again."""
         address = array.pointer if hasattr(array, "pointer") else array.__array_interface__["data"][0]
         key = (address, array.shape, box)
         if key not in self._maps:

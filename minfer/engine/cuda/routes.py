@@ -10,6 +10,8 @@
                 that cannot run
     auto        f16-wgmma on sm_90, else f16
 
+f16-wgmma takes Hopper's attention too, where a chunk of the prompt stays f16 from product to product.
+
 The switches of the campaign's seeds select its own f16 kernels on the route f16: MINFER_GEMM_TM (64, 128 or
 256: the tile's outputs), MINFER_GEMM_K64 (1: k-steps of 64), MINFER_GEMM_AF32 (1: activations stay f32 and
 are converted in shared memory); MINFER_MMQ=1 is the route mmq, MINFER_MMQ_RAW=1 the route mmq_raw.
@@ -48,6 +50,7 @@ class Route:
         wide: the config where its tiles fill whole waves, None: `gemm` too.
         small: the config for up to SMALL_TOKENS tokens, None: `gemm` too.
         attention: a step of `minfer.cuda.attention.seed_steps`.
+        hopper_attention: Hopper's own attention instead, where the GEMM behind it reads f16.
         convert: how activations become f16: "fused" into the kernel that makes them, or by a pass over f32,
             8 elements a thread ("vector") or one ("scalar").
         mmq: the chain of MMQ kernels that products take, a name in MMQ_ROUTES; None: f16 alone. The other
@@ -60,6 +63,7 @@ class Route:
     wide: GemmConfig | None = None
     small: GemmConfig | None = SMALL_TILE
     attention: str = "FAP2, TKV=64"
+    hopper_attention: bool = False
     convert: str = "fused"
     mmq: str | None = None
 
@@ -96,7 +100,8 @@ class Route:
         gemm += f" or {self.wide}" if self.wide is not None and not self.wgmma else ""
         if self.mmq is not None:
             gemm = " -> ".join([*self.chain(), gemm])
-        return {"route": self.name, "gemm": gemm, "attention": self.attention, "convert": self.convert}
+        attention = "wgmma, no running maximum" if self.hopper_attention else self.attention
+        return {"route": self.name, "gemm": gemm, "attention": attention, "convert": self.convert}
 
     def chain(self) -> tuple[str, ...]:
         """The MMQ kernels of the route, the best first."""
@@ -143,7 +148,7 @@ def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
         return Route(name, wide=wide, mmq=name)
     if name == "f16" or not hopper:
         return Route("f16", wide=wide)
-    return Route("f16-wgmma", wgmma=True, wide=wide)
+    return Route("f16-wgmma", wgmma=True, wide=wide, hopper_attention=True)
 
 
 def _switched_to_mmq(name: str, environment: Mapping[str, str]) -> str:

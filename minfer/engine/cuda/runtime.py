@@ -25,6 +25,7 @@ from minfer.cuda.quantize import QuantizePad40Config, QuantizeQ8Config, quantize
 from minfer.engine.backend import LayerWeights, Progress, Role
 from minfer.engine.cuda.activations import Activations, Storage
 from minfer.engine.cuda.devices import Device
+from minfer.engine.cuda.hopper_attention import HopperAttention
 from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.routes import Route
@@ -75,6 +76,11 @@ class CudaRuntime:
         shapes = self._decode()
         self._partial = device.empty(shapes.partial_shape, np.float32)
         self._statistics = device.empty(shapes.statistics_shape, np.float32)
+        self._hopper_attention = (
+            HopperAttention(device, config, plan.chunk, self._products.tensor_map)
+            if route.hopper_attention
+            else None
+        )
         self._pending: tuple[int, int, str] | None = None
         self._forms = self._decode_forms()
 
@@ -118,6 +124,8 @@ class CudaRuntime:
         self._state[2 * chunk] = position + n
         self.device.write(self._tokens, self._state)
         self._position, self._count, self._pending = position, n, None
+        if self._hopper_attention is not None and n > FEW_TOKENS:
+            self._hopper_attention.set_order(n, position, position + n)
 
     def _positions(self, first: int = 0) -> Any:
         chunk = self.plan.chunk
@@ -329,6 +337,11 @@ class CudaRuntime:
             self._launch(
                 attn.attention_combine, chosen, chosen.combine_grid(),
                 self._partial, self._statistics, out.matrix(form),
+            )  # fmt: skip
+        elif self._hopper_attention is not None and form == "f16":
+            self._hopper_attention.launch(
+                self._queries.matrix("f16")[:n], keys, values, out.matrix("f16"),
+                self._position + first_query, self._position + self._count,
             )  # fmt: skip
         else:
             form = "f32" if form == "q8" else form
