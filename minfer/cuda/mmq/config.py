@@ -60,6 +60,7 @@ class MmqConfig:
             multiply-adds do the whole rescaling.
         minimum: how the formats' minima meet the activations' sums: "fma", or "tensor": a tf32 mma with split
             operands.
+        unroll: chunks of a k-tile that are written out one after another; the loop over them has the rest.
         out: "f32", "f16", or "sums": the integer accumulators themselves (see `sums_shape`), to check them bit by
             bit.
         min_blocks: blocks an SM that the compiler leaves registers for.
@@ -77,6 +78,7 @@ class MmqConfig:
     layout: str = "plain"
     rescale: str = "convert"
     minimum: str = "fma"
+    unroll: int = 1
     out: str = "f32"
     min_blocks: int | None = None
     strided: bool = False
@@ -90,6 +92,7 @@ class MmqConfig:
         check_choice("mmq", "rescale", self.rescale, RESCALES)
         check_choice("mmq", "minimum", self.minimum, MINIMA)
         check_choice("mmq", "out", self.out, OUTPUTS)
+        check_choice("mmq", "unroll", self.unroll, (1, 2, 4))
         check_choice("mmq", "warps", self.warps, (1, 2, 4, 8, 16))
         if self.warps_tokens < 1 or self.warps % self.warps_tokens:
             raise ConfigRefused(f"mmq: {self.warps} warps do not divide into rows of {self.warps_tokens}")
@@ -140,6 +143,7 @@ class MmqConfig:
             (self.layout, "plain"),
             (self.rescale, "convert"),
             (self.minimum, "fma"),
+            (f"unroll={self.unroll}", "unroll=1"),
             (self.out, "f32"),
         ):
             text += f" {value}" if value != usual else ""

@@ -134,7 +134,7 @@ def mmq(config: MmqConfig) -> Kernel:
     commit, wait = ptx.cp_async_commit, ptx.cp_async_wait_group(stages - 2)
 
     token_bytes, token_step, chunk_step = config.token_bytes, 16 * config.token_bytes, activations.chunk_step
-    spelled_out = config.layout == "padded"
+    spelled_out = config.unroll
 
     # In functions of their own the compiler's front end sees these once, not once a fragment.
 
@@ -326,17 +326,12 @@ def mmq(config: MmqConfig) -> Kernel:
             if raw:
                 fetch(words, w_matrix, row_bytes, first_row, od, chunks, k_tile + 1, thread)
             tokens = stage + uint32((token + (lane >> 2)) * token_bytes)
-            if spelled_out:
-                for i in unroll(kd):
+            for half in range(kd // spelled_out):
+                for n in unroll(spelled_out):
                     compute(
                         acc, a, b, d, words, tokens, tile, scales + own_scales, next_tile, next_scales, w_matrix,
-                        row_bytes, first_row, od, first_token, token, row, k_tile, i, chunks, target, nt, thread,
-                    )  # fmt: skip
-            else:
-                for i in range(kd):
-                    compute(
-                        acc, a, b, d, words, tokens, tile, scales + own_scales, next_tile, next_scales, w_matrix,
-                        row_bytes, first_row, od, first_token, token, row, k_tile, i, chunks, target, nt, thread,
+                        row_bytes, first_row, od, first_token, token, row, k_tile, spelled_out * half + n,
+                        chunks, target, nt, thread,
                     )  # fmt: skip
             if minimum_tensor:
                 for quarter in unroll(kd // 4):
