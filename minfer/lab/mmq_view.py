@@ -244,8 +244,9 @@ def draw_shared(devices: Sequence[Device]) -> Picture:
     ax.set_xlim(0, max(device.shared_per_block for device in devices) * 1.08)
     style.kib_axis(ax)
     style.label(ax, "shared memory of a block (KiB)")
-    style.legend(ax, loc="center right")
-    style.title(ax, "KD doubles the activations, not the weights", "dashed: what a block may use")
+    style.legend(ax, loc="center right", bbox_to_anchor=(0.9, 0.5))
+    note = "raw weights come in whole super-blocks at any KD; dashed: what a block may use"
+    style.title(ax, "KD doubles the activations, not the raw weights", note)
     return Picture(fig, "Shared memory of the MMQ kernels by purpose, and the devices' caps", rows)
 
 
@@ -298,7 +299,7 @@ class ToyMmq:
     Attributes:
         name: of the kernel. out: f32 [nt, od]. exact: its integer sums are NumPy's, every one.
         error: greatest difference from the product in float64, relative to the terms' magnitudes.
-        barriers: of a block. unwritten: outputs that still hold their poison.
+        unwritten: outputs that still hold their poison.
     """
 
     name: str
