@@ -121,8 +121,8 @@ class MmqConfig:
             raise ConfigRefused(f"mmq: {self.weight_type} has no minima: minimum='fma'")
         if self.accumulators + 48 > MAX_THREAD_REGISTERS:
             raise ConfigRefused(
-                f"mmq: {self.accumulators} accumulators a thread of {MAX_THREAD_REGISTERS} registers: take more "
-                "warps or a smaller tile"
+                f"mmq: {self.accumulators} accumulators a thread of {MAX_THREAD_REGISTERS} registers: "
+                "take more warps or a smaller tile"
             )
         if self.min_blocks is not None and not 1 <= self.min_blocks <= MAX_SM_THREADS // self.threads:
             raise ConfigRefused(
@@ -268,8 +268,8 @@ class MmqConfig:
         """Why a block of this config cannot run on a device (of `minfer.arithmetic.devices`), or None."""
         if self.shared_bytes > device.shared_per_block:
             return (
-                f"mmq [{self}] asks for {self.shared_bytes} bytes of shared memory a block; {device.name} allows "
-                f"{device.shared_per_block}: take kd=4, a smaller tile or fewer stages"
+                f"mmq [{self}] asks for {self.shared_bytes} bytes of shared memory a block; "
+                f"{device.name} allows {device.shared_per_block}: take kd=4, a smaller tile or fewer stages"
             )
         return None
 
@@ -297,7 +297,8 @@ class MmqConfig:
         return nt * (depth // CHUNK) * CHUNK_BYTES
 
     def sums_shape(self, nt: int, od: int, depth: int) -> tuple[int, int, int]:
-        """Shape of an `out="sums"` output: an integer for every token, row and run of weights with a scale."""
+        """Shape of an `out="sums"` output: an integer for every token, row and run of weights with a
+        scale."""
         return nt, od, depth // (16 if self.two_scales else CHUNK)
 
     def checking(self) -> MmqConfig:
