@@ -167,7 +167,7 @@ def predicted_gain(
         high=(rest + a) / high - 1,
         noise=share * max(c.noise for c in kernels),
         source=EFFECTS[1],
-        why=f"{a:.2f} -> {b:.2f} ms of {bucket}, beside {rest:.2f} ms of the rest of a prefill ({newest.file})",
+        why=f"{a:.2f} -> {b:.2f} ms of {bucket}, beside {rest:.2f} ms of other work ({newest.file})",
     )
 
 
