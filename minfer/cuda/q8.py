@@ -81,11 +81,9 @@ def sum_over_run(total):
 
 
 @device_function
-def store_q8(record, index, dim, v0, v1, v2, v3):
-    """Quantize and store activations `index` .. `index + 3` (a multiple of 4) of a token of `dim`; `record`
-    is the u64 address of the token's records. All 32 lanes call it, neighbouring lanes on neighbouring
-    fours: 8 lanes share a run of 32. From `dim` to the end of the last record the values must be zero; past
-    it nothing is stored. A NaN makes its run's scale NaN, an infinity makes it infinite."""
+def quantize_run(v0, v1, v2, v3):
+    """(word, scale, sum) of four activations: their int8, the scale of their run of 32 and scale * the sum of
+    its int8. All 32 lanes call it, neighbouring lanes with neighbouring fours: 8 lanes share a run."""
     largest = over_run(largest_bits(v0, v1, v2, v3))
     top = ptx.bitcast_f32_u32(largest)
     inverse = float32(0)
@@ -93,15 +91,37 @@ def store_q8(record, index, dim, v0, v1, v2, v3):
         inverse = float32(127) * ptx.rcp_approx(top)
     word, part = quantize_four(v0, v1, v2, v3, inverse)
     total = sum_over_run(part)
+    scale = top * float32(1.0 / 127.0)
+    return word, scale, scale * ptx.cvt_rn_f32_s32(int32(total))
+
+
+@device_function
+def store_q8(record, index, dim, v0, v1, v2, v3):
+    """Quantize and store activations `index` .. `index + 3` (a multiple of 4) of a token of `dim`; `record`
+    is the u64 address of the token's records. All 32 lanes call it, neighbouring lanes on neighbouring
+    fours: 8 lanes share a run of 32. From `dim` to the end of the last record the values must be zero; past
+    it nothing is stored. A NaN makes its run's scale NaN, an infinity makes it infinite."""
+    word, scale, total = quantize_run(v0, v1, v2, v3)
     if index >= ((dim + 63) & -64):
         return
     base = record + uint64((index >> 6) * 80)
     ptx.st_global_u32(base + uint64(index & 63), word)
     if (index & 31) == 0:
-        scale = top * float32(1.0 / 127.0)
         tail = base + uint64(64 + ((index & 32) >> 3))
         ptx.st_global_f32(tail, scale)
-        ptx.st_global_f32(tail + uint64(8), scale * ptx.cvt_rn_f32_s32(int32(total)))
+        ptx.st_global_f32(tail + uint64(8), total)
+
+
+@device_function
+def store_q8_shared(record, index, v0, v1, v2, v3):
+    """As `store_q8`, to records at a shared address, of a token whose end is a multiple of 128."""
+    word, scale, total = quantize_run(v0, v1, v2, v3)
+    base = record + uint32((index >> 6) * 80)
+    ptx.st_shared_u32(base + uint32(index & 63), word)
+    if (index & 31) == 0:
+        tail = base + uint32(64 + ((index & 32) >> 3))
+        ptx.st_shared_f32(tail, scale)
+        ptx.st_shared_f32(tail + uint32(8), total)
 
 
 @device_function

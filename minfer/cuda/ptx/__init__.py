@@ -21,6 +21,7 @@ from minfer.cuda.ptx.arithmetic import (
     cvt_rni_s32_f32,
     div_rn_f32,
     dp4a,
+    dp4a_u8s8,
     ex2_approx,
     fma_rn_f32,
     hadd2,
@@ -53,6 +54,7 @@ from minfer.cuda.ptx.async_copy import (
 from minfer.cuda.ptx.hopper import (
     bulk_commit_group,
     bulk_load,
+    bulk_prefetch_l2,
     bulk_wait_group_read,
     cluster_rank,
     cluster_sync,
@@ -73,6 +75,8 @@ from minfer.cuda.ptx.hopper import (
     tma_store_2d,
 )
 from minfer.cuda.ptx.memory import (
+    atom_add_global_u32,
+    fence_gpu,
     ld_global_f32,
     ld_global_nc_f32,
     ld_global_nc_u8,
@@ -155,12 +159,14 @@ from minfer.cuda.ptx.wgmma import (
 )
 
 __all__ = [
+    "atom_add_global_u32",
     "bar_arrive",
     "bar_sync",
     "bitcast_f32_u32",
     "bitcast_u32_f32",
     "bulk_commit_group",
     "bulk_load",
+    "bulk_prefetch_l2",
     "bulk_wait_group_read",
     "cluster_rank",
     "cluster_sync",
@@ -176,7 +182,9 @@ __all__ = [
     "cvt_rni_s32_f32",
     "div_rn_f32",
     "dp4a",
+    "dp4a_u8s8",
     "ex2_approx",
+    "fence_gpu",
     "fence_mbarrier_init",
     "fence_proxy_async",
     "fma_rn_f32",

@@ -12,6 +12,11 @@ def dp4a(a: u32, b: u32, c: s32) -> s32:
     """c + the sum of the products of the four signed bytes of a and b."""
 
 
+@instruction("dp4a.u32.s32 $0, $1, $2, $3;", section="9.7.1.23 dp4a", arch=61, pure=True)
+def dp4a_u8s8(a: u32, b: u32, c: s32) -> s32:
+    """c + the sum of the products of the four unsigned bytes of a and the four signed bytes of b."""
+
+
 @instruction("div.u32 $0, $1, $2;", section="9.7.1.8 div", pure=True)
 def udiv_u32(a: u32, b: u32) -> u32:
     """a // b in 32 bits. (numba's // is a call of a 64-bit division.)"""

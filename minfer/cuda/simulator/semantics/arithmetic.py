@@ -120,6 +120,12 @@ def dp4a(a, b, c):
 
 
 @semantics
+def dp4a_u8s8(a, b, c):
+    x, y = (int(a) & _MASK).to_bytes(4, "little"), _unpack_s8x4(_pack_u32(int(b) & _MASK))
+    return signed32(int(c) + sum(p * q for p, q in zip(x, y, strict=True)))
+
+
+@semantics
 def prmt(a, b, selector):
     source = (int(a) & _MASK) | (int(b) & _MASK) << 32
     result = 0
