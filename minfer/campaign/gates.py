@@ -87,7 +87,7 @@ class SameTokens:
     """
 
     prompts: int = 8
-    tokens: int = 96
+    tokens: int = 128
     margin: float = 0.1
     name: str = "tokens"
 

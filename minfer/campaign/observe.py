@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minfer.cuda.kernel import Kernel
-from minfer.engine.cuda.backend import CudaBackend
 
 ROW_KERNELS = ("rmsnorm", "rope", "bias_add", "residual_add", "embedding", "store_kv", "argmax", "advance")
 CLASSES = (
@@ -82,20 +81,23 @@ def bucket_of(kernel: str, operation: Operation) -> str:
 
 def observing(device_type: type) -> type:
     """A device type (`minfer.engine.cuda.devices`) whose instances keep what they launch in `observed`, and
-    call `on_launch()` after each launch."""
+    call `around_launch`, where it is set, before the first and after every launch."""
 
     class ObservingDevice(device_type):
         def __init__(self, *args: Any, **rest: Any) -> None:
             super().__init__(*args, **rest)
             self.observed: list[Observed] = []
             self.operation = Operation()
-            self.on_launch: Callable[[], None] = _nothing
+            self.around_launch: Callable[[], None] | None = None
             self._mapped: dict[int, tuple[Any, int]] = {}
 
         def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
+            if self.around_launch is not None and not self.observed:
+                self.around_launch()
             super().launch(kernel, grid, *args, pdl=pdl)
             self.observed.append(self._note(kernel, grid, args, pdl))
-            self.on_launch()
+            if self.around_launch is not None:
+                self.around_launch()
 
         def tensor_map(self, array: Any, box: tuple[int, int]) -> Any:
             made = super().tensor_map(array, box)
@@ -220,15 +222,3 @@ class ObservedRuntime:
         """Elements of a token's queries, and of its keys."""
         config = self._inner.config
         return config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-
-
-class ObservedBackend(CudaBackend):
-    """The cuda backend on an observing device."""
-
-    def open(self, *args: Any, **rest: Any) -> ObservedRuntime:
-        """See Backend.open."""
-        return ObservedRuntime(super().open(*args, **rest))
-
-
-def _nothing() -> None:
-    pass

@@ -8,6 +8,7 @@ from typing import Any
 
 from minfer.campaign.ceilings import ceilings_of
 from minfer.campaign.environment import environment, stamps
+from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.prefills import Prefills, SharedModel
 from minfer.campaign.probe import Probe
 from minfer.campaign.probe_record import EFFECTS, Comparison, Gain, GateResult, ProbeRun, Side
@@ -19,8 +20,6 @@ from minfer.campaign.trial import Trial
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
 
 CANNOT_RUN = (ConfigRefused, LaunchRefused, CompileError)
-PRODUCTS = ("gate+up", "down", "q+o", "k+v", "qkv", "o", "q", "kv")
-"""Buckets of the wall decomposition that are a layer's products."""
 
 
 def run_gates(trial: Trial, say: Callable[[str], None]) -> list[GateResult]:
@@ -150,7 +149,12 @@ def predicted_gain(
     not what the baseline runs (another route) is replaced by the baseline's own time.
     """
     bucket = probe.workload.bucket()
-    walls = [r for r in records if isinstance(r, Wall) and r.device == device and r.phase == "prefill"]
+    walls = [
+        r
+        for r in records
+        if isinstance(r, Wall)
+        and (r.device, r.phase, r.route) == (device, "prefill", probe.workload.wall_route)
+    ]
     if bucket is None or not walls:
         return None
     newest = max(walls, key=lambda record: record.date)

@@ -5,17 +5,15 @@ activation or the residual addition around the product in the same kernel.
 """
 
 from minfer.cuda.gemv import ring, stream
-from minfer.cuda.gemv.ring import GemvConfig, QuantizeQ8Config, gemv, quantize_q8
+from minfer.cuda.gemv.ring import GemvConfig, gemv
 from minfer.cuda.gemv.stream import GemvStreamConfig, gemv_stream
 from minfer.cuda.kernel import Kernel
 
 __all__ = [
     "GemvConfig",
     "GemvStreamConfig",
-    "QuantizeQ8Config",
     "gemv",
     "gemv_stream",
-    "quantize_q8",
     "shipped",
 ]
 
