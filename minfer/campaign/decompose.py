@@ -22,6 +22,7 @@ from minfer.engine.session import Session
 
 ObservingGpu = observing(GpuDevice)
 PASSES = 7
+DECODE_CONTEXT = 128
 NOTES = (
     "q, k and v are one product; in the last layer its k and v take all tokens and its q the last one",
     "tail: the last layer past its K and V, for the last token alone",
@@ -98,19 +99,23 @@ def decompose(
     return wall
 
 
-def decompose_all(shared: SharedModel, tokens: int, say: Callable[[str], None]) -> list[Wall]:
-    """The prefill on the f16 route, on Hopper's and on raw quantized bytes, and a decode; those that fail say
-    why."""
-    arch = shared.device.arch
+def usual_routes(arch: str) -> list[Route]:
+    """Those whose prefill is taken apart: f16, Hopper's f16, and raw quantized bytes."""
     names = ["f16", *(["f16-wgmma"] if arch == "sm_90a" else []), "mmq_raw"]
-    wanted = [(name, "prefill", tokens, 0) for name in names] + [(names[-2], "decode", 1, 128)]
+    return [choose_route(name, arch, {}) for name in names]
+
+
+def decompose_all(shared: SharedModel, tokens: int, say: Callable[[str], None]) -> list[Wall]:
+    """The prefill of the usual routes, and a decode; those that fail say why."""
+    routes = usual_routes(shared.device.arch)
+    wanted = [(route, "prefill", tokens, 0) for route in routes]
+    wanted.append((routes[0], "decode", 1, DECODE_CONTEXT))
     found = []
-    for name, phase, count, context in wanted:
+    for route, phase, count, context in wanted:
         try:
-            route = choose_route(name, arch, {})
             found.append(decompose(shared, route, phase, tokens=count, context=context, say=say))
         except (EngineError, RuntimeError) as error:
-            say(f"{phase} {name}: not recorded: {error}")
+            say(f"{phase} {route.name}: not recorded: {error}")
     return found
 
 

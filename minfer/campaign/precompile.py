@@ -1,4 +1,4 @@
-"""Compiling what probes and routes launch into the kernel cache, in several processes, before it is needed."""
+"""Compiling what probes and routes launch into the kernel cache, before it is needed."""
 
 from __future__ import annotations
 

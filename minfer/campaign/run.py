@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from minfer.campaign.ceilings import ceilings_of
+from minfer.campaign.decomposition import products_ms, products_us_per_gmac
 from minfer.campaign.environment import environment, stamps
 from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.prefills import Prefills, SharedModel
@@ -130,6 +131,43 @@ def run_probe(
         return record
     reason = probe.reasons.get(record.device_key or "", "")
     return replace(record, reason=reason)
+
+
+def wall_run(probe: Probe, device: Any, model: str, walls: Sequence[Wall]) -> ProbeRun:
+    """The record of a probe that takes walls apart: its gate is that buckets and gaps add up to the wall clock
+    (a decomposition that does not is not there)."""
+    prefills = [wall for wall in walls if wall.phase == "prefill"]
+    found = "; ".join(f"{wall.phase} {wall.route} {wall.conservation:+.2%}" for wall in walls)
+    told = "; ".join(
+        f"{wall.route}: {wall.tok_s:,.0f} tok/s, products {products_ms(wall) / wall.ms:.1%} of the wall at "
+        f"{products_us_per_gmac(wall):.2f} us a GMAC"
+        for wall in prefills
+    )
+    return ProbeRun(
+        **stamps(device.gpu),
+        probe=probe.name,
+        title=probe.title,
+        seed="" if probe.seed is None else probe.seed.seed,
+        model=model,
+        hypothesis=probe.hypothesis,
+        prediction=str(probe.predicted()),
+        bar=probe.bar,
+        settings={"walls": [wall.stem for wall in walls]},
+        environment=environment(device.gpu),
+        telemetry=walls[0].telemetry if walls else Watch(None, "nothing was measured").summary(),
+        baseline=Side("wall clock", "passes that nobody observed", {}),
+        variant=Side("charged", "buckets and gaps of an observed pass", {}),
+        gates=[GateResult("conservation", bool(prefills), found or "no wall was taken apart")],
+        kernels=[],
+        wall=[],
+        gain=None,
+        quiet=True,
+        unquiet=[],
+        rules=[OUTLIER_RULE, QUIET_RULE],
+        verdict="MEAS-ONLY" if prefills else "REVERTED",
+        mechanism=told or "nothing was measured",
+        retry=probe.retry,
+    )
 
 
 def measured_gain(wall: Sequence[Comparison]) -> Gain:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from minfer.campaign.decompose import DECODE_CONTEXT, decompose_all, usual_routes
+from minfer.campaign.gates import SameTokens
 from minfer.campaign.precompile import precompile
 from minfer.campaign.prefills import SharedModel
 from minfer.campaign.probe import Probe, ProbeError
 from minfer.campaign.records import FOLDER, Record, load_records, write_record
-from minfer.campaign.run import run_gates, run_probe
+from minfer.campaign.run import run_gates, run_probe, wall_run
 from minfer.campaign.table import describe_run
 from minfer.campaign.trial import Trial
 from minfer.engine.cuda.devices import GpuDevice, SimulatedDevice
+from minfer.engine.session import WARM_UP_TOKENS
+from minfer.model.model import Model
+
+GATE_TOKENS = SameTokens().tokens
 
 
 def simulate(probes: Sequence[Probe], say: Callable[[str], None]) -> list[str]:
@@ -40,7 +46,6 @@ def run(
     prefill_rounds: int,
     tokens: int,
     folder: Path | None,
-    sources: Iterable[Path],
     say: Callable[[str], None],
 ) -> list[str]:
     """Run probes on the GPU in use, one record each; the names of those whose gates failed.
@@ -54,18 +59,22 @@ def run(
     if walls and model is None:
         raise ProbeError(f"{', '.join(walls)}: takes the wall of a model apart: give one with -m")
     device = GpuDevice()
-    precompile([probe for probe in probes if probe.measure == "ab"], device.arch, sources, say)
+    prepare(probes, device.arch, model, tokens, say)
     shared = None if model is None else SharedModel(model, device, tokens, say)
     known = _known()
     failed = []
     for probe in sorted(probes, key=lambda probe: probe.measure != "wall"):  # walls first: gains need them
         say(f"\n{probe.name}: {probe.title}\n{probe.hypothesis}\nprediction: {probe.predicted()}")
         if probe.measure == "wall":
-            from minfer.campaign.decompose import decompose_all
-
-            for record in decompose_all(shared, tokens, say):
-                known.append(record)
-                say(f"record: {write_record(record, folder or FOLDER, stem=record.stem)}")
+            walls = decompose_all(shared, tokens, say)
+            for wall in walls:
+                say(f"record: {write_record(wall, folder or FOLDER, stem=wall.stem)}")
+            known += walls
+            record = wall_run(probe, device, shared.name, walls)
+            say(describe_run(record))
+            say(f"record: {write_record(record, folder or FOLDER, stem=f'probe-{probe.name}')}")
+            if not record.gates_passed:
+                failed.append(probe.name)
             continue
         record = run_probe(
             probe,
@@ -82,6 +91,17 @@ def run(
         if not record.gates_passed:
             failed.append(probe.name)
     return failed
+
+
+def prepare(
+    probes: Sequence[Probe], arch: str, model: str | None, tokens: int, say: Callable[[str], None]
+) -> None:
+    """Compile everything that a run will launch; needs no GPU."""
+    loaded = None if model is None else Model.load(model)
+    routes = usual_routes(arch) if any(probe.measure == "wall" for probe in probes) else []
+    context = [DECODE_CONTEXT] if routes else []
+    prompts = tuple(dict.fromkeys((tokens, GATE_TOKENS, WARM_UP_TOKENS, *context)))
+    precompile(probes, arch, model=loaded, routes=routes, prompts=prompts, say=say)
 
 
 def _known() -> list[Record]:

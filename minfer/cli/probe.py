@@ -115,7 +115,6 @@ def run(
             prefill_rounds=prefill_rounds,
             tokens=tokens,
             folder=out,
-            sources=paths,
             say=typer.echo,
         )
     if failed:
