@@ -10,6 +10,7 @@ from minfer.campaign.gates import SameTokens
 from minfer.campaign.precompile import precompile
 from minfer.campaign.prefills import SharedModel
 from minfer.campaign.probe import Probe, ProbeError
+from minfer.campaign.probe_record import ProbeRun
 from minfer.campaign.records import FOLDER, Record, load_records, write_record
 from minfer.campaign.run import run_gates, run_probe, wall_run
 from minfer.campaign.table import describe_run
@@ -48,9 +49,9 @@ def run(
     folder: Path | None,
     say: Callable[[str], None],
 ) -> list[str]:
-    """Run probes on the GPU in use, one record each; the names of those whose gates failed.
+    """Run probes on the GPU in use, one record each; the names of those that failed.
 
-    A record is written when its probe has ended: what is interrupted leaves none.
+    A record is written when its probe has ended: what is interrupted, or fails, leaves none.
 
     Raises:
         NoDevice: no GPU. ProbeError: a probe that needs a model, and none was given.
@@ -62,7 +63,14 @@ def run(
     prepare(probes, device.arch, model, tokens, say)
     shared = None if model is None else SharedModel(model, device, tokens, say)
     known = _known()
-    failed = []
+    failed: list[str] = []
+
+    def keep(record: ProbeRun) -> None:
+        say(describe_run(record))
+        say(f"record: {write_record(record, folder or FOLDER, stem=f'probe-{record.probe}')}")
+        if not record.gates_passed:
+            failed.append(record.probe)
+
     for probe in sorted(probes, key=lambda probe: probe.measure != "wall"):  # walls first: gains need them
         say(f"\n{probe.name}: {probe.title}\n{probe.hypothesis}\nprediction: {probe.predicted()}")
         if probe.measure == "wall":
@@ -70,26 +78,24 @@ def run(
             for wall in walls:
                 say(f"record: {write_record(wall, folder or FOLDER, stem=wall.stem)}")
             known += walls
-            record = wall_run(probe, device, shared.name, walls)
-            say(describe_run(record))
-            say(f"record: {write_record(record, folder or FOLDER, stem=f'probe-{probe.name}')}")
-            if not record.gates_passed:
-                failed.append(probe.name)
+            keep(wall_run(probe, device, shared.name, walls))
             continue
-        record = run_probe(
-            probe,
-            device,
-            model=shared,
-            rounds=rounds,
-            prefill_rounds=prefill_rounds,
-            tokens=tokens,
-            records=known,
-            say=say,
-        )
-        say(describe_run(record))
-        say(f"record: {write_record(record, folder or FOLDER, stem=f'probe-{probe.name}')}")
-        if not record.gates_passed:
+        try:
+            record = run_probe(
+                probe,
+                device,
+                model=shared,
+                rounds=rounds,
+                prefill_rounds=prefill_rounds,
+                tokens=tokens,
+                records=known,
+                say=say,
+            )
+        except (RuntimeError, MemoryError) as error:  # a figure above a ceiling, a kernel that fails
+            say(f"{probe.name}: not recorded: {type(error).__name__}: {error}")
             failed.append(probe.name)
+            continue
+        keep(record)
     return failed
 
 
