@@ -136,7 +136,7 @@ def run_probe(
 def wall_run(probe: Probe, device: Any, model: str, walls: Sequence[Wall]) -> ProbeRun:
     """The record of a probe that takes walls apart.
 
-    Its gate is that buckets and gaps add up to the wall clock: a decomposition where they do not is not there.
+    Its gate is that buckets and gaps add up to the wall clock: where they do not, there is no decomposition.
     """
     prefills = [wall for wall in walls if wall.phase == "prefill"]
     found = "; ".join(f"{wall.phase} {wall.route} {wall.conservation:+.2%}" for wall in walls)

@@ -1,4 +1,4 @@
-"""A GPU that only keeps time: a launch runs a Python function and moves a clock on, by what its config says."""
+"""A GPU that only keeps time: a launch runs a Python function and moves a clock on as its config says."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class FakeGpu(GpuDevice):
     def __init__(self, jitter=(1.0,), each_ms=0.01):
         self.arch, self.sms, self.shared_bytes = "sm_90a", 132, 232448
         self.gpu = SimpleNamespace(
-            name="NVIDIA H200", arch="sm_90a", sms=132, l2_bytes=1024, memory_bytes=10**9, cuda_version="13.0",
-            synchronize=_nothing,
+            name="NVIDIA H200", arch="sm_90a", sms=132, l2_bytes=1024, memory_bytes=10**9,
+            cuda_version="13.0", synchronize=_nothing,
         )  # fmt: skip
         self.stream = object()
         self.clock, self.launched, self.jitter, self.each_ms = 0.0, [], jitter, each_ms
@@ -125,10 +125,8 @@ class FakeGpu(GpuDevice):
         self.clock += factor * getattr(kernel.config, "ms", self.each_ms)
         if kernel.name == "scale":
             x, out = args
-            out[: len(out) // (2 if kernel.config.lazy else 1)] = (
-                2 * x[: len(out)] if not kernel.config.wrong else x
-            )
-            return
+            written = len(out) // 2 if kernel.config.lazy else len(out)
+            out[:written] = (x if kernel.config.wrong else 2 * x)[:written]
 
     def capture(self, enqueue):
         with self.captured() as graph:
@@ -154,8 +152,8 @@ class _Capture:
         self.gpu._capturing = None
 
     def replay(self, stream=None):
-        for kernel, args in self.launches:
-            self.gpu._run(kernel, args)
+        for made, args in self.launches:
+            self.gpu._run(made, args)
 
 
 class _Event:
