@@ -29,6 +29,8 @@ _COMMANDS = {
     "perplexity": "measure",
     "synth": "models",
     "kernels": "kernels",
+    "decompose": "campaign",
+    "report": "campaign",
 }
 # group of commands -> the module that holds its app
 _GROUPS = {"probe": "probe"}
