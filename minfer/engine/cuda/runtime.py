@@ -22,14 +22,14 @@ from minfer.cuda.convert import ConvertConfig, convert_f32_f16
 from minfer.cuda.gemv import GemvConfig, gemv
 from minfer.cuda.q8 import RUN, pad40_bytes, q8_record_bytes
 from minfer.cuda.quantize import QuantizePad40Config, QuantizeQ8Config, quantize_q8, quantize_q8_0_pad40
-from minfer.engine.backend import LayerWeights, Progress, Role
+from minfer.engine.backend import LayerWeights, Progress, Role, Weights
 from minfer.engine.cuda.activations import Activations, Storage
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.hopper_attention import HopperAttention
 from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.routes import Route
-from minfer.engine.cuda.weights import Loader, Stack, kernel
+from minfer.engine.cuda.weights import Loader, Run, Stack, kernel
 from minfer.engine.errors import EngineError
 from minfer.model.model import Model
 from minfer.model.rope import frequencies
@@ -37,7 +37,8 @@ from minfer.model.rope import frequencies
 
 class CudaRuntime:
     """See `minfer.engine.backend.Runtime`. plan: what `plan_memory` decided, kept as an attribute; tell: gets
-    a line where a kernel of the route cannot run and another one takes its place."""
+    a line where a kernel of the route cannot run and another one takes its place; loaded: the weights of
+    another runtime of the same model and device, to share them."""
 
     def __init__(
         self,
@@ -47,11 +48,13 @@ class CudaRuntime:
         plan: MemoryPlan,
         progress: Progress | None = None,
         tell: Callable[[str], None] = lambda line: None,
+        loaded: tuple[Weights, Run] | None = None,
     ):
         self.config = config = model.config
         self.device, self.route, self.plan = device, route, plan
         self._pdl = int(device.arch.removeprefix("sm_").rstrip("af")) >= 90
-        self.weights, self._embedding = Loader(device, model, plan, progress).load()
+        self.loaded = loaded or Loader(device, model, plan, progress).load()
+        self.weights, self._embedding = self.loaded
         self._products = Products(device, route, plan, tell)
         kv_dim = config.n_kv_heads * config.head_dim
         shape = plan.n_ctx, kv_dim
