@@ -6,6 +6,7 @@ import pytest
 
 from minfer.lab.explorer import NO_KERNEL
 from minfer.lab.lane_player import gemm_film
+from tests.browser.conftest import UNTRUSTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 BANKS = "02_bank_conflicts_and_fragments.ipynb"
@@ -44,7 +45,7 @@ def test_banks_run_drag_save_and_reopen(open_notebook):
 
 
 def test_convert_run_and_drag(open_notebook):
-    notebook = open_notebook("04_convert_and_elementwise.ipynb")
+    notebook = open_notebook(UNTRUSTED)
     notebook.run_all()
     cell = notebook.cell("flight-explorer")
     cell.get_by_text("KiB an SM keep DRAM busy").wait_for()
@@ -89,17 +90,24 @@ def test_start_here_streams_and_goes_on_after_a_restart(open_notebook):
     assert not notebook.cell("cell-11").get_by_text(NO_KERNEL).is_visible()
 
 
-def test_a_notebook_that_is_only_opened_shows_its_pictures(open_notebook):
+@pytest.mark.parametrize(
+    ("name", "explorer"),
+    [("03_flash_attention.ipynb", "tkv-explorer"), (UNTRUSTED, "flight-explorer")],
+    ids=["trusted", "untrusted"],
+)
+def test_a_notebook_that_is_only_opened_shows_its_pictures(open_notebook, name, explorer):
     """As it lies in the repository: nothing has run here."""
-    notebook = open_notebook("03_flash_attention.ipynb")
+    notebook = open_notebook(name)
     for saved in notebook.cells():
         kinds = [kind for output in saved.get("outputs", []) for kind in output.get("data", {})]
-        if "image/png" not in kinds:
-            continue
-        cell = notebook.cell(saved["id"])
-        cell.locator("img").last.wait_for()
-        assert cell.locator("img").last.evaluate("image => image.naturalWidth") > 600
-    explorer = notebook.cell("tkv-explorer")
-    assert explorer.locator(".widget-hslider").count() >= 1
-    assert explorer.get_by_text(NO_KERNEL).is_visible()
-    notebook.screenshot("only-opened")
+        if "image/png" in kinds:
+            image = notebook.cell(saved["id"]).locator("img").last
+            image.wait_for()
+            assert image.evaluate("image => image.naturalWidth") > 600
+    cell = notebook.cell(explorer)
+    if name == UNTRUSTED:
+        cell.get_by_text("run the notebook to use its sliders").wait_for()
+    else:
+        cell.get_by_text(NO_KERNEL).wait_for()
+        assert cell.locator(".widget-hslider").first.is_visible()
+    notebook.screenshot(f"only-opened-{explorer}")
