@@ -303,6 +303,7 @@ def gemv_stream(config: GemvStreamConfig) -> Kernel:
         factors = cuda.local.array(held, float32)
         for i in unroll(held):
             values[i] = float32(0)
+            factors[i] = float32(0)
         load_batch(factors, 0, gains)
         wait()
         load_batch(values, 0, x)
