@@ -331,7 +331,9 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
         )
         if inside:
             if head < heads:
-                row = q + (uint64(t) * uint64(heads * head_dim) + uint64(head * head_dim)) * uint64(query_bytes)
+                row = q + (uint64(t) * uint64(heads * head_dim) + uint64(head * head_dim)) * uint64(
+                    query_bytes
+                )
                 store_query(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3)
             else:
                 cache = k_cache

@@ -40,6 +40,10 @@ MOST_WORDS = 64  # registers of activations a lane
 LOADS = 8  # 16-byte loads of activations that a thread has in flight
 
 
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
 @dataclass(frozen=True)
 class GemvStreamConfig:
     """y[od] = W[od, dim] x[dim] (+ addend[od]), or y[od] = silu(W[:od] x) * (W[od:] x).
@@ -86,7 +90,7 @@ class GemvStreamConfig:
             )
         if self.steps * LANE_DOTS[self.format].words > MOST_WORDS:
             raise ConfigRefused(
-                f"gemv_stream: a lane would hold {self.steps} blocks' activations; share rows among more warps"
+                f"gemv_stream: a lane would hold activations of {self.steps} blocks; share rows among more warps"
             )
         if self.source == "norm" and self.dim > 4 * LOADS * self.threads:
             raise ConfigRefused(
@@ -121,7 +125,7 @@ class GemvStreamConfig:
     @property
     def steps(self) -> int:
         """Times that a warp goes on along its part of a row."""
-        return -(-(-(-self.units // self.team)) // self.across)
+        return _ceil(_ceil(self.units, self.team), self.across)
 
     @property
     def outputs(self) -> int:
@@ -179,7 +183,7 @@ class GemvStreamConfig:
         options = {"source": source, "pairs": pairs, "addend": addend}
 
         def steps(team: int) -> int:
-            return -(-(-(-units // team)) // across)
+            return _ceil(_ceil(units, team), across)
 
         shares = [{"warps": warps} for warps in (8, 4, 2, 1)]
         if steps(1) * words > MOST_WORDS:
@@ -187,7 +191,7 @@ class GemvStreamConfig:
             fitting = [t for t in range(4, 13) if steps(t) * words <= MOST_WORDS] or [16]
             team = max(fitting, key=lambda t: (units / (t * steps(t)), t))
             shares = [{"warps": team, "team": team}]
-        refused = None
+        refused: ConfigRefused | None = None
         for share in shares:
             for rows, slots in ((2, 3), (2, 2), (2, 1), (1, 1)):
                 try:
@@ -376,9 +380,8 @@ def gemv_stream(config: GemvStreamConfig) -> Kernel:
             begin = first + group * outputs
             output = begin + lane
             sum = float32(0)
-            if added and team == 1:
-                if lane < outputs and output < last:
-                    sum = ptx.ld_global_f32(addend + uint64(output) * uint64(4))
+            if added and team == 1 and lane < outputs and output < last:
+                sum = ptx.ld_global_f32(addend + uint64(output) * uint64(4))
             ptx.mbarrier_wait(barriers + number * uint32(8), parity)
             for r in unroll(rows):
                 here = ring + slot + uint32(r * piece)
