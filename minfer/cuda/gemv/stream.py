@@ -90,7 +90,7 @@ class GemvStreamConfig:
             )
         if self.steps * LANE_DOTS[self.format].words > MOST_WORDS:
             raise ConfigRefused(
-                f"gemv_stream: a lane would hold activations of {self.steps} blocks; share rows among more warps"
+                f"gemv_stream: a lane would hold activations of {self.steps} blocks; let more warps share"
             )
         if self.source == "norm" and self.dim > 4 * LOADS * self.threads:
             raise ConfigRefused(
