@@ -109,12 +109,15 @@ class Argument:
             CUtensorMap by value).
         dtype: the element type for arrays, the type for scalars, as a NumPy name or "bfloat16"; None for any.
         stored: a tensor map through which a whole output is stored: checked like "out".
+        finite: an input in which a NaN or an infinity would vanish in a rounding to integers: checked mode
+            refuses them.
     """
 
     name: str
     kind: str
     dtype: str | None = None
     stored: bool = False
+    finite: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ARGUMENT_KINDS:

@@ -1,4 +1,4 @@
-"""Launches of the decode GEMV and of the activation quantizer with their expected outputs."""
+"""Launches of the decode GEMV with their expected outputs."""
 
 import numpy as np
 
@@ -7,14 +7,10 @@ from minfer.cuda.block_dots import DOTS
 from minfer.cuda.gemv import (
     GemvConfig,
     GemvStreamConfig,
-    QuantizeQ8Config,
     gemv,
     gemv_stream,
-    quantize_q8,
 )
-from minfer.cuda.q8 import q8_record_bytes
 from tests.cuda.block_data import random_matrix
-from tests.cuda.elementwise_cases import check_records
 from tests.cuda.parity import Case, poisoned
 
 
@@ -81,18 +77,3 @@ def stream_case(config: GemvStreamConfig, od: int, grid: int | None = None) -> C
     wanted = products + addend if config.addend else products
     blocks = config.grid(od) if grid is None else (grid, 1, 1)
     return Case(gemv_stream(config), blocks, arguments, {"y": wanted}, 0, error, f"od={od}")
-
-
-def quantize_case(nt: int, dim: int, threads: int = 128) -> Case:
-    x = np.random.default_rng(nt + dim).normal(size=(nt, dim)).astype(np.float32)
-    x[0, :32] = 0
-    x[-1, -32:] *= 1e4
-    config = QuantizeQ8Config(threads)
-    arguments = {"x": x, "records": poisoned((nt, q8_record_bytes(dim)), np.uint8), "dim": dim}
-    return Case(
-        quantize_q8(config),
-        config.grid(nt, dim),
-        arguments,
-        {"records": check_records(x)},
-        name=f"nt={nt} {dim}",
-    )

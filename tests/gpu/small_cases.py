@@ -10,7 +10,7 @@ from tests.cuda.parity import Case
 
 def small_sequences() -> Iterator[tuple[Case, ...]]:
     """Every case, alone or with those to run right before it, whose results it reads."""
-    for cases in (_convert, _elementwise, _attention, _gemm, _gemv, _dequantize):
+    for cases in (_convert, _elementwise, _attention, _gemm, _gemv, _quantize, _dequantize):
         yield from ((case,) if isinstance(case, Case) else tuple(case) for case in cases())
 
 
@@ -33,7 +33,7 @@ def _elementwise() -> Iterator[Case | list[Case]]:
 
     from tests.cuda import elementwise_cases as cases
 
-    for output in ("f32", "f16", "q8"):
+    for output in ("f32", "f16", "q8", "pad40"):
         yield cases.rmsnorm_case(3, 96, output, residual=True)
         yield cases.swiglu_case(3, 96, output)
     yield cases.bias_add_case(3, 52)
@@ -57,13 +57,22 @@ def _attention() -> Iterator[Case | list[Case]]:
 def _gemv() -> Iterator[Case]:
     from minfer.cuda.block_dots import DOTS
     from minfer.cuda.gemv import GemvConfig
-    from tests.cuda.gemv_cases import gemv_case, quantize_case
+    from tests.cuda.gemv_cases import gemv_case
 
-    yield quantize_case(3, 96)
     for format, dot in DOTS.items():
         config = GemvConfig(format, 3 * dot.weights, rows=2, warps=2, addend=True)
         yield gemv_case(config, 13, grid=3)
     yield gemv_case(GemvConfig("Q6_K", 5 * 256, slices=2, warps=2, slots=3), 13, grid=3)
+
+
+def _quantize() -> Iterator[Case]:
+    from minfer.cuda.quantize import FORMS, QuantizePad40Config
+    from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case
+
+    yield quantize_case(3, 96)
+    for form in FORMS:
+        yield pad40_case(QuantizePad40Config(form), awkward(3, 96))
+    yield pad40_case(QuantizePad40Config(source="f16", unroll=2), awkward(3, 96))
 
 
 def _gemm() -> Iterator[Case]:

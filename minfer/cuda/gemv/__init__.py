@@ -5,7 +5,7 @@ activation or the residual addition around the product in the same kernel.
 """
 
 from minfer.cuda.gemv import ring, stream
-from minfer.cuda.gemv.ring import GemvConfig, QuantizeQ8Config, gemv, quantize_q8
+from minfer.cuda.gemv.ring import GemvConfig, gemv
 from minfer.cuda.gemv.stream import gemv_stream, gemv_stream_two
 from minfer.cuda.gemv.stream_config import GemvStreamConfig, GemvTwoConfig
 from minfer.cuda.kernel import Kernel
@@ -14,11 +14,9 @@ __all__ = [
     "GemvConfig",
     "GemvStreamConfig",
     "GemvTwoConfig",
-    "QuantizeQ8Config",
     "gemv",
     "gemv_stream",
     "gemv_stream_two",
-    "quantize_q8",
     "shipped",
 ]
 

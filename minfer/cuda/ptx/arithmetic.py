@@ -118,6 +118,11 @@ def fma_rn_f32(a: f32, b: f32, c: f32) -> f32:
     """a * b + c, rounded once."""
 
 
+@instruction("div.rn.f32 $0, $1, $2;", section="9.7.3.8 div", pure=True)
+def div_rn_f32(a: f32, b: f32) -> f32:
+    """a / b, rounded to nearest even; never flushed to zero. (numba's / is approximate under fastmath.)"""
+
+
 @instruction("max.f32 $0, $1, $2;", section="9.7.3.12 max", pure=True)
 def max_f32(a: f32, b: f32) -> f32:
     """The larger; the other one if one is NaN."""

@@ -182,3 +182,13 @@ def ldmatrix_x4_trans(address: u32) -> (u32, u32, u32, u32):
 )
 def stmatrix_x4(address: u32, r0: u32, r1: u32, r2: u32, r3: u32):
     """Store four 8x8 matrices of 16-bit elements: the inverse of `ldmatrix_x4`."""
+
+
+@instruction(
+    "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0], {$1, $2, $3, $4};",
+    section="9.7.14.5.16 stmatrix",
+    arch=90,
+    collective=True,
+)
+def stmatrix_x4_trans(address: u32, r0: u32, r1: u32, r2: u32, r3: u32):
+    """Store four 8x8 matrices of 16-bit elements transposed: the inverse of `ldmatrix_x4_trans`."""

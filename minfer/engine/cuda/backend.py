@@ -37,8 +37,8 @@ class CudaBackend:
     """Runs models on a GPU.
 
     route: a name in `minfer.engine.cuda.routes.ROUTES`, or a `Route` of one's own. device: a
-    `minfer.engine.cuda.devices.Device`, None: the GPU in use. on_plan: is told the memory plan and what takes
-    time, a line each; None: printed to stderr.
+    `minfer.engine.cuda.devices.Device`, None: the GPU in use. on_plan: is told the memory plan, what takes
+    time and where a kernel of the route cannot run, a line each; None: printed to stderr.
 
     Raises InputError or EngineError for a route that does not exist, or not here; NoDevice without a GPU.
     """
@@ -89,8 +89,18 @@ class CudaBackend:
             for i in range(config.n_layers)
         ]
         tables = [matrix_shape(model, name) for name in dict.fromkeys((model.embedding, model.output))]
-        free = self.device.free_bytes()
-        return plan_memory(config, layers, tables, n_ctx, chunk, self.route, free, self.device.sms)
+        device = self.device
+        return plan_memory(
+            config,
+            layers,
+            tables,
+            n_ctx,
+            chunk,
+            self.route,
+            device.free_bytes(),
+            device.sms,
+            device.shared_bytes,
+        )
 
     def open(
         self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
@@ -107,7 +117,7 @@ class CudaBackend:
             needed = needed_kernels(model, self.route, plan, self.device.arch, self.device.sms)
             compile_ahead(needed, self.device.arch, self._on_plan)
         try:
-            return CudaRuntime(model, self.device, self.route, plan, progress)
+            return CudaRuntime(model, self.device, self.route, plan, progress, self._on_plan)
         except MemoryError as error:
             raise EngineError(f"the model was planned to fit, and does not: {error}") from error
 

@@ -172,6 +172,12 @@ def fma_rn_f32(a, b, c):
 
 
 @semantics
+def div_rn_f32(a, b):
+    with np.errstate(all="ignore"):
+        return _f32(a) / _f32(b)
+
+
+@semantics
 def max_f32(a, b):
     return np.fmax(_f32(a), _f32(b))
 
