@@ -29,6 +29,7 @@ from minfer.engine.cuda.hopper_attention import HopperAttention
 from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.step import DecodeStep
 from minfer.engine.cuda.weights import Loader, Run, Stack, kernel
 from minfer.engine.errors import EngineError
 from minfer.model.model import Model
@@ -86,6 +87,12 @@ class CudaRuntime:
         )
         self._pending: tuple[int, int, str] | None = None
         self._forms = self._decode_forms()
+        self._fused: DecodeStep | None = None
+        if DecodeStep.fits(config, self.weights, device):
+            self._fused = DecodeStep(
+                config, self.weights, device, plan.n_ctx,
+                self._positions(), self._rope_table, self._keys, self._values,
+            )  # fmt: skip
 
     def _angles(self, model: Model) -> tuple[np.ndarray, int, float]:
         inv_freq, scale = frequencies(self.config, model.rope_freqs)
@@ -153,6 +160,11 @@ class CudaRuntime:
         """Whether this is a decode step, whose kernels overlap at their seams (`minfer.cuda.dependent`)."""
         return self._pdl and self._count == 1
 
+    @property
+    def _step(self) -> DecodeStep | None:
+        """What takes this pass's operations, if it is a decode step of a model that has fused kernels."""
+        return self._fused if self._count == 1 else None
+
     def _form(self, role: str, rows: int) -> str:
         """What to write an operand of `rows` tokens as."""
         return self._forms[role] if rows <= FEW_TOKENS else self.plan.forms[role]
@@ -176,6 +188,9 @@ class CudaRuntime:
 
     def rmsnorm(self, out: Activations, x: Activations, *, weights: Any) -> None:
         """See Runtime.rmsnorm. Adds the product that waits for it to x first."""
+        if self._step is not None:
+            self._step.rmsnorm(out, x, weights)
+            return
         form = self._form("normed", len(x))
         hidden, target = x.matrix("f32"), out.matrix(form)
         width = x.storage.columns
@@ -196,6 +211,9 @@ class CudaRuntime:
 
     def linear(self, out: Activations, x: Activations, matrix: Stack, add: bool = False) -> None:
         """See Runtime.linear. Biases are left to `rotate_and_store`."""
+        if self._step is not None:
+            self._step.linear(out, x, matrix, add)
+            return
         if len(x) <= FEW_TOKENS and x.storage.form in ("f32", "q8"):
             self._multiply_few(out, x, matrix, add)
             return
@@ -259,6 +277,8 @@ class CudaRuntime:
         self, layer: int, q: Activations, k: Activations, v: Activations, first_query: int
     ) -> None:
         """See Runtime.rotate_and_store. Adds the biases too; the queries go to a buffer of their own."""
+        if self._step is not None:
+            return  # its attention does
         config, weights = self.config, self.weights.layers[layer]
         whole = q.storage.parent
         n = len(k)
@@ -325,6 +345,9 @@ class CudaRuntime:
 
     def attention(self, layer: int, out: Activations, q: Activations, first_query: int) -> None:
         """See Runtime.attention. One query reads the context's length from device memory."""
+        if self._step is not None:
+            self._step.attention(layer, out, q)
+            return
         config, n = self.config, len(q)
         scale = config.head_dim**-0.5
         form = self._form("attended", n)
@@ -359,6 +382,9 @@ class CudaRuntime:
 
     def swiglu(self, out: Activations, gate_up: Activations) -> None:
         """See Runtime.swiglu."""
+        if self._step is not None:
+            self._step.swiglu(out, gate_up)
+            return
         form, source = self._form("activated", len(out)), gate_up.storage.form
         config = ew.SwigluConfig(form, source, packed=True, pdl=self._overlaps)
         ff = out.storage.columns
