@@ -21,6 +21,15 @@ class Backend(StrEnum):
     cuda = "cuda"
 
 
+class Weights(StrEnum):
+    """In which form a GPU's prefill has the weights."""
+
+    auto = "auto"
+    resident = "resident"
+    scratch = "scratch"
+    blocks = "blocks"
+
+
 class KVType(StrEnum):
     """What the KV cache is kept in."""
 
@@ -37,6 +46,14 @@ BackendOption = Annotated[
 RouteOption = Annotated[
     str,
     typer.Option("--route", help="Prefill kernels of the GPU: auto, f16 (mma.sync) or f16-wgmma (Hopper)."),
+]
+WeightsOption = Annotated[
+    Weights,
+    typer.Option(
+        "--weights",
+        help="Weights of a GPU's prefill: resident f16 copies, a scratch that each matrix is dequantized "
+        "into, or blocks that the GEMM dequantizes; auto: the first that fits.",
+    ),
 ]
 KVTypeOption = Annotated[KVType, typer.Option("--kv-type", help="What the KV cache is kept in.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]

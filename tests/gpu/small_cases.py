@@ -10,7 +10,8 @@ from tests.cuda.parity import Case
 
 def small_sequences() -> Iterator[tuple[Case, ...]]:
     """Every case, alone or with those to run right before it, whose results it reads."""
-    for cases in (_convert, _elementwise, _attention, _gemm, _gemv, _dequantize):
+    families = (_convert, _elementwise, _attention, _gemm, _gemm_blocks, _gemm_hopper, _gemv, _dequantize)
+    for cases in families:
         yield from ((case,) if isinstance(case, Case) else tuple(case) for case in cases())
 
 
@@ -74,6 +75,25 @@ def _gemm() -> Iterator[Case]:
         yield gemm_case(GemmConfig(layout=layout), 70, 67, 72)
     yield gemm_case(GemmConfig(a_source="f32_mirror"), 66, 64, 72)
     yield gemm_case(GemmConfig(128, 128, 64, 3, layout="swizzled", out="f16"), 130, 136, 200)
+
+
+def _gemm_hopper() -> Iterator[Case]:
+    from minfer.cuda.gemm_hopper import GemmHopperConfig
+    from tests.cuda.gemm_hopper_cases import hopper_case
+
+    yield hopper_case(GemmHopperConfig(64, 3), 100, 72, 72, multiprocessors=1)
+    yield hopper_case(GemmHopperConfig(80, 2, cluster=2), 300, 168, 136)
+    yield hopper_case(GemmHopperConfig(224, 4), 130, 232, 8)
+
+
+def _gemm_blocks() -> Iterator[Case]:
+    from minfer.cuda.gemm import B_SOURCES, GemmConfig
+    from tests.cuda.gemm_block_cases import block_case
+
+    for name in B_SOURCES[1:]:
+        for layout, out in (("swizzled", "f32"), ("padded", "f16")):
+            yield block_case(GemmConfig(layout=layout, b_source=name, out=out), 5, 67, 3)
+    yield block_case(GemmConfig(a_source="f32_mirror", b_source="Q4_K"), 66, 67, 1)
 
 
 def _dequantize() -> Iterator[Case]:

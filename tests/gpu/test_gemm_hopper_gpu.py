@@ -8,7 +8,7 @@ import pytest
 from minfer.cuda import runtime
 from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
 from minfer.cuda.registry import shipped_kernels
-from tests.gpu.gemm_cases import NT, OUTPUT_ERROR, SUM_ERROR, milliseconds
+from tests.gpu.gemm_cases import MODEL_SHAPES, NT, OUTPUT_ERROR, SUM_ERROR, milliseconds
 
 KERNELS = shipped_kernels()["gemm_hopper"]
 SMALL = [(1, 8, 8), (70, 72, 72), (129, 264, 136), (300, 520, 200), (515, 1032, 64)]
@@ -55,22 +55,49 @@ def test_small_and_ragged(kernel, shape):
     assert (np.abs(results[0] - wanted) <= bound).all()
 
 
-@pytest.mark.parametrize("nt", NT)
-@pytest.mark.parametrize("kernel", KERNELS, ids=short)
-def test_at_the_model_s_sizes(kernel, nt, matrices):
-    torch, a, b, exact, magnitude = matrices
-    out = torch.empty(nt, b.shape[0], device="cuda", dtype=torch.float16)
-    grid, args = arguments(kernel, a[:nt].contiguous(), b, out)
-    results = []
-    for _ in range(2):
-        out.fill_(float("nan"))
-        torch.cuda.synchronize()
-        runtime.launch(kernel, grid, *args)
-        results.append(out.clone())
-    assert torch.equal(*results)  # NaN is equal to nothing: all of it was written
-    off = (results[0].double() - exact[:nt]).abs()
-    bound = SUM_ERROR * magnitude[:nt] + OUTPUT_ERROR["f16"] * exact[:nt].abs() + 1e-6
+def product(torch, kernel, a, b):
+    """The kernel's result of A B^T, into an output of NaN."""
+    out = torch.full((len(a), len(b)), float("nan"), device="cuda", dtype=torch.float16)
+    grid, args = arguments(kernel, a.contiguous(), b, out)
+    torch.cuda.synchronize()
+    runtime.launch(kernel, grid, *args)
+    torch.cuda.synchronize()
+    return out
+
+
+def check_twice(torch, kernel, a, b, exact, magnitude):
+    first, second = (product(torch, kernel, a, b) for _ in range(2))
+    assert torch.equal(first, second)  # NaN is equal to nothing: all of it was written
+    off = (first.double() - exact).abs()
+    bound = SUM_ERROR * magnitude + OUTPUT_ERROR["f16"] * exact.abs() + 1e-6
     assert bool((off <= bound).all()), f"largest excess {float((off - bound).max())}"
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=short)
+def test_at_the_model_s_sizes(kernel, matrices):
+    torch, a, b, exact, magnitude = matrices
+    for nt in NT:
+        check_twice(torch, kernel, a[:nt], b, exact[:nt], magnitude[:nt])
+
+
+@pytest.mark.parametrize("shape", MODEL_SHAPES, ids=str)
+def test_at_every_shape_of_the_model(shape):
+    torch = pytest.importorskip("torch")
+    od, depth = shape
+    a, b = (torch.randn(rows, depth, device="cuda").half() for rows in (129, od))
+    exact = a.double() @ b.double().T
+    magnitude = (a.float().abs() @ b.float().abs().T).double()
+    for kernel in KERNELS:
+        check_twice(torch, kernel, a, b, exact, magnitude)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=short)
+def test_chunks_of_tokens_have_the_same_bits(kernel, matrices):
+    torch, a, b, _, _ = matrices
+    whole = product(torch, kernel, a[:512], b)
+    for chunk in (100, 511):
+        parts = [product(torch, kernel, a[i : min(i + chunk, 512)], b) for i in range(0, 512, chunk)]
+        assert torch.equal(torch.cat(parts), whole)
 
 
 @pytest.mark.parametrize("shape", SPEEDS, ids=str)

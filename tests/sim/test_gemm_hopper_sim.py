@@ -6,6 +6,7 @@ import pytest
 from minfer.cuda import simulator
 from minfer.cuda.gemm_hopper import GemmHopperConfig, make_gemm_hopper
 from minfer.cuda.trace import Op, Trace, check, shared_lines
+from tests.cuda.gemm_hopper_cases import hopper_case
 
 
 @pytest.mark.parametrize(
@@ -18,18 +19,7 @@ from minfer.cuda.trace import Op, Trace, check, shared_lines
     ids=str,
 )
 def test_product(config, shape, multiprocessors):
-    nt, od, depth = shape
-    draw = np.random.default_rng(shape)
-    a, b = (draw.standard_normal((rows, depth)).astype(np.float16) for rows in (nt, od))
-    c = np.full((nt, od), np.nan, np.float16)
-    maps = [
-        simulator.tensor_map(array, *config.boxes[name]) for name, array in zip("abc", (a, b, c), strict=True)
-    ]
-    grid = config.grid(nt, od, multiprocessors)
-    simulator.launch(make_gemm_hopper(config), grid, *maps, nt, od, depth, config.group(nt, od), seed=0)
-    expected = a.astype(np.float64) @ b.astype(np.float64).T
-    assert np.isfinite(c).all()
-    assert (np.abs(c - expected) <= 1e-5 + 2.0**-11 * np.abs(expected)).all()
+    hopper_case(config, *shape, multiprocessors).run_simulated(seed=0)
 
 
 def test_traced_run_has_no_race_and_no_conflict():

@@ -12,18 +12,22 @@ from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unr
 
 
 @functools.cache
-def store_accumulators(n_fragments: int, m_fragments: int, out: str = "f32") -> DeviceFunction:
+def store_accumulators(
+    n_fragments: int, m_fragments: int, out: str = "f32", pitch: int | None = None
+) -> DeviceFunction:
     """Factory: (array, matrix, first_row, first_column, rows, columns): a warp's n x m accumulator fragments
     of 16 x 16 to a rows x columns matrix of f32 or f16 at a global address; what lies outside is dropped. All
     lanes of the warp call it. Fragment (i, j) starts at index 8 * (i * m_fragments + j); first_column is a
-    multiple of 16.
+    multiple of 16. `pitch`: elements from one row of
+    the matrix to the next, if they are not its columns.
 
     A lane stores 8 bytes at a time, and four lanes a whole sector, where every row is aligned to that (f32:
-    even columns; f16: columns a multiple of 4); else one element at a time."""
+    even columns; f16: columns a multiple of 4; so the pitch); else one element at a time."""
     half = out == "f16"
     element_bytes = 2 if half else 4
     # Columns that must divide a row for the wide stores.
     granule = 8 // element_bytes
+    aligned = pitch is None or pitch % granule == 0
 
     # In functions of their own the compiler's front end sees these once, not once a fragment.
 
@@ -71,7 +75,7 @@ def store_accumulators(n_fragments: int, m_fragments: int, out: str = "f32") -> 
     @device_function
     @unrolled
     def store_row(array, first, line, first_column, columns, inside, lane):
-        if columns % granule == 0:
+        if aligned and columns % granule == 0:
             for j in unroll(m_fragments):
                 wide(array, first + 8 * j, line, first_column + 16 * j, columns, inside, lane)
         else:
@@ -82,10 +86,13 @@ def store_accumulators(n_fragments: int, m_fragments: int, out: str = "f32") -> 
     @unrolled
     def store(array, matrix, first_row, first_column, rows, columns):
         lane = cuda.threadIdx.x & 31
+        apart = columns
+        if pitch is not None:
+            apart = types.int32(pitch)
         for i in unroll(n_fragments):
             for low in unroll(2):
                 row = first_row + (lane >> 2) + 16 * i + 8 * low
-                line = matrix + types.uint64(types.int64(row) * columns * element_bytes)
+                line = matrix + types.uint64(types.int64(row) * apart * element_bytes)
                 store_row(array, 8 * i * m_fragments + 2 * low, line, first_column, columns, row < rows, lane)
 
     return store

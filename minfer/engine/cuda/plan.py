@@ -1,8 +1,9 @@
 """The memory plan: what a model needs on the device, decided before anything is loaded. Pure arithmetic.
 
-Quantized blocks always reside: decoding reads them. Prefill multiplies f16 weights: a resident copy of all
-layers if it fits, else one matrix at a time in a scratch, dequantized anew for every product. The embedding
-and the output matrix stay blocks only.
+Quantized blocks always reside: decoding reads them. Prefill multiplies f16 weights, in the first of three
+ways that fits: "resident", an f16 copy of all layers; "scratch", one matrix at a time, dequantized anew
+before every product; "blocks", the GEMM dequantizes what it stages, and no weight lies in memory as f16. The
+embedding and the output matrix stay blocks only.
 """
 
 from __future__ import annotations
@@ -11,11 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minfer.cuda.blocks import BLOCKS
+from minfer.cuda.gemm import BLOCK_SOURCES
 from minfer.cuda.q8 import q8_record_bytes
 from minfer.engine.cuda.routes import Route
 from minfer.engine.errors import EngineError
 from minfer.model.config import ModelConfig
 
+WAYS = ("resident", "scratch", "blocks")
+_HOW = {
+    "resident": "prefill reads the f16 copies",
+    "scratch": "prefill dequantizes every matrix before its product",
+    "blocks": "prefill dequantizes within its products",
+}
+SCRATCH = "f16 scratch of one matrix"
 FEW_TOKENS = 4
 """Up to so many tokens a product reads the blocks once per token; above, a GEMM on f16 weights is cheaper."""
 RESERVE_BYTES = 512 << 20  # kernels, their stacks, graphs, other libraries' contexts
@@ -46,14 +55,14 @@ class MemoryPlan:
     """What goes where.
 
     Attributes:
-        resident: the layers' matrices are kept as f16 too; else they are dequantized before each product.
+        weights: one of WAYS.
         n_ctx, chunk: tokens that the KV cache holds, and of one pass.
         free: bytes that were free on the device.
         parts: bytes by purpose.
         activations: bytes of each activation buffer, by role.
     """
 
-    resident: bool
+    weights: str
     n_ctx: int
     chunk: int
     free: int
@@ -65,8 +74,14 @@ class MemoryPlan:
         """Bytes that the model will take."""
         return sum(self.parts.values())
 
+    @property
+    def resident(self) -> bool:
+        """Whether the layers' matrices are kept as f16 too."""
+        return self.weights == "resident"
+
     def __str__(self) -> str:
-        return f"memory: {_table(self.parts)}: {_size(self.total)} of {_size(self.free)} free"
+        size = f"{_size(self.total)} of {_size(self.free)} free"
+        return f"memory: {_table(self.parts)}: {size}; {_HOW[self.weights]}"
 
 
 def activation_bytes(config: ModelConfig, chunk: int, route: Route) -> dict[str, int]:
@@ -111,12 +126,13 @@ def plan_memory(
     route: Route,
     free: int,
     sms: int,
+    ways: Sequence[str] = WAYS,
 ) -> MemoryPlan:
     """Decide what fits.
 
     layers: for each layer its stacks of matrices that are multiplied at once; tables: embedding and output
-    matrix (one, if they are tied). Raises EngineError, with the numbers, if even the smaller variant does
-    not fit.
+    matrix (one, if they are tied); ways: those to choose from, the first that fits is taken. Raises
+    EngineError, with the numbers, if even the last does not fit.
     """
     stacks = [stack for layer in layers for stack in layer]
     halves = [sum(matrix.half_bytes for matrix in stack) for stack in stacks]
@@ -134,19 +150,26 @@ def plan_memory(
         f"activations of {chunk:,} tokens": sum(activations.values()) + tables_bytes,
     }
     limit = free - RESERVE_BYTES
+    # What no GEMM reads as blocks goes through a scratch even so.
+    unread = max(sum(m.half_bytes for m in stack if m.format not in BLOCK_SOURCES) for stack in stacks)
     choices = {
-        True: needed | {"weights as f16": sum(halves)},
-        False: needed | {"f16 scratch of one matrix": max(halves)},
+        "resident": needed | {"weights as f16": sum(halves)},
+        "scratch": needed | {SCRATCH: max(halves)},
+        "blocks": needed | ({SCRATCH: unread} if unread else {}),
     }
-    for resident, parts in choices.items():
+    for way in ways:
+        parts = choices[way]
         if sum(parts.values()) <= limit:
-            return MemoryPlan(resident, n_ctx, chunk, free, parts, activations)
-    parts = choices[False]
+            return MemoryPlan(way, n_ctx, chunk, free, parts, activations)
     raise EngineError(
         f"the model does not fit: {_table(parts)}, {_size(RESERVE_BYTES)} in reserve: "
         f"{_size(sum(parts.values()) + RESERVE_BYTES)} of {_size(free)} free; use a smaller context or "
-        "prefill chunk, a smaller model, or the host backend"
+        f"prefill chunk,{_remedy(ways[-1])} a smaller model, or the host backend"
     )
+
+
+def _remedy(way: str) -> str:
+    return "" if way == "blocks" else " the weights as blocks,"
 
 
 def _table(parts: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Products of many tokens: which GEMM, on which f16 weights, into which form."""
+"""Products of many tokens: which GEMM, on which form of the weights, into which form."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from minfer.cuda.gemm import GemmConfig, make_gemm
+from minfer.cuda.gemm import BLOCK_SOURCES, GemmConfig, make_gemm
 from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
 from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
-from minfer.engine.cuda.plan import MemoryPlan
+from minfer.engine.cuda.plan import SCRATCH, MemoryPlan
 from minfer.engine.cuda.routes import Route
 from minfer.engine.cuda.weights import Stack, kernel
 
@@ -19,14 +19,15 @@ PANEL_ROWS = 8192  # of the output matrix, dequantized at once
 
 
 class Products:
-    """GEMMs of a route. Weights without a resident f16 copy are dequantized into one scratch first."""
+    """GEMMs of a route. Weights without a resident f16 copy are dequantized into one scratch first, or within
+    the GEMM, as the plan says."""
 
     def __init__(self, device: Device, route: Route, plan: MemoryPlan):
         self.device, self.route = device, route
         self._scratch: Any = None
-        scratch = plan.parts.get("f16 scratch of one matrix", 0)
-        if scratch:
-            self._scratch = device.empty(scratch, np.uint8)
+        if SCRATCH in plan.parts:
+            self._scratch = device.empty(plan.parts[SCRATCH], np.uint8)
+        self._from_blocks = plan.weights == "blocks"
         self._panel: Any = None
         self._maps: dict[tuple, Any] = {}
 
@@ -37,6 +38,11 @@ class Products:
             self._multiply_panels(out, a, stack)
             return
         tokens = len(a)
+        if self._from_blocks:
+            form = self._form(role)
+            self._multiply_blocks(out.matrix(form), a, stack, form)
+            out.storage.mark(form)
+            return
         weights = stack.half
         if weights is None:
             weights = self._view(self._scratch, stack.rows, stack.columns)
@@ -47,10 +53,32 @@ class Products:
             self._hopper(a, weights, c)
             out.storage.mark("f16")
             return
-        # gate and up are only read again by the activation; sums that are added to the residual stay f32.
-        form = "f16" if role == "gate_up" and self.route.activations == "f16" else "f32"
+        form = self._form(role)
         self._gemm(replace(config, out=form), a, weights, out.matrix(form))
         out.storage.mark(form)
+
+    def _form(self, role: str) -> str:
+        """What mma.sync's GEMM writes: gate and up are only read again by the activation; sums that are added
+        to the residual stay f32."""
+        return "f16" if role == "gate_up" and self.route.activations == "f16" else "f32"
+
+    def _multiply_blocks(self, c: Any, a: Any, stack: Stack, form: str) -> None:
+        """c = a . stack^T without f16 weights in memory: a product a run, each some columns of c."""
+        tokens, first = len(a), 0
+        pitch = stack.rows if len(stack.runs) > 1 else None
+        for run in stack.runs:
+            config = replace(self.route.block_config(tokens), out=form, pitch=pitch)
+            columns = c if pitch is None else c.reshape(-1)[first:]
+            if run.format in BLOCK_SOURCES:
+                config, weights = replace(config, b_source=BLOCK_SOURCES[run.format]), run.blocks
+                if config.b_source == "f16":
+                    weights = self._view(run.blocks.reshape(-1), run.rows, run.columns)
+            else:
+                weights = self._view(self._scratch, run.rows, run.columns)
+                run.dequantize(self.device, weights)
+            made, grid = kernel(make_gemm, config), config.grid(tokens, run.rows)
+            self.device.launch(made, grid, a, weights, columns, tokens, run.rows, run.columns)
+            first += run.rows
 
     def read_panels(self, buffer: Activations) -> np.ndarray:
         """The logits that `multiply` left in panels: f32 (tokens, vocab)."""
@@ -69,6 +97,13 @@ class Products:
         """Logits of all tokens: some rows of the output matrix at a time, dequantized, each product a
         matrix of its own."""
         panels = self._panels(stack.rows)
+        out.storage.mark("panels")
+        if self._from_blocks and all(run.format in BLOCK_SOURCES for run in stack.runs):
+            n, flat = len(a), out.storage.matrix("f32").reshape(-1)
+            for first, last in panels:
+                c = flat[n * first : n * last].reshape(n, last - first)
+                self._multiply_blocks(c, a, stack.cut(first, last), "f32")
+            return
         if self._panel is None:
             self._panel = self.device.empty(2 * panels[0][1] * stack.columns, np.uint8)
         n, flat, sms = len(a), out.storage.matrix("f32").reshape(-1), self.device.sms
@@ -77,7 +112,6 @@ class Products:
             weights = self._view(self._panel, last - first, stack.columns)
             stack.cut(first, last).dequantize(self.device, weights)
             self._gemm(config, a, weights, flat[n * first : n * last].reshape(n, last - first))
-        out.storage.mark("panels")
 
     def _view(self, memory: Any, rows: int, columns: int) -> Any:
         return memory[: 2 * rows * columns].view(np.float16).reshape(rows, columns)

@@ -95,6 +95,11 @@ class Route:
                 return self.wide
         return self.gemm
 
+    def block_config(self, tokens: int) -> GemmConfig:
+        """The mma.sync config of a product on weights that it dequantizes itself: no wide tile, whose
+        registers would not hold a k-tile of blocks too."""
+        return self.small if tokens <= SMALL_TOKENS and self.small is not None else self.gemm
+
 
 def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     """The route of that name on an architecture ("sm_90a"), with the switches of `environment` applied.
