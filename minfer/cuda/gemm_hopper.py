@@ -41,6 +41,8 @@ GROUP_ROWS = 2048
 CLUSTERS = (1, 2, 4)
 EPILOGUES = ("store", "add", "swiglu")
 OUTPUTS = ("f16", "f32")
+#: (tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
+TILES = ((256, 4), (224, 4), (192, 4), (160, 5), (128, 6))
 
 
 @dataclass(frozen=True)
@@ -172,22 +174,26 @@ class GemmHopperConfig:
         return -(-rows // max(1, round(nt / GROUP_ROWS)))
 
 
-def choose(nt: int, od: int, depth: int, multiprocessors: int = 132) -> GemmHopperConfig:
+def choose(
+    nt: int, od: int, depth: int, multiprocessors: int = 132, out: str = "f16", epilogue: str = "store"
+) -> GemmHopperConfig:
     """The config with the fewest tensor-core cycles over whole waves of blocks, for an nt x od x depth
     product.
 
     A k-tile costs its wgmmas (4096 FLOP a cycle) or its bytes from L2 (56 a cycle), a tile about 1500 cycles
     outside its main loop (measured on an H200). Clusters pay from four waves on."""
+    halves = 2 if epilogue == "swiglu" else 1
+
+    def waves(tile_m: int) -> int:
+        return -(-(-(-nt // 128) * -(-od * halves // tile_m)) // multiprocessors)
 
     def cost(tile_m: int) -> float:
-        waves = -(-(-(-nt // 128) * -(-od // tile_m)) // multiprocessors)
         step = max(4 * tile_m, (128 + tile_m) * 128 / 56)
-        return waves * (-(-depth // 64) * step + 1500)
+        return waves(tile_m) * (-(-depth // 64) * step + 1500)
 
-    tile_m, stages = min(((256, 4), (224, 4), (192, 4), (160, 5), (128, 6)), key=lambda tile: cost(tile[0]))
-    waves = -(-(-(-nt // 128) * -(-od // tile_m)) // multiprocessors)
-    paired = waves >= 4 and -(-nt // 128) % 2 == 0 and multiprocessors % 2 == 0
-    return GemmHopperConfig(tile_m, stages, 2 if paired else 1)
+    tile_m, stages = min(TILES, key=lambda tile: cost(tile[0]))
+    paired = waves(tile_m) >= 4 and -(-nt // 128) % 2 == 0 and multiprocessors % 2 == 0
+    return GemmHopperConfig(tile_m, stages, 2 if paired else 1, out, epilogue)
 
 
 @cache
@@ -366,6 +372,10 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """Every tile that `choose` may pick, alone and in clusters."""
-    tiles = ((256, 4), (224, 4), (192, 4), (160, 5), (128, 6))
-    return [make_gemm_hopper(GemmHopperConfig(*tile, cluster)) for tile in tiles for cluster in (1, 2)]
+    """Every tile that `choose` may pick, alone and in clusters, with every epilogue."""
+    return [
+        make_gemm_hopper(GemmHopperConfig(*tile, cluster, *form))
+        for form in (("f16", "store"), ("f32", "add"), ("f16", "swiglu"))
+        for tile in TILES
+        for cluster in (1, 2)
+    ]

@@ -85,7 +85,10 @@ def test_what_activations_are():
 
 
 def test_settings_name_the_choices():
-    assert choose_route("f16-wgmma", "sm_90a", {}).settings()["gemm"] == "wgmma, tile by shape"
+    assert (
+        choose_route("f16-wgmma", "sm_90a", {}).settings()["gemm"]
+        == "wgmma, tile by shape, fused sums and swiglu"
+    )
     assert choose_route("f16", "sm_89", {}).settings() == {
         "route": "f16",
         "gemm": "128x128x64 3 stages 8 warps swizzled",

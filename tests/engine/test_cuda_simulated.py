@@ -101,8 +101,22 @@ def test_logits_of_all_tokens(tmp_path, monkeypatch):
     close(gpu.forward(IDS[:7], logits="all"), host.forward(IDS[:7], logits="all"))
 
 
+def test_wgmma_without_fused_epilogues(tmp_path, monkeypatch):
+    from minfer.engine.cuda import routes
+
+    monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
+    model = micro_model(tmp_path / "micro.gguf")
+    device = SimulatedDevice(arch="sm_90a")
+    gpu = open_session(model, simulated(device, Route("f16-wgmma", wgmma=True, fused=False)))
+    host = open_session(model, HostBackend(threads=1))
+    close(gpu.forward(IDS[:5]), host.forward(IDS[:5]), 0.01)
+    epilogues = {kernel.config.epilogue for kernel in device.launches if kernel.name == "gemm_hopper"}
+    assert epilogues == {"store"}
+    assert "swiglu" in launched(device)
+
+
 def test_wgmma_route(tmp_path, monkeypatch):
-    """Hopper's GEMM for every product of several tokens; f16 sums go into the norm, f16 rows into RoPE."""
+    """Hopper's GEMM for every product of several tokens; sums into the residual stream, gated columns, f16 rows into RoPE."""
     from minfer.engine.cuda import routes
 
     monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
@@ -112,8 +126,10 @@ def test_wgmma_route(tmp_path, monkeypatch):
         open_session(model, simulated(device, "f16-wgmma")),
         open_session(model, HostBackend(threads=1)),
     )
+    device.launches.clear()
     close(gpu.forward(IDS[:5]), host.forward(IDS[:5]), 0.01)
-    assert "gemm_hopper" in launched(device)
+    epilogues = {kernel.config.epilogue for kernel in device.launches if kernel.name == "gemm_hopper"}
+    assert epilogues == {"store", "add", "swiglu"}
     device.launches.clear()
     close(gpu.forward(IDS[5:6]), host.forward(IDS[5:6]))
     waiting = {kernel.name for kernel in device.launches if kernel.config.pdl}

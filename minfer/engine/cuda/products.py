@@ -43,10 +43,7 @@ class Products:
             self._multiply_blocks(out.matrix(form), a, stack, form)
             out.storage.mark(form)
             return
-        weights = stack.half
-        if weights is None:
-            weights = self._view(self._scratch, stack.rows, stack.columns)
-            stack.dequantize(self.device, weights)
+        weights = self._weights(stack)
         config = self.route.config(tokens, stack.rows, self.device.sms)
         if config is None:
             c = out.matrix("f16")
@@ -79,6 +76,29 @@ class Products:
             made, grid = kernel(make_gemm, config), config.grid(tokens, run.rows)
             self.device.launch(made, grid, a, weights, columns, tokens, run.rows, run.columns)
             first += run.rows
+
+    def fuses(self, tokens: int, stack: Stack) -> bool:
+        """Whether `add` and `gate` take a product of so many tokens."""
+        if self._from_blocks or not self.route.fused:
+            return False
+        return self.route.config(tokens, stack.rows, self.device.sms) is None
+
+    def add(self, out: Activations, a: Any, stack: Stack) -> None:
+        """out += a . stack^T, f32 sums added in f32."""
+        self._hopper(a, self._weights(stack), out.matrix("f32"), "add")
+
+    def gate(self, out: Activations, a: Any, stack: Stack) -> None:
+        """out = silu(a . gate^T) * (a . up^T) of a stack of gate and up."""
+        self._hopper(a, self._weights(stack), out.matrix("f16"), "swiglu")
+        out.storage.mark("f16")
+
+    def _weights(self, stack: Stack) -> Any:
+        """A stack as f16: its copy, or what is now in the scratch."""
+        if stack.half is not None:
+            return stack.half
+        weights = self._view(self._scratch, stack.rows, stack.columns)
+        stack.dequantize(self.device, weights)
+        return weights
 
     def read_panels(self, buffer: Activations) -> np.ndarray:
         """The logits that `multiply` left in panels: f32 (tokens, vocab)."""
@@ -120,9 +140,10 @@ class Products:
         nt, (od, depth) = len(a), weights.shape
         self.device.launch(kernel(make_gemm, config), config.grid(nt, od), a, weights, c, nt, od, depth)
 
-    def _hopper(self, a: Any, weights: Any, c: Any) -> None:
-        nt, (od, depth) = len(a), weights.shape
-        config = choose(nt, od, depth, self.device.sms)
+    def _hopper(self, a: Any, weights: Any, c: Any, epilogue: str = "store") -> None:
+        (nt, od), depth = c.shape, weights.shape[1]
+        out = "f32" if epilogue == "add" else "f16"
+        config = choose(nt, od, depth, self.device.sms, out, epilogue)
         maps = [self._map(config, name, x) for name, x in (("a", a), ("b", weights), ("c", c))]
         grid = config.grid(nt, od, self.device.sms)
         made = kernel(make_gemm_hopper, config)

@@ -1,8 +1,8 @@
 """Routes: which kernels a prefill takes.
 
     f16         mma.sync GEMMs (128x128x64 or 128x256x64, 3 stages, swizzled) over f16 weights; from sm_80 on
-    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. It writes f16: a model whose layers
-                add more than 65504 to the residual stream needs f16, which keeps those sums in f32
+    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. It adds to the f32 residual stream
+                and applies the gated activation on its way out
     auto        f16-wgmma on sm_90, else f16
 
 The switches of the campaign's seeds select its own f16 kernels on the route f16: MINFER_GEMM_TM (64, 128 or
@@ -43,6 +43,8 @@ class Route:
         attention: a step of `minfer.cuda.attention.seed_steps`.
         convert: how activations become f16: "fused" into the kernel that makes them, or by a pass over f32,
             8 elements a thread ("vector") or one ("scalar").
+        fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself; else later
+            kernels do, from f16 results.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Route:
     small: GemmConfig | None = SMALL_TILE
     attention: str = "FAP2, TKV=64"
     convert: str = "fused"
+    fused: bool = True
 
     def __post_init__(self) -> None:
         if self.convert not in CONVERTS:
@@ -75,7 +78,9 @@ class Route:
 
     def settings(self) -> dict[str, str]:
         """Its choices, as records keep them."""
-        gemm = "wgmma, tile by shape" if self.wgmma else str(self.gemm)
+        gemm = str(self.gemm)
+        if self.wgmma:
+            gemm = "wgmma, tile by shape" + (", fused sums and swiglu" if self.fused else "")
         gemm += f" or {self.wide}" if self.wide is not None and not self.wgmma else ""
         return {"route": self.name, "gemm": gemm, "attention": self.attention, "convert": self.convert}
 

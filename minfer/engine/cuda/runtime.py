@@ -3,7 +3,8 @@
 Activations go from kernel to kernel in the form that the next one reads (see `activations`): f16 between the
 GEMMs of a prefill, q8 records before the decode kernels that read quantized blocks. What the forward states
 as separate operations is fused where a kernel does both: biases, head norms, RoPE and the KV store are one
-pass; a product that is added to the residual waits for the norm behind it, which adds it.
+pass; a product that is added to the residual waits for the norm behind it, which adds it; where the GEMM can
+add or gate by itself, it does.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class CudaRuntime:
         self._partial = device.empty(shapes.partial_shape, np.float32)
         self._statistics = device.empty(shapes.statistics_shape, np.float32)
         self._pending: tuple[int, int, str] | None = None
+        self._gated: tuple[Any, Stack] | None = None
         self._forms = self._decode_forms()
 
     def _angles(self, model: Model) -> tuple[np.ndarray, int, float]:
@@ -185,7 +187,12 @@ class CudaRuntime:
             self._multiply_few(out, x, matrix, add)
             return
         operand = self._operand(x)
-        if add:
+        fuses = self._products.fuses(len(x), matrix)
+        if fuses and add:
+            self._products.add(out, operand, matrix)
+        elif fuses and out.storage.role == "gate_up":
+            self._gated = operand, matrix
+        elif add:
             delta = Activations(self._delta, 0, len(x))
             self._products.multiply(delta, operand, matrix)
             self._pending = (out.start, out.stop, self._delta.form)
@@ -329,7 +336,11 @@ class CudaRuntime:
         out.storage.mark(form)
 
     def swiglu(self, out: Activations, gate_up: Activations) -> None:
-        """See Runtime.swiglu."""
+        """See Runtime.swiglu. A product that waits for it is made here, and needs no gate_up."""
+        if self._gated is not None:
+            self._products.gate(out, *self._gated)
+            self._gated = None
+            return
         form, source = self._form("activated", len(out)), gate_up.storage.form
         config = ew.SwigluConfig(form, source, packed=True, pdl=self._overlaps)
         ff = out.storage.columns
