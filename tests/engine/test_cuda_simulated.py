@@ -116,7 +116,7 @@ def test_wgmma_without_fused_epilogues(tmp_path, monkeypatch):
 
 
 def test_wgmma_route(tmp_path, monkeypatch):
-    """Hopper's GEMM for every product of several tokens; sums into the residual stream, gated columns, f16 rows into RoPE."""
+    """Hopper's GEMM for every product of several tokens, with its sums and gates; f16 rows go into RoPE."""
     from minfer.engine.cuda import routes
 
     monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
