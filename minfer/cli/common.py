@@ -45,7 +45,11 @@ BackendOption = Annotated[
 ]
 RouteOption = Annotated[
     str,
-    typer.Option("--route", help="Prefill kernels of the GPU: auto, f16 (mma.sync) or f16-wgmma (Hopper)."),
+    typer.Option(
+        "--route",
+        help="Prefill kernels of the GPU: auto, f16 (mma.sync), f16-wgmma (Hopper), or int8 from the file's "
+        "blocks: mmq, mmq_raw, mmq_raw_wide.",
+    ),
 ]
 WeightsOption = Annotated[
     Weights,

@@ -229,8 +229,8 @@ def make_gemm(config: GemmConfig) -> Kernel:
     """The kernel of a config: (a, b, c, nt, od, depth).
 
     a [nt, depth] (f16, or f32 with a_source "f32_mirror"), b [od, depth] (f16, or the bytes of its blocks), c
-    [nt, od] of type `config.out`, all row-major and contiguous, aligned to 16 bytes (c to 8, blocks to their
-    own alignment); nt, od, depth (the model's
+    [nt, od] of type `config.out`, all row-major and contiguous, a and b aligned to 16 bytes (2-byte aligned
+    blocks to 2); nt, od, depth (the model's
     id) int32, as `config.check` asks. Every element of c is written. With a pitch, c's rows lie so many
     elements apart, and what is between them is left alone. Errors: f32 sums; f16 results rounded
     once. Follows the GEMM of the f16 prefill session, with swizzled rows and larger tiles beside its own."""
@@ -240,7 +240,7 @@ def make_gemm(config: GemmConfig) -> Kernel:
 
     from minfer.cuda import ptx
     from minfer.cuda.instruction import device_function, unroll, unrolled
-    from minfer.cuda.tile.epilogue import store_accumulators
+    from minfer.cuda.tile.epilogue import store_strided
     from minfer.cuda.tile.fragments import fill_fragment, load_matrix_sync, mma_sync
     from minfer.cuda.tile.maps import Fragment
 
@@ -262,7 +262,7 @@ def make_gemm(config: GemmConfig) -> Kernel:
     load_b = load_matrix_sync(Fragment("matrix_b", "f16", "col_major"), b_tile)
     multiply, fill = mma_sync("f16"), fill_fragment(n_fragments * m_fragments)
     pitch = config.pitch
-    store = store_accumulators(n_fragments, m_fragments, config.out, pitch)
+    store = store_strided(n_fragments, m_fragments, config.out)
     commit, wait = ptx.cp_async_commit, ptx.cp_async_wait_group(stages - 2)
 
     stage_bytes, b_stage = config.stage_bytes, a_source.stage_bytes
@@ -350,12 +350,15 @@ def make_gemm(config: GemmConfig) -> Kernel:
                 deposit_b(words, following, (step + 1) * tile_k, depth, thread)
             read, fill_next = advance(read), advance(fill_next)
 
-        store(sums, ptx.global_address(c), first_n + warp_n, first_m + warp_m, nt, od)
+        apart = od
+        if pitch is not None:
+            apart = types.int32(pitch)
+        store(sums, ptx.global_address(c), first_n + warp_n, first_m + warp_m, nt, od, apart)
 
     arguments = (
         Argument("a", "in", a_source.element, align=16),
         Argument("b", "in", b_source.element, align=b_source.alignment),
-        Argument("c", "out" if pitch is None else "inout", f"float{config.out[1:]}", align=8),
+        Argument("c", "out" if pitch is None else "inout", f"float{config.out[1:]}"),
         Argument("nt", "scalar", "int32"),
         Argument("od", "scalar", "int32"),
         Argument("depth", "scalar", "int32"),

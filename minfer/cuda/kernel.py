@@ -118,12 +118,15 @@ class Argument:
         dtype: the element type for arrays, the type for scalars, as a NumPy name or "bfloat16"; None for any.
         stored: a tensor map through which a whole output is stored: checked like "out".
         align: bytes that an array's address must be a multiple of, a power of two: launches check it.
+        finite: an input in which a NaN or an infinity would vanish in a rounding to integers: checked mode
+            refuses them.
     """
 
     name: str
     kind: str
     dtype: str | None = None
     stored: bool = False
+    finite: bool = False
     align: int = 1
 
     def __post_init__(self) -> None:

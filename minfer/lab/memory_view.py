@@ -82,8 +82,8 @@ def plan(model: Shapes, where: Device, n_ctx: int, chunk: int, free: int) -> Mem
         EngineError: the model does not fit; the message holds the numbers.
     """
     route = choose_route("auto", where.arch, {})
-    ways = ("resident", "scratch")
-    return plan_memory(model.config, model.layers, model.tables, n_ctx, chunk, route, free, where.sms, ways)
+    config, ways = model.config, ("resident", "scratch")
+    return plan_memory(config, model.layers, model.tables, n_ctx, chunk, route, free, where.sms, ways=ways)
 
 
 @dataclass(frozen=True)

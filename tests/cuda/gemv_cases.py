@@ -1,13 +1,11 @@
-"""Launches of the decode GEMV and of the activation quantizer with their expected outputs."""
+"""Launches of the decode GEMV with their expected outputs."""
 
 import numpy as np
 
 from minfer.cuda import reference
 from minfer.cuda.block_dots import DOTS
-from minfer.cuda.gemv import GemvConfig, QuantizeQ8Config, gemv, quantize_q8
-from minfer.cuda.q8 import q8_record_bytes
+from minfer.cuda.gemv import GemvConfig, gemv
 from tests.cuda.block_data import random_matrix
-from tests.cuda.elementwise_cases import check_records
 from tests.cuda.parity import Case, poisoned
 
 
@@ -41,19 +39,4 @@ def gemv_case(config: GemvConfig, od: int, grid: int | None = None, scale: float
         float(size.max()) * 1e-6,
         f"od={od}",
         whole_chunks,
-    )
-
-
-def quantize_case(nt: int, dim: int, threads: int = 128) -> Case:
-    x = np.random.default_rng(nt + dim).normal(size=(nt, dim)).astype(np.float32)
-    x[0, :32] = 0
-    x[-1, -32:] *= 1e4
-    config = QuantizeQ8Config(threads)
-    arguments = {"x": x, "records": poisoned((nt, q8_record_bytes(dim)), np.uint8), "dim": dim}
-    return Case(
-        quantize_q8(config),
-        config.grid(nt, dim),
-        arguments,
-        {"records": check_records(x)},
-        name=f"nt={nt} {dim}",
     )

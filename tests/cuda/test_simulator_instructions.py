@@ -164,6 +164,12 @@ def test_fma_max_min(a, b, c):
     assert float(ptx.max_f32(a, b)) == max(a, b) and float(ptx.min_f32(a, b)) == min(a, b)
 
 
+@given(floats, floats)
+def test_div(a, b):
+    with np.errstate(all="ignore"):
+        assert same(float(ptx.div_rn_f32(a, b)), float(np.float32(a) / np.float32(b)))
+
+
 @given(signed, floats)
 def test_conversions(integer, value):
     assert float(ptx.cvt_rn_f32_s32(integer)) == float(np.float32(integer))

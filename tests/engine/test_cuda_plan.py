@@ -45,7 +45,7 @@ TABLES = [MatrixShape("Q4_K", 152064, 3584), MatrixShape("Q6_K", 152064, 3584)]
 
 
 def plan(free: int, n_ctx: int = 4096, chunk: int = 2048, route: Route = F16, ways=WAYS, layers=LAYERS):
-    return plan_memory(CONFIG, layers, TABLES, n_ctx, chunk, route, free, 132, ways)
+    return plan_memory(CONFIG, layers, TABLES, n_ctx, chunk, route, free, 132, ways=ways)
 
 
 def test_sizes_of_a_matrix():
@@ -138,3 +138,23 @@ def test_splits_of_the_decode_attention():
     assert decode_splits(CONFIG, 2048, 132) == 32
     assert decode_splits(CONFIG, 100, 132) == 2
     assert decode_splits(CONFIG, 1, 132) == 1
+
+
+def test_mmq_routes_keep_no_f16_copy():
+    """What a 7B saves: its whole f16 copy, on a device that would have room for it."""
+    f16, mmq = plan(141 * GB), plan(141 * GB, route=Route("mmq", mmq="mmq"))
+    assert mmq.saved == f16.parts["weights as f16"] and f16.saved == 0
+    assert str(mmq).endswith("free; no f16 copy of the weights, 13.05 GB saved")
+    assert not any("f16" in part for part in mmq.parts)
+    chunks = 2048 * 18944 // 32 * 40
+    assert mmq.activations["activated"] == chunks < f16.activations["activated"]
+    assert mmq.activations["converted"] == 2048 * 3584 // 32 * 40
+
+
+def test_matrices_that_no_mmq_kernel_takes_get_a_scratch():
+    layers = [[*some[:3], [MatrixShape("F16", 3584, 18944)]] for some in LAYERS]
+    made = plan_memory(
+        CONFIG, layers, TABLES, 4096, 2048, Route("mmq", mmq="mmq"), 141 * GB, 132, shared_bytes=101376
+    )
+    assert made.parts["f16 scratch of one matrix"] == 2 * 3584 * 18944
+    assert made.forms == {"normed": "pad40", "attended": "f16", "activated": "f16"}

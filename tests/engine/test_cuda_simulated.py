@@ -116,7 +116,8 @@ def test_wgmma_without_fused_epilogues(tmp_path, monkeypatch):
 
 
 def test_wgmma_route(tmp_path, monkeypatch):
-    """Hopper's GEMM for every product of several tokens, with its sums and gates; f16 rows go into RoPE."""
+    """Hopper's GEMM for every product of several tokens, and its attention, on an empty cache and on a filled
+    one; f16 rows go into RoPE."""
     from minfer.engine.cuda import routes
 
     monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
@@ -126,12 +127,15 @@ def test_wgmma_route(tmp_path, monkeypatch):
         open_session(model, simulated(device, "f16-wgmma")),
         open_session(model, HostBackend(threads=1)),
     )
-    device.launches.clear()
-    close(gpu.forward(IDS[:5]), host.forward(IDS[:5]), 0.01)
+    for first, last in ((0, 5), (5, 11)):
+        device.launches.clear()
+        close(gpu.forward(IDS[first:last]), host.forward(IDS[first:last]), 0.01)
+        assert {"gemm_hopper", "attention_hopper"} <= launched(device)
+        assert "attention_prefill" not in launched(device)
     epilogues = {kernel.config.epilogue for kernel in device.launches if kernel.name == "gemm_hopper"}
     assert epilogues == {"store", "add", "swiglu"}
     device.launches.clear()
-    close(gpu.forward(IDS[5:6]), host.forward(IDS[5:6]))
+    close(gpu.forward(IDS[11:12]), host.forward(IDS[11:12]))
     waiting = {kernel.name for kernel in device.launches if kernel.config.pdl}
     assert waiting == launched(device) - {"embedding"}
 

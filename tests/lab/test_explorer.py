@@ -1,8 +1,14 @@
 """Widgets without a browser: sliders reach the pure function, and what goes wrong is shown."""
 
-import pytest
+import asyncio
 
-from minfer.lab.explorer import Explorer, error_html, integers
+import pytest
+from traitlets import TraitError
+
+from minfer.cuda.kernel import LaunchRefused, NoDevice
+from minfer.engine.errors import EngineError
+from minfer.lab.errors import error_html
+from minfer.lab.explorer import NO_KERNEL, REST, Explorer, integers
 from minfer.lab.picture import Picture
 from minfer.lab.style import figure
 from minfer.lab.widgets import (
@@ -58,6 +64,57 @@ def test_an_unforeseen_error_keeps_its_traceback():
 
 def test_key_errors_read_like_sentences():
     assert "no device &#x27;x&#x27;" in error_html(KeyError("no device 'x'"))
+
+
+def test_a_slider_dragged_fast_is_followed_when_it_rests():
+    async def drag():
+        explorer, drawn = counter()
+        for n in (4, 5, 7, 8, 6):
+            explorer.controls["n"].value = n
+            await asyncio.sleep(0)
+        assert drawn == [3]
+        await asyncio.sleep(5 * REST)
+        return explorer, drawn
+
+    explorer, drawn = asyncio.run(drag())
+    assert (explorer.report, explorer.panel.value, drawn) == (6, "<b>6</b>", [3, 6])
+
+
+def test_several_controls_set_together_are_followed_once():
+    async def both():
+        explorer, drawn = counter()
+        explorer.set(n=5)
+        return explorer.report, drawn
+
+    assert asyncio.run(both()) == (5, [3, 5])
+
+
+def test_a_value_that_is_not_offered_leaves_what_stands():
+    explorer = bank_explorer()
+    with pytest.raises(TraitError):
+        explorer.set(row_halves=65)
+    assert "8-way conflict" in explorer.panel.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoDevice("no GPU"),
+        LaunchRefused("k", "c", 2, 1, "H200", "bytes"),
+        EngineError("no room"),
+        MemoryError("full"),
+    ],
+)
+def test_what_a_gpu_may_refuse_is_a_sentence(error):
+    assert "traceback" not in error_html(error) and str(error) in error_html(error)
+
+
+def test_controls_without_a_kernel_say_so():
+    """JupyterLab marks widgets whose kernel is gone; the sentence is there already and shows by that mark."""
+    explorer, _ = counter()
+    note = explorer.box.children[0].children[0]
+    assert NO_KERNEL in note.value and "jupyter-widgets-disconnected" in note.value
+    assert "minfer-no-kernel" in note._dom_classes
 
 
 def test_controls_wait_until_they_are_let_go():

@@ -19,7 +19,9 @@ from minfer.cuda.ptx.arithmetic import (
     cvt_rn_f32_u32,
     cvt_rna_tf32_f32,
     cvt_rni_s32_f32,
+    div_rn_f32,
     dp4a,
+    dp4a_u8s8,
     ex2_approx,
     fma_rn_f32,
     hadd2,
@@ -52,6 +54,7 @@ from minfer.cuda.ptx.async_copy import (
 from minfer.cuda.ptx.hopper import (
     bulk_commit_group,
     bulk_load,
+    bulk_prefetch_l2,
     bulk_wait_group_read,
     cluster_rank,
     cluster_sync,
@@ -73,6 +76,8 @@ from minfer.cuda.ptx.hopper import (
     tma_store_2d,
 )
 from minfer.cuda.ptx.memory import (
+    atom_add_global_u32,
+    fence_gpu,
     ld_global_f32,
     ld_global_nc_f32,
     ld_global_nc_u8,
@@ -122,10 +127,13 @@ from minfer.cuda.ptx.memory import (
     st_shared_v4_f32,
     st_shared_v4_u32,
     stmatrix_x4,
+    stmatrix_x4_trans,
 )
 from minfer.cuda.ptx.mma import (
+    mma_m16n8k8_tf32,
     mma_m16n8k16_bf16,
     mma_m16n8k16_f16,
+    mma_m16n8k16_s8,
     mma_m16n8k32_s8,
     mma_m16n8k32_u8s8,
 )
@@ -152,12 +160,14 @@ from minfer.cuda.ptx.wgmma import (
 )
 
 __all__ = [
+    "atom_add_global_u32",
     "bar_arrive",
     "bar_sync",
     "bitcast_f32_u32",
     "bitcast_u32_f32",
     "bulk_commit_group",
     "bulk_load",
+    "bulk_prefetch_l2",
     "bulk_wait_group_read",
     "cluster_rank",
     "cluster_sync",
@@ -171,8 +181,11 @@ __all__ = [
     "cvt_rn_f32_u32",
     "cvt_rna_tf32_f32",
     "cvt_rni_s32_f32",
+    "div_rn_f32",
     "dp4a",
+    "dp4a_u8s8",
     "ex2_approx",
+    "fence_gpu",
     "fence_mbarrier_init",
     "fence_proxy_async",
     "fma_rn_f32",
@@ -226,8 +239,10 @@ __all__ = [
     "mbarrier_init",
     "mbarrier_wait",
     "min_f32",
+    "mma_m16n8k8_tf32",
     "mma_m16n8k16_bf16",
     "mma_m16n8k16_f16",
+    "mma_m16n8k16_s8",
     "mma_m16n8k32_s8",
     "mma_m16n8k32_u8s8",
     "pack_bf16x2",
@@ -265,6 +280,7 @@ __all__ = [
     "st_shared_v4_f32",
     "st_shared_v4_u32",
     "stmatrix_x4",
+    "stmatrix_x4_trans",
     "syncwarp",
     "tensor_map_address",
     "tma_add_2d",

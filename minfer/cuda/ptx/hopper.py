@@ -115,6 +115,15 @@ def bulk_load(shared: u32, source: u64, bytes: u32, mbarrier: u32):
     towards the mbarrier."""
 
 
+@instruction(
+    "cp.async.bulk.prefetch.L2.global [$0], $1;",
+    section="9.7.9.25.4.3 cp.async.bulk.prefetch",
+    arch=90,
+)
+def bulk_prefetch_l2(source: u64, bytes: u32):
+    """Bring a contiguous range (address and size multiples of 16) into L2. No effect on results."""
+
+
 @instruction("cp.async.bulk.commit_group;", section="9.7.9.25.6.1 cp.async.bulk.commit_group", arch=90)
 def bulk_commit_group():
     """Close the group of this thread's bulk stores."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from minfer.cuda.runtime.arrays import DeviceArray, Pinned, download, empty, to_device, upload, zeros
-    from minfer.cuda.runtime.checking import Unwritten, checked
+    from minfer.cuda.runtime.checking import NotFinite, Unwritten, checked
     from minfer.cuda.runtime.compiler import ARCHITECTURES, CompiledKernel, compile_kernel
     from minfer.cuda.runtime.devices import Device, available, device
     from minfer.cuda.runtime.driver import DriverError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "arrays": ("DeviceArray", "Pinned", "download", "empty", "to_device", "upload", "zeros"),
-    "checking": ("Unwritten", "checked"),
+    "checking": ("NotFinite", "Unwritten", "checked"),
     "compiler": ("ARCHITECTURES", "CompiledKernel", "compile_kernel"),
     "devices": ("Device", "available", "device"),
     "driver": ("DriverError",),
@@ -59,6 +59,7 @@ __all__ = [
     "Event",
     "Graph",
     "LoadedKernel",
+    "NotFinite",
     "Pinned",
     "Resources",
     "Stream",

@@ -19,6 +19,7 @@ from minfer.cuda.runtime.arrays import DeviceArray, describe, empty, itemsize
 from minfer.cuda.runtime.streams import Stream
 
 if TYPE_CHECKING:
+    from minfer.cuda.kernel import Kernel
     from minfer.cuda.runtime.launching import LoadedKernel
 
 # Two bit patterns an element size: NaNs as floats (payloads that arithmetic does not make), canaries as
@@ -47,6 +48,30 @@ class Unwritten(AssertionError):
             f"{loaded.kernel} left {count} of {size} elements of output {argument!r} unwritten, "
             f"first at {index}"
         )
+
+
+class NotFinite(AssertionError):
+    """Checked mode found NaNs or infinities in an input that must be finite.
+
+    Attributes:
+        kernel, argument: which.
+        index: the first such element's index; count: how many there are.
+    """
+
+    def __init__(self, kernel: Kernel, argument: str, values: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(values))
+        self.kernel, self.argument, self.count = kernel.name, argument, len(bad)
+        self.index = tuple(int(i) for i in np.unravel_index(bad[0], values.shape))
+        super().__init__(
+            f"{kernel}: {self.count} of {values.size} elements of input {argument!r} are NaN or infinite, "
+            f"first {values[self.index]} at {self.index}"
+        )
+
+
+def check_finite(kernel: Kernel, argument: str, values: np.ndarray) -> None:
+    """Raise NotFinite unless all of `values` are finite."""
+    if not np.isfinite(values).all():
+        raise NotFinite(kernel, argument, values)
 
 
 _depth = 0
@@ -125,6 +150,7 @@ def run_checked(loaded: LoadedKernel, fire: Callable[[], None], args: tuple, str
     """Launch by `fire` with poisoned outputs.
 
     Raises:
+        NotFinite: an input that must be finite, and is not.
         Unwritten: an output that was not written whole.
         DriverError: the kernel failed while it ran.
         RuntimeError: inside a graph capture.
@@ -133,6 +159,7 @@ def run_checked(loaded: LoadedKernel, fire: Callable[[], None], args: tuple, str
         raise RuntimeError(
             f"{loaded.kernel}: checked mode cannot look into a graph capture: launch it outside of one"
         )
+    _check_inputs(loaded, args, stream)
     outputs = _outputs(loaded, args)
     saved = _save(loaded, args, stream)
     suspects = _suspects(loaded, fire, outputs, 0, stream)
@@ -146,6 +173,14 @@ def run_checked(loaded: LoadedKernel, fire: Callable[[], None], args: tuple, str
         if len(unwritten):
             index = tuple(int(i) for i in np.unravel_index(unwritten[0], output.shape))
             raise Unwritten(loaded, output.name, index, len(unwritten), output.size)
+
+
+def _check_inputs(loaded: LoadedKernel, args: tuple, stream: Stream) -> None:
+    for argument, value in zip(loaded.kernel.arguments, args, strict=True):
+        if argument.finite and not isinstance(value, int):
+            pointer, shape, name = describe(value)
+            values = DeviceArray(None, pointer, shape, np.dtype(name)).to_host(stream)
+            check_finite(loaded.kernel, argument.name, values)
 
 
 def _save(loaded: LoadedKernel, args: tuple, stream: Stream) -> list[tuple[int, DeviceArray]]:

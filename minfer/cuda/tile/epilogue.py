@@ -12,22 +12,32 @@ from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unr
 
 
 @functools.cache
-def store_accumulators(
-    n_fragments: int, m_fragments: int, out: str = "f32", pitch: int | None = None
-) -> DeviceFunction:
+def store_accumulators(n_fragments: int, m_fragments: int, out: str = "f32") -> DeviceFunction:
     """Factory: (array, matrix, first_row, first_column, rows, columns): a warp's n x m accumulator fragments
     of 16 x 16 to a rows x columns matrix of f32 or f16 at a global address; what lies outside is dropped. All
     lanes of the warp call it. Fragment (i, j) starts at index 8 * (i * m_fragments + j); first_column is a
-    multiple of 16. `pitch`: elements from one row of
-    the matrix to the next, if they are not its columns.
+    multiple of 16.
 
     A lane stores 8 bytes at a time, and four lanes a whole sector, where every row is aligned to that (f32:
-    even columns; f16: columns a multiple of 4; so the pitch); else one element at a time."""
+    even columns; f16: columns a multiple of 4); else one element at a time."""
+    strided = store_strided(n_fragments, m_fragments, out)
+
+    @device_function
+    def store(array, matrix, first_row, first_column, rows, columns):
+        strided(array, matrix, first_row, first_column, rows, columns, columns)
+
+    return store
+
+
+@functools.cache
+def store_strided(n_fragments: int, m_fragments: int, out: str = "f32") -> DeviceFunction:
+    """As `store_accumulators`, into columns of a wider matrix: (array, matrix, first_row, first_column, rows,
+    columns, stride), `matrix` the address of its first element and `stride` the elements from a row to the
+    next."""
     half = out == "f16"
     element_bytes = 2 if half else 4
     # Columns that must divide a row for the wide stores.
     granule = 8 // element_bytes
-    aligned = pitch is None or pitch % granule == 0
 
     # In functions of their own the compiler's front end sees these once, not once a fragment.
 
@@ -74,8 +84,8 @@ def store_accumulators(
 
     @device_function
     @unrolled
-    def store_row(array, first, line, first_column, columns, inside, lane):
-        if aligned and columns % granule == 0:
+    def store_row(array, first, line, first_column, columns, aligned, inside, lane):
+        if aligned:
             for j in unroll(m_fragments):
                 wide(array, first + 8 * j, line, first_column + 16 * j, columns, inside, lane)
         else:
@@ -84,15 +94,14 @@ def store_accumulators(
 
     @device_function
     @unrolled
-    def store(array, matrix, first_row, first_column, rows, columns):
+    def store(array, matrix, first_row, first_column, rows, columns, stride):
         lane = cuda.threadIdx.x & 31
-        apart = columns
-        if pitch is not None:
-            apart = types.int32(pitch)
+        aligned = (columns | stride) % granule == 0 and (matrix & types.uint64(7)) == 0
         for i in unroll(n_fragments):
             for low in unroll(2):
                 row = first_row + (lane >> 2) + 16 * i + 8 * low
-                line = matrix + types.uint64(types.int64(row) * apart * element_bytes)
-                store_row(array, 8 * i * m_fragments + 2 * low, line, first_column, columns, row < rows, lane)
+                line = matrix + types.uint64(types.int64(row) * stride * element_bytes)
+                first = 8 * i * m_fragments + 2 * low
+                store_row(array, first, line, first_column, columns, aligned, row < rows, lane)
 
     return store

@@ -37,9 +37,9 @@ class CudaBackend:
     """Runs models on a GPU.
 
     route: a name in `minfer.engine.cuda.routes.ROUTES`, or a `Route` of one's own. device: a
-    `minfer.engine.cuda.devices.Device`, None: the GPU in use. on_plan: is told the memory plan and what takes
-    time, a line each; None: printed to stderr. weights: how prefill has them, one of
-    `minfer.engine.cuda.plan.WAYS`, or "auto": the first that fits.
+    `minfer.engine.cuda.devices.Device`, None: the GPU in use. on_plan: is told the memory plan, what takes
+    time and where a kernel of the route cannot run, a line each; None: printed to stderr. weights: how
+    prefill has them, one of `minfer.engine.cuda.plan.WAYS`, or "auto": the first that fits.
 
     Raises InputError or EngineError for a route that does not exist, or not here; NoDevice without a GPU.
     """
@@ -104,9 +104,19 @@ class CudaBackend:
             for i in range(config.n_layers)
         ]
         tables = [matrix_shape(model, name) for name in dict.fromkeys((model.embedding, model.output))]
-        free = self.device.free_bytes()
-        sms = self.device.sms
-        return plan_memory(config, layers, tables, n_ctx, chunk, self.route, free, sms, self._ways)
+        device = self.device
+        return plan_memory(
+            config,
+            layers,
+            tables,
+            n_ctx,
+            chunk,
+            self.route,
+            device.free_bytes(),
+            device.sms,
+            device.shared_bytes,
+            self._ways,
+        )
 
     def open(
         self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
@@ -123,7 +133,7 @@ class CudaBackend:
             needed = needed_kernels(model, self.route, plan, self.device.arch, self.device.sms)
             compile_ahead(needed, self.device.arch, self._on_plan)
         try:
-            return CudaRuntime(model, self.device, self.route, plan, progress)
+            return CudaRuntime(model, self.device, self.route, plan, progress, self._on_plan)
         except MemoryError as error:
             raise EngineError(f"the model was planned to fit, and does not: {error}") from error
 

@@ -244,6 +244,16 @@ def bulk_load(shared, source, size, mbarrier):
 
 
 @semantics
+def bulk_prefetch_l2(source, size):
+    lane = current_lane("bulk_prefetch_l2")
+    source, size = int(source), int(size) & _MASK
+    check_aligned(source, 16, "bulk_prefetch_l2")
+    if size % 16 or not size:
+        raise InvalidInstruction(f"bulk_prefetch_l2 of {size} bytes; a positive multiple of 16 is needed")
+    lane.launch.memory.find(source, size)
+
+
+@semantics
 def tma_store_2d(tensor_map, shared, x, y):
     _bulk_store("tma_store_2d", tensor_map, shared, x, y, TensorMap.write_box)
 

@@ -151,3 +151,32 @@ register("mma_m16n8k16_f16", _make_mma("mma_m16n8k16_f16", _float_mma("f16")))
 register("mma_m16n8k16_bf16", _make_mma("mma_m16n8k16_bf16", _float_mma("bf16")))
 register("mma_m16n8k32_s8", _make_mma("mma_m16n8k32_s8", _integer_mma(np.int8)))
 register("mma_m16n8k32_u8s8", _make_mma("mma_m16n8k32_u8s8", _integer_mma(np.uint8)))
+
+
+def _execute_s8_k16(warp, arguments):
+    """Half the depth: the other registers of a k32 product are zero."""
+    whole = [((a0, a1, 0, 0, b0, 0), c) for (a0, a1, b0), c in arguments]
+    return _integer_mma(np.int8)(warp, whole)
+
+
+def _mma_m16n8k16_s8(a0, a1, b0, c0, c1, c2, c3):
+    lane = current_lane("mma_m16n8k16_s8")
+    if lane.trace is not None:
+        lane.trace.record(lane, Op.MMA)
+    return lane.warp.collective(lane, "mma_m16n8k16_s8", ((a0, a1, b0), (c0, c1, c2, c3)), _execute_s8_k16)
+
+
+def _tf32(words: np.ndarray) -> np.ndarray:
+    """What the tensor cores see of f32 bits: the low 13 bits of the mantissa are not read."""
+    return (words & np.uint32(0xFFFFE000)).view(np.float32)[..., None]
+
+
+def _execute_tf32(warp, arguments):
+    words = np.array([argument[0] for argument in arguments], np.uint32)
+    a, b = gather_a(_tf32(words[:, :4].copy())), gather_b(_tf32(words[:, 4:].copy()))
+    c = gather_accumulator(np.array([argument[1] for argument in arguments], np.float32))
+    return [tuple(row) for row in scatter_accumulator(a @ b.T + c)]
+
+
+register("mma_m16n8k16_s8", _mma_m16n8k16_s8)
+register("mma_m16n8k8_tf32", _make_mma("mma_m16n8k8_tf32", _execute_tf32))
