@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from minfer.cli.common import JsonOption, ModelOption, RouteOption, print_json
 
 
 class Format(StrEnum):

@@ -26,8 +26,8 @@ PathsOption = Annotated[
 def list_(probes: PathsOption = None, as_json: JsonOption = False) -> None:
     """List every probe: the seed's verdict, and ours by device. Needs no GPU."""
     from minfer.campaign.discovery import find
-    from minfer.campaign.table import probe_rows
     from minfer.campaign.records import load_records
+    from minfer.campaign.table import probe_rows
 
     rows = probe_rows(find(probes or ()).values(), load_records(kind="probe"))
     if as_json:

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from minfer.cuda.mmq import MmqConfig, mmq
-from minfer.cuda.mmq import reference
+from minfer.cuda.mmq import MmqConfig, mmq, reference
 from tests.cuda.block_data import random_matrix
 from tests.cuda.parity import Case, poisoned
 
