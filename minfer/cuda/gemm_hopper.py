@@ -38,23 +38,26 @@ WARPS = 4 * CONSUMERS
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
 #: Tokens of A that a group of tile rows should hold: they stay in L2 while B passes.
 GROUP_ROWS = 2048
-CLUSTERS = (1, 2, 4)
+CLUSTERS = (1, 2)
 EPILOGUES = ("store", "add", "swiglu")
 OUTPUTS = ("f16", "f32")
 #: (tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
-TILES = ((256, 4), (224, 4), (192, 4), (160, 5), (128, 6))
+TILES = ((256, 4), (240, 4), (224, 4), (192, 4), (160, 5), (144, 5), (128, 6), (112, 6))
 
 
 @dataclass(frozen=True)
 class GemmHopperConfig:
-    """Tile of 128 tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight, clusters of 1, 2 or 4 blocks
-    along nt; C as `out`, by an epilogue."""
+    """Tile of 128 tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight, clusters of 1 or 2 blocks
+    along nt (an H200 holds 30 clusters of 4: 120 of its 132 multiprocessors); C as `out`, by an epilogue.
+    `pdl`: a programmatic dependent launch, which loads its first tiles of B (weights, which no kernel before
+    it may write) while the kernel before it ends."""
 
     tile_m: int = 256
     stages: int = 4
     cluster: int = 1
     out: str = "f16"
     epilogue: str = "store"
+    pdl: bool = False
 
     tile_n = 64 * CONSUMERS
     tile_k = BOX_COLUMNS
@@ -95,6 +98,8 @@ class GemmHopperConfig:
             text += f" clusters of {self.cluster}"
         if self.epilogue != "store":
             text += f" {self.epilogue}"
+        if self.pdl:
+            text += " pdl"
         return text + (f" -> {self.out}" if self.out != "f16" else "")
 
     @property
@@ -160,13 +165,9 @@ class GemmHopperConfig:
         return -(-nt // (self.tile_n * self.cluster)), -(-od // self.out_m)
 
     def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
-        """Blocks of a persistent launch: one a multiprocessor, at most one a tile. Clusters of 4 leave some
-        idle: their multiprocessors must be of one cluster of the GPU, and those are of 16 or 18."""
+        """Blocks of a persistent launch: one a multiprocessor, at most one a tile."""
         rows, columns = self.tiles(nt, od)
-        most = multiprocessors // self.cluster
-        if self.cluster == 4:
-            most = max(1, 32 * multiprocessors // 132)
-        return self.cluster * min(most, rows * columns), 1, 1
+        return self.cluster * min(multiprocessors // self.cluster, rows * columns), 1, 1
 
     def group(self, nt: int, od: int) -> int:
         """Tile rows a group of the schedule: about 2048 tokens."""
@@ -183,6 +184,7 @@ def choose(
     A k-tile costs its wgmmas (4096 FLOP a cycle) or its bytes from L2 (56 a cycle), a tile about 1500 cycles
     outside its main loop (measured on an H200). Clusters pay from four waves on."""
     halves = 2 if epilogue == "swiglu" else 1
+    tiles = [tile for tile in TILES if tile[0] >= 128] if epilogue == "swiglu" else TILES
 
     def waves(tile_m: int) -> int:
         return -(-(-(-nt // 128) * -(-od * halves // tile_m)) // multiprocessors)
@@ -191,7 +193,7 @@ def choose(
         step = max(4 * tile_m, (128 + tile_m) * 128 / 56)
         return waves(tile_m) * (-(-depth // 64) * step + 1500)
 
-    tile_m, stages = min(TILES, key=lambda tile: cost(tile[0]))
+    tile_m, stages = min(tiles, key=lambda tile: cost(tile[0]))
     paired = waves(tile_m) >= 4 and -(-nt // 128) % 2 == 0 and multiprocessors % 2 == 0
     return GemmHopperConfig(tile_m, stages, 2 if paired else 1, out, epilogue)
 
@@ -217,7 +219,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     tile_n, tile_m, tile_k, cluster = config.tile_n, config.tile_m, config.tile_k, config.cluster
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
     barriers_start, ring_bytes = config.barriers_start, config.stages * config.stage_bytes
-    out_m, loads, gated = config.out_m, config.loads, config.epilogue == "swiglu"
+    out_m, loads, gated, pdl = config.out_m, config.loads, config.epilogue == "swiglu", config.pdl
     # 64 rows of A for each consumer; the rows of B of one load.
     consumer_bytes, b_share = 64 * tile_k * 2, tile_m // loads
     share_bytes, everyone = b_share * tile_k * 2, (1 << cluster) - 1
@@ -253,8 +255,37 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         return row
 
     @device_function
+    def load_b(b_map, place, full, k, b_row, rank, od):
+        """A tile of B, or this block's part of it for the whole cluster."""
+        b_place = place + a_bytes + rank * share_bytes
+        if cluster > 1:
+            ptx.tma_load_2d_multicast(b_place, b_map, full, k * tile_k, b_row, everyone)
+        else:
+            ptx.tma_load_2d(b_place, b_map, full, k * tile_k, b_row)
+            if gated:
+                ptx.tma_load_2d(b_place + share_bytes, b_map, full, k * tile_k, b_row + od)
+
+    @device_function
+    def load_ahead(b_map, base, barriers, rank, b_row, k_tiles, od):
+        """The ring's first tiles of B, then wait for the kernel before; returns how many."""
+        ahead = types.int32(min(k_tiles, types.int32(stages)))
+        k = types.int32(0)
+        while k < ahead:
+            full = barriers + 8 * k
+            ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+            load_b(b_map, base + k * stage_bytes, full, k, b_row, rank, od)
+            k = types.int32(k + 1)
+        ptx.griddepcontrol_wait()
+        return ahead
+
+    @device_function
     def produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, od):
-        stage, parity = types.uint32(0), types.uint32(1)
+        stage, parity, ahead = types.uint32(0), types.uint32(1), types.int32(0)
+        if pdl:
+            _, column = tile_xy(tile, rows, columns, group)
+            ahead = load_ahead(
+                b_map, base, barriers, rank, first_b(column, rank * own_loads, od), k_tiles, od
+            )
         while tile < rows * columns:
             row, column = tile_xy(tile, rows, columns, group)
             a_row = types.int32((row * cluster + rank) * tile_n)
@@ -262,16 +293,14 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             k = types.int32(0)
             while k < k_tiles:
                 full, place = barriers + 8 * stage, base + stage * stage_bytes
-                ptx.mbarrier_wait(full + 8 * stages, parity)
-                ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
-                ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
-                b_place = place + a_bytes + rank * share_bytes
-                if cluster > 1:
-                    ptx.tma_load_2d_multicast(b_place, b_map, full, k * tile_k, b_row, everyone)
+                if ahead > 0:
+                    ahead = types.int32(ahead - 1)
+                    ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
                 else:
-                    ptx.tma_load_2d(b_place, b_map, full, k * tile_k, b_row)
-                    if gated:
-                        ptx.tma_load_2d(b_place + share_bytes, b_map, full, k * tile_k, b_row + od)
+                    ptx.mbarrier_wait(full + 8 * stages, parity)
+                    ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+                    ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
+                    load_b(b_map, place, full, k, b_row, rank, od)
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             tile = types.int32(tile + step)
@@ -313,6 +342,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             wait_stores()
 
     def gemm_hopper(a, b, c, nt, od, depth, group):
+        if pdl:
+            ptx.griddepcontrol_launch_dependents()
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
         base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
         barriers = types.uint32(base + barriers_start)
@@ -372,10 +403,13 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """Every tile that `choose` may pick, alone and in clusters, with every epilogue."""
-    return [
-        make_gemm_hopper(GemmHopperConfig(*tile, cluster, *form))
-        for form in (("f16", "store"), ("f32", "add"), ("f16", "swiglu"))
-        for tile in TILES
-        for cluster in (1, 2)
+    """Every tile that `choose` may pick, alone; those of many waves also in clusters, and with the epilogues
+    of a model's layers."""
+    plain = [GemmHopperConfig(*tile) for tile in TILES]
+    pairs = [GemmHopperConfig(*tile, 2) for tile in ((256, 4), (224, 4), (192, 4))]
+    fused = [
+        GemmHopperConfig(tile_m, stages, cluster, *form)
+        for form in (("f32", "add"), ("f16", "swiglu"))
+        for tile_m, stages, cluster in ((256, 4, 1), (256, 4, 2), (224, 4, 1), (192, 4, 1), (128, 6, 1))
     ]
+    return [make_gemm_hopper(config) for config in (*plain, *pairs, *fused, GemmHopperConfig(pdl=True))]

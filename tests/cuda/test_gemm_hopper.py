@@ -33,6 +33,7 @@ def test_names_tell_variants_apart():
         GemmHopperConfig(out="f32"),
         GemmHopperConfig(out="f32", epilogue="add"),
         GemmHopperConfig(epilogue="swiglu"),
+        GemmHopperConfig(pdl=True),
     ]
     assert len({str(config) for config in configs}) == len(configs)
 
@@ -41,7 +42,6 @@ def test_grids_are_persistent_and_whole_clusters():
     assert GemmHopperConfig().grid(2048, 37888, 132) == (132, 1, 1)
     assert GemmHopperConfig().grid(130, 256, 132) == (2, 1, 1)
     assert GemmHopperConfig(cluster=2).grid(300, 256, 131) == (4, 1, 1)
-    assert GemmHopperConfig(cluster=4).grid(8192, 4096, 132) == (128, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,9 @@ def test_grids_are_persistent_and_whole_clusters():
         (2048, 3584, 3584, 224, 1),
         (2048, 4608, 3584, 192, 1),
         (2048, 37888, 3584, 256, 2),
+        # and at 512: 128 tiles for o, as many for q, k and v
+        (512, 3584, 3584, 112, 1),
+        (512, 4608, 3584, 144, 1),
     ],
 )
 def test_choice_fills_whole_waves(nt, od, depth, tile_m, cluster):
@@ -69,7 +72,7 @@ def test_a_group_holds_about_2048_tokens():
     [
         ((40,), "tile_m = 40: must be a multiple of 8 from 64"),
         ((196,), "tile_m = 196"),
-        ((112, 4, 4), "tile_m = 112: must be a multiple of 32"),
+        ((136, 4, 2), "tile_m = 136: must be a multiple of 16"),
         ((120, 4, 1, "f16", "swiglu"), "tile_m = 120: must be a multiple of 16 from 128"),
         ((128.0,), "tile_m = 128.0 is no whole number"),
         ((256, 4, 1, "f64"), "out = 'f64' is not one of f16, f32"),
@@ -78,7 +81,7 @@ def test_a_group_holds_about_2048_tokens():
         ((272,), "tile_m = 272"),
         ((256, 1), "1 stages"),
         ((256, 5), "use fewer stages"),
-        ((256, 4, 3), "cluster = 3"),
+        ((256, 4, 4), "cluster = 4 is not one of 1, 2"),
     ],
 )
 def test_configs_that_cannot_run_are_refused(arguments, message):
@@ -94,6 +97,7 @@ def test_configs_that_cannot_run_are_refused(arguments, message):
         GemmHopperConfig(232),
         GemmHopperConfig(cluster=2, epilogue="swiglu"),
         GemmHopperConfig(224, out="f32", epilogue="add"),
+        GemmHopperConfig(cluster=2, epilogue="swiglu", pdl=True),
     ],
     ids=str,
 )

@@ -16,12 +16,13 @@ from tests.cuda.gemm_hopper_cases import hopper_case
         (GemmHopperConfig(80, 2, cluster=2), (300, 168, 136), 2),  # multicast, the last chunk overlaps
         (GemmHopperConfig(224, 4), (130, 232, 8), 3),  # one k-tile only
         (GemmHopperConfig(72, 2), (70, 80, 72), 1),  # an odd number of groups of 8 columns
-        (GemmHopperConfig(64, 2, 4), (400, 64, 64), 4),
+        (GemmHopperConfig(64, 3, pdl=True), (100, 72, 328), 1),  # more k-tiles than stages, two tiles
+        (GemmHopperConfig(64, 4, 2, pdl=True), (300, 72, 72), 2),  # fewer
+        (GemmHopperConfig(128, 2, epilogue="swiglu", pdl=True), (70, 72, 200), 1),
         (GemmHopperConfig(72, 2, out="f32"), (70, 136, 72), 1),
         (GemmHopperConfig(72, 2, out="f32", epilogue="add"), (70, 136, 72), 2),
         (GemmHopperConfig(128, 2, epilogue="swiglu"), (70, 72, 72), 1),  # a tile that reaches into the ups
         (GemmHopperConfig(144, 2, 2, epilogue="swiglu"), (140, 80, 72), 2),
-        (GemmHopperConfig(128, 2, 4, epilogue="swiglu"), (140, 64, 8), 4),
     ],
     ids=str,
 )

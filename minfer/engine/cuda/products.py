@@ -54,14 +54,12 @@ class Products:
             self._multiply_blocks(out.matrix(form), a, stack, form)
             out.storage.mark(form)
             return
-        weights = self._weights(stack)
         config = self.route.config(len(a), stack.rows, self.device.sms)
         if config is None:
-            c = out.matrix("f16")
-            self._hopper(a, weights, c)
+            self._hopper(a, stack, out.matrix("f16"))
             out.storage.mark("f16")
             return
-        self._gemm(replace(config, out=form), a, weights, out.matrix(form))
+        self._gemm(replace(config, out=form), a, self._weights(stack), out.matrix(form))
         out.storage.mark(form)
 
     def fuses(self, tokens: int, stack: Stack) -> bool:
@@ -72,11 +70,11 @@ class Products:
 
     def add(self, out: Activations, a: Any, stack: Stack) -> None:
         """out += a . stack^T, f32 sums added in f32; a: f16 (tokens, columns)."""
-        self._hopper(a, self._weights(stack), out.matrix("f32"), "add")
+        self._hopper(a, stack, out.matrix("f32"), "add")
 
     def gate(self, out: Activations, a: Any, stack: Stack) -> None:
         """out = silu(a . gate^T) * (a . up^T) of a stack of gate and up."""
-        self._hopper(a, self._weights(stack), out.matrix("f16"), "swiglu")
+        self._hopper(a, stack, out.matrix("f16"), "swiglu")
         out.storage.mark("f16")
 
     def _multiply_blocks(self, c: Any, a: Any, stack: Stack, form: str) -> None:
@@ -152,14 +150,16 @@ class Products:
         nt, (od, depth) = len(a), weights.shape
         self.device.launch(kernel(make_gemm, config), config.grid(nt, od), a, weights, c, nt, od, depth)
 
-    def _hopper(self, a: Any, weights: Any, c: Any, epilogue: str = "store") -> None:
-        (nt, od), depth = c.shape, weights.shape[1]
+    def _hopper(self, a: Any, stack: Stack, c: Any, epilogue: str = "store") -> None:
+        (nt, od), depth, weights = c.shape, stack.columns, self._weights(stack)
         out = "f32" if epilogue == "add" else "f16"
         config = choose(nt, od, depth, self.device.sms, out, epilogue)
+        # What is dequantized just before must not be loaded before it is there.
+        config = replace(config, pdl=self.route.overlap and stack.half is not None)
         maps = [self.tensor_map(x, config.boxes[name]) for name, x in (("a", a), ("b", weights), ("c", c))]
         grid = config.grid(nt, od, self.device.sms)
         made = kernel(make_gemm_hopper, config)
-        self.device.launch(made, grid, *maps, nt, od, depth, config.group(nt, od))
+        self.device.launch(made, grid, *maps, nt, od, depth, config.group(nt, od), pdl=config.pdl)
 
     def tensor_map(self, array: Any, box: tuple[int, int]) -> Any:
         """A tensor map of boxes (rows, columns), kept: the same buffers come again."""

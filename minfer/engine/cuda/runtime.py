@@ -148,8 +148,9 @@ class CudaRuntime:
 
     @property
     def _overlaps(self) -> bool:
-        """Whether this is a decode step, whose kernels overlap at their seams (`minfer.cuda.dependent`)."""
-        return self._pdl and self._count == 1
+        """Whether kernels overlap at their seams (`minfer.cuda.dependent`): in a decode step, and where the
+        products of a prefill do."""
+        return self._pdl and (self._count == 1 or (self.route.wgmma and self.route.overlap))
 
     def _form(self, role: str, rows: int) -> str:
         """What to write an operand of `rows` tokens as."""
