@@ -4,7 +4,7 @@ Activations go from kernel to kernel in the form that the next one reads (see `a
 GEMMs of a prefill, pad40 chunks before MMQ, q8 records before the decode kernels that read quantized blocks.
 What the forward states as separate operations is fused where a kernel does both: biases, head norms, RoPE and
 the KV store are one pass; a product that is added to the residual waits for the norm behind it, which adds
-it.
+it; where the GEMM can add or gate by itself, it does.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class CudaRuntime:
             else None
         )
         self._pending: tuple[int, int, str] | None = None
+        self._gated: tuple[Any, Stack] | None = None
         self._forms = self._decode_forms()
         self._fused: DecodeStep | None = None
         if DecodeStep.fits(config, self.weights, device):
@@ -157,8 +158,9 @@ class CudaRuntime:
 
     @property
     def _overlaps(self) -> bool:
-        """Whether this is a decode step, whose kernels overlap at their seams (`minfer.cuda.dependent`)."""
-        return self._pdl and self._count == 1
+        """Whether kernels overlap at their seams (`minfer.cuda.dependent`): in a decode step, and where the
+        products of a prefill do."""
+        return self._pdl and (self._count == 1 or (self.route.wgmma and self.route.overlap))
 
     @property
     def _step(self) -> DecodeStep | None:
@@ -218,7 +220,12 @@ class CudaRuntime:
             self._multiply_few(out, x, matrix, add)
             return
         operand = partial(self._operand, x)
-        if add:
+        fuses = self._products.fuses(len(x), matrix)
+        if fuses and add:
+            self._products.add(out, operand("f16"), matrix)
+        elif fuses and out.storage.role == "gate_up":
+            self._gated = operand("f16"), matrix
+        elif add:
             delta = Activations(self._delta, 0, len(x))
             self._products.multiply(delta, operand, matrix)
             self._pending = (out.start, out.stop, self._delta.form)
@@ -381,9 +388,13 @@ class CudaRuntime:
         out.storage.mark(form)
 
     def swiglu(self, out: Activations, gate_up: Activations) -> None:
-        """See Runtime.swiglu."""
+        """See Runtime.swiglu. A product that waits for it is made here, and needs no gate_up."""
         if self._step is not None:
             self._step.swiglu(out, gate_up)
+            return
+        if self._gated is not None:
+            self._products.gate(out, *self._gated)
+            self._gated = None
             return
         form, source = self._form("activated", len(out)), gate_up.storage.form
         config = ew.SwigluConfig(form, source, packed=True, pdl=self._overlaps)
