@@ -23,7 +23,7 @@ VARIANTS = ("r1", "raw")
 LAYOUTS = ("plain", "padded")
 RESCALES = ("convert", "magic")
 MINIMA = ("fma", "tensor")
-OUTPUTS = ("f32", "sums")
+OUTPUTS = ("f32", "f16", "sums")
 WEIGHT_TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q4_0", "Q4_1", "Q5_K", "Q5_1")
 BLOCK_BYTES = {
     "Q4_0": 18,
@@ -61,9 +61,10 @@ class MmqConfig:
         minimum: how the formats' minima meet the activations' sums: "fma", or "tensor": one bf16 mma for four
             chunks, both operands split in two (relative error 2**-17).
         unroll: chunks of a k-tile that are written out one after another; the loop over them has the rest.
-        out: "f32", or "sums": the integer accumulators themselves (see `sums_shape`), to check them bit by
+        out: "f32", "f16", or "sums": the integer accumulators themselves (see `sums_shape`), to check them bit by
             bit.
         min_blocks: blocks an SM that the compiler leaves registers for.
+        strided: the output is some columns of a wider matrix: one of several that are multiplied at once.
     """
 
     variant: str = "raw"
@@ -80,6 +81,7 @@ class MmqConfig:
     unroll: int = 1
     out: str = "f32"
     min_blocks: int | None = None
+    strided: bool = False
 
     def __post_init__(self) -> None:
         check_choice("mmq", "variant", self.variant, VARIANTS)
@@ -113,6 +115,8 @@ class MmqConfig:
             raise ConfigRefused(
                 f"mmq: {self.kd} x {self.rows_tile} scales for {self.threads} threads: take fewer warps"
             )
+        if self.strided and self.out == "sums":
+            raise ConfigRefused("mmq: integer sums are a whole matrix: strided=False")
         if self.minimum == "tensor" and not self.has_minimum:
             raise ConfigRefused(f"mmq: {self.weight_type} has no minima: minimum='fma'")
         if self.accumulators + 48 > MAX_THREAD_REGISTERS:
@@ -143,6 +147,7 @@ class MmqConfig:
             (self.out, "f32"),
         ):
             text += f" {value}" if value != usual else ""
+        text += " strided" if self.strided else ""
         return text + (f" min {self.min_blocks} blocks" if self.min_blocks is not None else "")
 
     # ---- what a block holds

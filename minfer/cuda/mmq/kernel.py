@@ -21,7 +21,7 @@ from minfer.cuda.mmq.raw import RawWeights
 from minfer.cuda.mmq.scales import Scales
 from minfer.cuda.mmq.words import WordWeights
 from minfer.cuda.signature import signature_of
-from minfer.cuda.tile.epilogue import store_accumulators
+from minfer.cuda.tile.epilogue import store_strided
 
 
 def _product(config: MmqConfig) -> DeviceFunction:
@@ -89,13 +89,17 @@ def _store_sums(sums, so, shift, out, token, row, index, count, nt, od):
             ptx.st_global_u32(out + at * uint64(4), uint32(sums[so + i] >> shift))
 
 
+_OUT_DTYPES = {"f32": "float32", "f16": "float16", "sums": "int32"}
+
+
 @cache
 def mmq(config: MmqConfig) -> Kernel:
-    """C = X W^T from blocks: (weights, activations, out, nt, od, id).
+    """C = X W^T from blocks: (weights, activations, out, nt, od, id), and stride where the config is strided.
 
     weights uint8 [od, row bytes], GGML blocks, 16-byte aligned; activations uint8 [nt, id / 32, 40] (pad40:
     f16 d at byte 0, 32 int8 at byte 4, their int32 sum at byte 36, bytes 2 and 3 zero), exactly so large; out
-    f32 [nt, od], every element written; nt, od, id int32, as `config.check` asks. Integer sums of a chunk are
+    f32 or f16 [nt, od], every element written; nt, od, id int32, as `config.check` asks. Strided: out [nt, od]
+    are columns of a matrix whose rows are `stride` elements (int32) apart; the others stay. Integer sums are
     exact; chunks add up in f32, in their order: all configs of a weight type give the same bits, but for the
     minima of minimum="tensor". out="sums": out int32 of `config.sums_shape`, the integer sums."""
     tokens_tile, rows_tile, kd, stages = config.tokens_tile, config.rows_tile, config.kd, config.stages
@@ -133,7 +137,7 @@ def mmq(config: MmqConfig) -> Kernel:
         held = per_step * unit_registers
     own_weights, fragments = weights_source.own, weights_source.fragments
     product, rescale = _product(config), _rescale(config)
-    store = store_accumulators(m_fragments, pairs)
+    store = store_strided(m_fragments, pairs, "f16" if config.out == "f16" else "f32")
     commit, wait = ptx.cp_async_commit, ptx.cp_async_wait_group(stages - 2)
 
     token_bytes, token_step, chunk_step = config.token_bytes, 16 * config.token_bytes, activations.chunk_step
@@ -224,8 +228,9 @@ def mmq(config: MmqConfig) -> Kernel:
         following = uint32(offset + stage_bytes)
         return ptx.select_u32(following != ring_bytes, following, 0)
 
+    @device_function
     @unrolled
-    def mmq_tile(weights, activations, out, nt, od, depth):
+    def multiply(weights, activations, out, nt, od, depth, stride):
         ring = ptx.shared_address(cuda.shared.array(0, dtype=uint8))
         w_matrix, target = ptx.global_address(weights), ptx.global_address(out)
         thread = uint32(cuda.threadIdx.x)
@@ -339,20 +344,27 @@ def mmq(config: MmqConfig) -> Kernel:
             read, fill = advance(read), advance(fill)
 
         if not sums_out:
-            store(acc, target, int32(first_token + own_token), int32(first_row + own_row), nt, od)
+            store(acc, target, int32(first_token + own_token), int32(first_row + own_row), nt, od, stride)
+
+    def mmq_whole(weights, activations, out, nt, od, depth):
+        multiply(weights, activations, out, nt, od, depth, od)
+
+    def mmq_columns(weights, activations, out, nt, od, depth, stride):
+        multiply(weights, activations, out, nt, od, depth, stride)
 
     arguments = (
         Argument("weights", "in", "uint8"),
         Argument("activations", "in", "uint8"),
-        Argument("out", "out", "int32" if sums_out else "float32"),
+        Argument("out", "inout" if config.strided else "out", _OUT_DTYPES[config.out]),
         Argument("nt", "scalar", "int32"),
         Argument("od", "scalar", "int32"),
         Argument("id", "scalar", "int32"),
+        *((Argument("stride", "scalar", "int32"),) if config.strided else ()),
     )
     return Kernel(
         name="mmq_sums" if sums_out else "mmq",
         config=config,
-        function=mmq_tile,
+        function=mmq_columns if config.strided else mmq_whole,
         signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,
