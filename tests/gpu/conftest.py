@@ -33,7 +33,13 @@ CHILD = "MINFER_GPU_CHILD"  # set in a child: the file that it reports to
 FAULTED = 77  # a child's exit status: its CUDA context is useless
 TEST_LIMIT_S = 240  # for one test: a child that has not reported for so long is ended
 LANES = int(os.environ.get("MINFER_GPU_LANES", max(1, min(8, (os.cpu_count() or 1) // 2))))
-ALONE = ("test_overhead_gpu.py", "test_sanitizer_gpu.py", "test_speed_kernels_gpu.py")
+ALONE = (
+    "test_overhead_gpu.py",
+    "test_sanitizer_gpu.py",
+    "test_speed_attention_gpu.py",
+    "test_speed_kernels_gpu.py",
+    "test_speed_routes_gpu.py",
+)
 RUN_LIMIT_S = float(os.environ.get("MINFER_GPU_LIMIT_S", 540))  # for all: what is left then counts as failed
 
 

@@ -84,7 +84,7 @@ def test_overhead_of_plain_cuda_bindings(arguments, measure):
 def test_the_foreign_call_alone(arguments, measure):
     loaded = runtime.load(axpby())
     loaded.launch(GRID, *arguments)  # fills the structures
-    call, addresses = loaded._frame._call, loaded._frame._addresses
+    call, addresses = loaded._own.frame._call, loaded._own.frame._addresses
     measure("launch us: cuLaunchKernelEx through ctypes, alone", microseconds(lambda: call(*addresses)))
     plain = ctypes.PyDLL("libcuda.so.1").cuLaunchKernel
     pointer, word = ctypes.c_void_p, ctypes.c_uint

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from numba import cuda
-from numba.cuda.types import float32, int32, uint8, uint32, uint64
+from numba.cuda.types import float32, int32, uint8, uint32
 
 from minfer.cuda import ptx
 from minfer.cuda.attention import tiles
-from minfer.cuda.attention.config import LOG2_E, NEVER, TILE_ROWS, AttentionConfig
+from minfer.cuda.attention.config import LOG2_E, NEVER, AttentionConfig
+from minfer.cuda.attention.softmax import exponentials, quad_sum, row_max
 from minfer.cuda.instruction import device_function
 from minfer.cuda.tile.epilogue import store_accumulators
 from minfer.cuda.tile.fragments import accumulator_to_operand
@@ -17,30 +18,18 @@ from minfer.cuda.tile.fragments import accumulator_to_operand
 _to_operand = accumulator_to_operand("f16")
 
 
-@device_function
-def _quad_max(v):
-    v = ptx.max_f32(v, ptx.shfl_xor_f32(v, 1))
-    return ptx.max_f32(v, ptx.shfl_xor_f32(v, 2))
-
-
-@device_function
-def _quad_sum(v):
-    v += ptx.shfl_xor_f32(v, 1)
-    return v + ptx.shfl_xor_f32(v, 2)
-
-
 def prefill_registers(config: AttentionConfig) -> Callable:
     """Scores, softmax and P in registers (FAP2): 4 warps of 16 rows, which meet only around the KV tiles."""
     head_dim, tkv, stages = config.head_dim, config.tkv, config.stages
-    width, group = config.heads * config.head_dim, config.heads // config.kv_heads
+    width = config.heads * config.head_dim
     stride, size = config.row_stride, config.kv_bytes
     query_tile, values_at = config.query_bytes, config.query_bytes + stages * size
     query_words, score_words, sum_words = head_dim // 4, tkv // 2, head_dim // 2  # a lane's share of 16 rows
-    in_bytes = {"f16": 2, "f32": 4}[config.query]
-    stage_query, load = tiles.stage_query(config), tiles.load_tiles(config)
+    start, load = tiles.prologue(config), tiles.load_tiles(config)
     query_fragments = tiles.query_fragments(config)
     score_fragments = tiles.score_fragments(config, tkv)
     accumulate, scale_rows = tiles.accumulate_pv(config, head_dim), tiles.scale_rows(head_dim)
+    largest, exponentiate = row_max(tkv), exponentials(tkv)
     store_rows = store_accumulators(1, head_dim // 16, config.output)
 
     @device_function
@@ -58,27 +47,6 @@ def prefill_registers(config: AttentionConfig) -> Callable:
                 scores[4 * j + 3] = float32(NEVER)
 
     @device_function
-    def row_max(scores, low, high):
-        for j in range(tkv // 8):
-            low = ptx.max_f32(low, ptx.max_f32(scores[4 * j], scores[4 * j + 1]))
-            high = ptx.max_f32(high, ptx.max_f32(scores[4 * j + 2], scores[4 * j + 3]))
-        return _quad_max(low), _quad_max(high)
-
-    @device_function
-    def exponentials(scores, c, low, high):
-        """scores = 2^(scores * c + low or high); returns this lane's part of the two row sums."""
-        sum_low = float32(0)
-        sum_high = float32(0)
-        for j in range(tkv // 8):
-            scores[4 * j] = ptx.ex2_approx(ptx.fma_rn_f32(scores[4 * j], c, low))
-            scores[4 * j + 1] = ptx.ex2_approx(ptx.fma_rn_f32(scores[4 * j + 1], c, low))
-            scores[4 * j + 2] = ptx.ex2_approx(ptx.fma_rn_f32(scores[4 * j + 2], c, high))
-            scores[4 * j + 3] = ptx.ex2_approx(ptx.fma_rn_f32(scores[4 * j + 3], c, high))
-            sum_low += scores[4 * j] + scores[4 * j + 1]
-            sum_high += scores[4 * j + 2] + scores[4 * j + 3]
-        return sum_low, sum_high
-
-    @device_function
     def multiply(sums, scores, rows):
         """sums += P V, 16 columns of P at a time: as f16 they are the A fragment."""
         p = cuda.local.array(4, uint32)
@@ -90,14 +58,7 @@ def prefill_registers(config: AttentionConfig) -> Callable:
         base = ptx.shared_address(cuda.shared.array(0, uint8))
         thread = int32(cuda.threadIdx.x)
         warp_row = (thread >> 5) * 16
-        head = int32(cuda.blockIdx.x)
-        first_row = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * TILE_ROWS)
-        rows = min(int32(TILE_ROWS), nt - first_row)
-        limit = min(kv_end, q_offset + first_row + rows)
-        column = uint64((head // group) * (head_dim * 2))
-        keys = ptx.global_address(k_cache) + column
-        values = ptx.global_address(v_cache) + column
-        stage_query(base, ptx.global_address(q) + uint64(head * (head_dim * in_bytes)), first_row, nt)
+        head, first_row, limit, keys, values = start(base, q, k_cache, v_cache, nt, q_offset, kv_end)
 
         fragments = cuda.local.array(query_words, uint32)
         scores = cuda.local.array(score_words, float32)
@@ -126,12 +87,12 @@ def prefill_registers(config: AttentionConfig) -> Callable:
             score_fragments(scores, fragments, base + uint32(query_tile) + slot)
             if first + (tkv - 1) > unmasked:
                 mask(scores, int32(first), last_low, last_high)
-            new_low, new_high = row_max(scores, max_low, max_high)
+            new_low, new_high = largest(scores, max_low, max_high)
             factor_low = ptx.ex2_approx((max_low - new_low) * c)
             factor_high = ptx.ex2_approx((max_high - new_high) * c)
             max_low = new_low
             max_high = new_high
-            part_low, part_high = exponentials(scores, c, -new_low * c, -new_high * c)
+            part_low, part_high = exponentiate(scores, c, -new_low * c, -new_high * c)
             sum_low = sum_low * factor_low + part_low
             sum_high = sum_high * factor_high + part_high
             scale_rows(sums, factor_low, factor_high)
@@ -140,7 +101,7 @@ def prefill_registers(config: AttentionConfig) -> Callable:
                 cuda.syncthreads()
             multiply(sums, scores, base + uint32(values_at) + slot)
             cuda.syncthreads()
-        scale_rows(sums, ptx.rcp_approx(_quad_sum(sum_low)), ptx.rcp_approx(_quad_sum(sum_high)))
+        scale_rows(sums, ptx.rcp_approx(quad_sum(sum_low)), ptx.rcp_approx(quad_sum(sum_high)))
         store_rows(sums, ptx.global_address(out), first_row + warp_row, head * head_dim, nt, width)
 
     return attention_registers

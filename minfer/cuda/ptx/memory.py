@@ -120,6 +120,19 @@ st_shared_v2_f32 = _store("st_shared_v2_f32", "shared", "f32", 2)
 st_shared_v4_f32 = _store("st_shared_v4_f32", "shared", "f32", 4)
 
 
+@instruction("atom.acq_rel.gpu.global.add.u32 $0, [$1], $2;", section="9.7.13.5 atom")
+def atom_add_global_u32(address: u64, value: u32) -> u32:
+    """Add to a word that all blocks share; the word before. Orders this thread's memory accesses, and with a
+    barrier before (after) it the block's, before (after) those of the blocks that add later (added
+    before)."""
+
+
+@instruction("fence.acq_rel.gpu;", section="9.7.13.4 membar, fence, fence.proxy")
+def fence_gpu():
+    """Order this thread's memory accesses before the fence, and what it has observed, before those after it,
+    for all threads of the device. What L1 holds is forgotten."""
+
+
 def _ldmatrix(count: int, trans: str = "") -> dict:
     results = ", ".join(f"${i}" for i in range(count))
     return {
