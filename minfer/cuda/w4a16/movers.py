@@ -76,7 +76,7 @@ def _copy_chunks(config: W4A16Config) -> DeviceFunction:
         start = types.int32(low + (row + line) * pitch + block * block_bytes)
         target = types.uint32(slot + line * row_bytes)
         note = types.uint32(slot + starts + line * 4)
-        for i in unroll(rounds):
+        for _i in unroll(rounds):
             if line < ROWS:
                 at = start
                 if gated and line >= ROWS // 2:
