@@ -25,8 +25,8 @@ Operand = Callable[[str], Any]
 
 class Products:
     """GEMMs of a route. Weights without a resident f16 copy are dequantized into one scratch first, or within
-    the GEMM, as the plan says, where no MMQ or W4A16 kernel reads the blocks themselves. `tell` gets a line for each
-    step down of an MMQ route."""
+    the GEMM, as the plan says, where no MMQ or W4A16 kernel reads the blocks themselves. `tell` gets a line
+    for each step down of an MMQ route."""
 
     def __init__(self, device: Device, route: Route, plan: MemoryPlan, tell: Callable[[str], None]):
         self.device, self.route = device, route
