@@ -30,8 +30,8 @@ class W4A16Config:
         format: of the weights, "Q4_K" or "Q6_K".
         tokens: the tile's, a multiple of 8 from 64 to 256.
         stages: k-tiles of activations in flight; slots: blocks of 256 weights a row in flight.
-        ahead: weights are unpacked while the tensor cores still work on two k-tiles, not on the last one only:
-            takes 20 registers, which the largest tiles lack.
+        ahead: weights are unpacked while the tensor cores still work on two k-tiles, not on the last one
+            only: takes 20 registers, which the largest tiles lack.
         out: "f16" or "f32".
         store: "tma" (f16 only; whole lines through shared memory, rows of C must be whole 16 bytes) or
             "direct" (any width, an element at a time; f32 fills its sectors).

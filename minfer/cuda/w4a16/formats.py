@@ -8,8 +8,8 @@ A consumer unpacks an eighth of a block, 32 weights a row, at a time. In a fragm
 A small unsigned number becomes f16 without a conversion: OR-ed into the mantissa of 1024 (0x6400) it is
 1024 + q, and the subtraction that follows is exact.
 
-Unpacking goes in two steps. `prepare` makes the numbers q in registers of its own: it may run while the tensor
-cores still read the fragments that will be overwritten. `finish` scales them into the fragments.
+Unpacking goes in two steps. `prepare` makes the numbers q in registers of its own: it may run while the
+tensor cores still read the fragments that will be overwritten. `finish` scales them into the fragments.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class PackedFormat:
         expand: (block, target): a row's scales as f16 to shared memory, `target` the row's place in the first
             quarter; None: `prepare` takes them from the block.
         prepare: (numbers, pairs, raw, first, second, byte, scales, apart, eighth): the f16 numbers of the
-            words of A of two k16 steps, and the rows' scales; eighths with odd numbers to the second halves of
-            both arrays. `first` and `second` are the shared addresses of the blocks of the lane's rows g and
+            words of A of two k16 steps, and the rows' scales; odd eighths to the second halves of both
+            arrays. `first` and `second` are the shared addresses of the blocks of the lane's rows g and
             g + 8, `byte` is 2 t, `scales` the place of row g's expanded scales, the other row's are `apart`
             bytes behind. `raw` is a local array of `words`. Eighths come in order.
         finish: (a, numbers, pairs): the words of A of a quarter.
