@@ -171,6 +171,26 @@ class TestPacking:
 
 
 class TestBadArguments:
+    def test_addresses_that_a_kernel_cannot_load_from(self, fake, args):
+        """Before the launch, and by name: a misaligned vector load ends the whole context."""
+        wide = (
+            Argument("a", "in", "float32", align=16),
+            Argument("b", "in", "bfloat16"),
+            Argument("out", "out", "float32", align=8),
+            *ARGUMENTS[3:],
+        )
+        kernel, a, rest = make_kernel(arguments=wide), args[0], args[1:]
+        runtime.launch(kernel, (1, 1, 1), a, *rest)
+        assert fake.launched[0].slots[0] == a.pointer
+        message = r"'a' lies at 0x[0-9a-f]*8, no multiple of 16 bytes: pass whole rows"
+        with pytest.raises(ValueError, match=message):
+            runtime.launch(kernel, (1, 1, 1), a[2:], *rest)
+        with pytest.raises(ValueError, match="'out' lies at 0x1004, no multiple of 8"):
+            runtime.launch(kernel, (1, 1, 1), a, args[1], 0x1004, *args[3:])
+        with pytest.raises(ValueError, match="'a' lies at"):
+            runtime.load(kernel).prepare((1, 1, 1), a[1:], *rest)
+        assert len(fake.launched) == 1
+
     @pytest.mark.parametrize(
         ("at", "value", "message"),
         [

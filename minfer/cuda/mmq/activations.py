@@ -113,18 +113,16 @@ class Activations:
 
     @functools.cached_property
     def load_sums(self) -> DeviceFunction:
-        """(words, o, low): d * sum of the chunk at `low` and of the same 8 tokens on, where lanes t = 0 ... 3
-        hold four neighbouring chunks, as the A fragment of a tf32 product of depth 8: the upper part of each
-        value, then what is left of it."""
+        """(words, o, low): d * sum of the chunk at `low` and of the same one 8 tokens on, where lanes t = 0
+        ... 3 hold four neighbouring chunks, as words[o], words[o + 1] of the A fragment of a bf16 product
+        whose second half repeats them: the value rounded, and what is left of it."""
         eight = 8 * self.config.token_bytes
 
         @device_function
         def load_sums(words, o, low):
             high = low + uint32(eight)
-            first = ptx.unpack_f16x2_lo(ptx.ld_shared_u32(low)) * _sum(low)
-            second = ptx.unpack_f16x2_lo(ptx.ld_shared_u32(high)) * _sum(high)
-            words[o], words[o + 2] = split_tf32(first)
-            words[o + 1], words[o + 3] = split_tf32(second)
+            words[o] = _split(ptx.unpack_f16x2_lo(ptx.ld_shared_u32(low)) * _sum(low))
+            words[o + 1] = _split(ptx.unpack_f16x2_lo(ptx.ld_shared_u32(high)) * _sum(high))
 
         return load_sums
 
@@ -136,8 +134,7 @@ def _sum(chunk):
 
 
 @device_function
-def split_tf32(value):
-    """(upper, lower) as tf32 operands whose sum is the value to 21 bits: the tensor cores do not read the low
-    13 bits. (cvt.rna.tf32 is a sequence of instructions on sm_90.)"""
-    upper = ptx.bitcast_u32_f32(value) & uint32(0xFFFFE000)
-    return upper, ptx.bitcast_u32_f32(float32(value - ptx.bitcast_f32_u32(upper)))
+def _split(value):
+    """A pair of bf16 whose sum is the value to 17 bits."""
+    upper = ptx.pack_bf16x2(value, value)
+    return ptx.pack_bf16x2(value, float32(value - ptx.bitcast_f32_u32(upper & uint32(0xFFFF0000))))

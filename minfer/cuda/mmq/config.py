@@ -58,8 +58,8 @@ class MmqConfig:
         rescale: "convert" (I2F, a multiply, a multiply-add an accumulator and chunk) or "magic": the integer
             accumulator starts at 0x4B400000, so that its bits are the f32 12582912 + sum, and two
             multiply-adds do the whole rescaling.
-        minimum: how the formats' minima meet the activations' sums: "fma", or "tensor": a tf32 mma with split
-            operands.
+        minimum: how the formats' minima meet the activations' sums: "fma", or "tensor": one bf16 mma for four
+            chunks, both operands split in two (relative error 2**-17).
         unroll: chunks of a k-tile that are written out one after another; the loop over them has the rest.
         out: "f32", "f16", or "sums": the integer accumulators themselves (see `sums_shape`), to check them bit by
             bit.
@@ -250,9 +250,26 @@ class MmqConfig:
         return self.rows_tile + 8
 
     @property
+    def second_pitch(self) -> int:
+        """Bytes from a chunk's minima (or second scales) to the next chunk's."""
+        # A row's minimum as a pair of words; 32 bytes more put the four chunks of a fragment on other banks.
+        return self.rows_tile * 8 + 32 if self.minimum == "tensor" else self.scale_row * 4
+
+    @property
+    def second_scale(self) -> int:
+        """Bytes from a buffer's scales to its minima or second scales."""
+        return self.kd * self.scale_row * 4
+
+    @property
     def scale_bytes(self) -> int:
         """One of the two buffers of scales and minima."""
-        return self.scale_arrays * self.kd * self.scale_row * 4
+        return self.second_scale + (self.kd * self.second_pitch if self.scale_arrays == 2 else 0)
+
+    @property
+    def masked(self) -> bool:
+        """Q4_K's high nibbles stay where they are, 16 times too large, and their scales are 16 times smaller:
+        a word costs one instruction."""
+        return self.layout == "padded" and self.variant == "raw" and self.weight_type == "Q4_K"
 
     @property
     def word_bytes(self) -> int:

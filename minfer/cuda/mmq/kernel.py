@@ -15,7 +15,7 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.mmq.activations import Activations, split_tf32
+from minfer.cuda.mmq.activations import Activations
 from minfer.cuda.mmq.config import MAGIC_BITS, MmqConfig, shipped_configs
 from minfer.cuda.mmq.raw import RawWeights
 from minfer.cuda.mmq.scales import Scales
@@ -41,9 +41,11 @@ def _product(config: MmqConfig) -> DeviceFunction:
 
         return halves
 
+    mma = ptx.mma_m16n8k32_s8u8 if config.masked else ptx.mma_m16n8k32_s8
+
     @device_function
     def whole(sums, a, ao, b, bo, first):
-        d0, d1, d2, d3 = ptx.mma_m16n8k32_s8(
+        d0, d1, d2, d3 = mma(
             a[ao], a[ao + 1], a[ao + 2], a[ao + 3], b[bo], b[bo + 1], first, first, first, first
         )
         sums[0], sums[1], sums[2], sums[3] = d0, d1, d2, d3
@@ -77,13 +79,14 @@ def _rescale(config: MmqConfig) -> DeviceFunction:
 
 
 @device_function
-def _store_sums(sums, so, out, token, row, index, count, nt, od):
-    """Four accumulators as integers: tokens token, token + 8, rows row, row + 1; the index-th of `count`."""
+def _store_sums(sums, so, shift, out, token, row, index, count, nt, od):
+    """Four accumulators as integers, shifted down: tokens token, token + 8, rows row, row + 1; the index-th
+    of `count`."""
     for i in range(4):
         own_token, own_row = token + 8 * (i >> 1), row + (i & 1)
         if own_token < nt and own_row < od:
             at = (uint64(own_token) * uint64(od) + uint64(own_row)) * uint64(count) + uint64(index)
-            ptx.st_global_u32(out + at * uint64(4), uint32(sums[so + i]))
+            ptx.st_global_u32(out + at * uint64(4), uint32(sums[so + i] >> shift))
 
 
 _OUT_DTYPES = {"f32": "float32", "f16": "float16", "sums": "int32"}
@@ -106,6 +109,7 @@ def mmq(config: MmqConfig) -> Kernel:
     raw, two, sums_out = config.variant == "raw", config.two_scales, config.out == "sums"
     minimum_fma = config.has_minimum and config.minimum == "fma"
     minimum_tensor = config.has_minimum and config.minimum == "tensor"
+    masked = config.masked
     magic = config.rescale == "magic" and not sums_out
     first_sum = MAGIC_BITS if magic else 0
     d_values = 6 * m_fragments
@@ -113,7 +117,7 @@ def mmq(config: MmqConfig) -> Kernel:
     stage_bytes, activation_bytes = config.stage_bytes, config.activation_bytes
     ring_bytes, scale_bytes, word_bytes = stages * stage_bytes, config.scale_bytes, config.word_bytes
     words_at = ring_bytes + 2 * scale_bytes
-    second_scale, pitch = kd * config.scale_row * 4, config.scale_row * 4
+    second_scale, pitch, second_pitch = config.second_scale, config.scale_row * 4, config.second_pitch
     block_weights, block_bytes = config.block_weights, config.block_bytes
     activations = Activations(config)
     start_activations, copy_activations = activations.start, activations.copy
@@ -150,8 +154,9 @@ def mmq(config: MmqConfig) -> Kernel:
         if sums_out:
             for half in unroll(2 if two else 1):
                 index, count = (2 * chunk + half, 2 * chunks) if two else (chunk, chunks)
+                shift = (chunk & 1) * 4 if masked else 0
                 if chunk < chunks:
-                    _store_sums(sums, 4 * half, out, token, row, index, count, nt, od)
+                    _store_sums(sums, 4 * half, shift, out, token, row, index, count, nt, od)
         else:
             w0, w1 = ptx.ld_shared_v2_f32(scales)
             rescale(acc, o, sums, 0, d, s, w0, w1)
@@ -202,21 +207,19 @@ def mmq(config: MmqConfig) -> Kernel:
 
     @device_function
     @unrolled
-    def multiply_minima(acc, a, tokens, minima):
-        """Minima of four chunks times the activations' sums, on the tensor cores: depth 8 is the sums' upper
-        and lower parts beside the minima's upper parts, then beside their lower ones. `tokens`, `minima`: the
-        shared addresses of chunk lane % 4 of the lane's first token and row (lane // 4)."""
+    def multiply_minima(acc, sums, tokens, minima):
+        """Minima of four chunks times the activations' sums, on the tensor cores: all four products of the
+        two parts of either in one mma of depth 16. `tokens`, `minima`: the shared addresses of chunk lane % 4
+        of the lane's first token and row (lane // 4)."""
         for m in unroll(m_fragments):
-            load_sums(a, 4 * m, tokens + uint32(m * token_step))
+            load_sums(sums, 2 * m, tokens + uint32(m * token_step))
         for j in unroll(2 * pairs):
-            upper, lower = split_tf32(ptx.ld_shared_f32(minima + uint32(32 * j)))
+            upper, lower = ptx.ld_shared_v2_u32(minima + uint32(64 * j))
             for m in unroll(m_fragments):
-                o = 8 * m * pairs + 4 * j
-                a0, a1, a2, a3 = a[4 * m], a[4 * m + 1], a[4 * m + 2], a[4 * m + 3]
-                c0, c1, c2, c3 = ptx.mma_m16n8k8_tf32(
-                    a0, a1, a2, a3, upper, upper, acc[o], acc[o + 1], acc[o + 2], acc[o + 3]
+                o, first, second = 8 * m * pairs + 4 * j, sums[2 * m], sums[2 * m + 1]
+                c0, c1, c2, c3 = ptx.mma_m16n8k16_bf16(
+                    first, second, first, second, upper, lower, acc[o], acc[o + 1], acc[o + 2], acc[o + 3]
                 )
-                c0, c1, c2, c3 = ptx.mma_m16n8k8_tf32(a0, a1, a2, a3, lower, uint32(0), c0, c1, c2, c3)
                 acc[o], acc[o + 1], acc[o + 2], acc[o + 3] = c0, c1, c2, c3
 
     @device_function
@@ -334,7 +337,7 @@ def mmq(config: MmqConfig) -> Kernel:
                         acc,
                         a,
                         uint32(tokens + chunk * chunk_step),
-                        uint32(scales + second_scale + chunk * pitch + (own_row + (lane >> 2)) * 4),
+                        uint32(scales + second_scale + chunk * second_pitch + (own_row + (lane >> 2)) * 8),
                     )
             if raw:
                 deposit(words, next_scales, chunks, following, thread)

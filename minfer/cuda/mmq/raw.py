@@ -280,7 +280,7 @@ class RawWeights:
     @property
     def _fragments_by_ldmatrix(self) -> DeviceFunction:
         config = self.config
-        staged, kd, halved = config.raw_row_bytes, config.kd, config.halved
+        staged, kd, halved, masked = config.raw_row_bytes, config.kd, config.halved, config.masked
         fifth = config.weight_type == "Q5_K"
         nibbles = (32 if fifth else 0) + (0 if halved else 16)
 
@@ -288,9 +288,14 @@ class RawWeights:
         def fragments(words, stage, j, k_tile, i, lane, matrix_row, od, row_bytes):
             line = stage + uint32(16 * j * staged)
             w0, w1, w2, w3 = ptx.ldmatrix_x4(line + uint32(nibbles + (i >> 1) * CHUNK))
-            shift, low = uint32((i & 1) * 4), uint32(LOW)
-            words[0], words[1] = (w0 >> shift) & low, (w1 >> shift) & low
-            words[2], words[3] = (w2 >> shift) & low, (w3 >> shift) & low
+            shift = uint32((i & 1) * 4)
+            if masked:
+                mask = uint32(uint32(LOW) << shift)
+                words[0], words[1], words[2], words[3] = w0 & mask, w1 & mask, w2 & mask, w3 & mask
+            else:
+                low = uint32(LOW)
+                words[0], words[1] = (w0 >> shift) & low, (w1 >> shift) & low
+                words[2], words[3] = (w2 >> shift) & low, (w3 >> shift) & low
             if fifth:
                 sub = uint32(k_tile * kd + i) & uint32(7)
                 w0, w1, w2, w3 = ptx.ldmatrix_x4(line + uint32(0 if halved else 16))

@@ -116,6 +116,21 @@ _READERS = {
 }
 
 
+def store_minimum(config: MmqConfig) -> DeviceFunction:
+    """(at, value): a row's minimum to a shared address: an f32, or the B fragment of minimum="tensor": bf16
+    pairs (upper, upper), (lower, lower)."""
+    if config.minimum == "fma":
+        return ptx.st_shared_f32
+
+    @device_function
+    def store(at, value):
+        upper = ptx.pack_bf16x2(value, value)
+        lower = float32(value - ptx.bitcast_f32_u32(upper & uint32(0xFFFF0000)))
+        ptx.st_shared_v2_u32(at, upper, ptx.pack_bf16x2(lower, lower))
+
+    return store
+
+
 @dataclass(frozen=True)
 class Scales:
     """The scales of a config's raw weights."""
@@ -169,24 +184,28 @@ class Scales:
         the row get zeros."""
         _, decode = _READERS[self.config.weight_type](self.per_thread)
         kd, per_thread, rows = self.config.kd, self.per_thread, self.config.rows_tile
-        pitch, second = self.config.scale_row, self.config.kd * self.config.scale_row * 4
-        both, whole = self.config.scale_arrays == 2, self.config.k_quant
+        pitch, second = 4 * self.config.scale_row, self.config.second_scale
+        second_pitch, second_size = self.config.second_pitch, 8 if self.config.minimum == "tensor" else 4
+        both, whole, masked = self.config.scale_arrays == 2, self.config.k_quant, self.config.masked
+        store_second = store_minimum(self.config)
 
         @device_function
         @unrolled
         def deposit(words, target, chunks, k_tile, thread):
-            own = uint32(thread // rows * per_thread)
+            own, row = uint32(thread // rows * per_thread), uint32(thread % rows)
             chunk = int32(k_tile * kd + own)
-            line = uint32(target + own * (4 * pitch) + thread % rows * 4)
+            at = uint32(target + own * pitch + row * 4)
+            second_at = uint32(target + second + own * second_pitch + row * second_size)
             for i in unroll(per_thread):
                 first, other = decode(words, i, chunk)
+                if masked:
+                    first = float32(first * (float32(0.0625) if (chunk + i) & 1 else float32(1)))
                 if not whole:
                     inside = chunk + i < chunks
                     first = first if inside else float32(0)
                     other = other if inside else float32(0)
-                at = line + uint32(i * 4 * pitch)
-                ptx.st_shared_f32(at, first)
+                ptx.st_shared_f32(at + uint32(i * pitch), first)
                 if both:
-                    ptx.st_shared_f32(at + uint32(second), other)
+                    store_second(second_at + uint32(i * second_pitch), other)
 
         return deposit

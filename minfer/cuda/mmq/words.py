@@ -15,6 +15,7 @@ from numba.cuda.types import int32, int64, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function
 from minfer.cuda.mmq.config import CHUNK, MmqConfig
+from minfer.cuda.mmq.scales import store_minimum
 from minfer.cuda.tile.quantized import DECODERS
 
 UNIT = 16
@@ -85,8 +86,9 @@ class WordWeights:
         kd, per_row, row_bytes, apart = config.kd, config.kd * 2, config.word_row_bytes, self.rows_apart
         up = (128 - _ZERO_POINT.get(config.weight_type, 0)) * 0x01010101
         signed = config.weight_type in _ZERO_POINT
-        pitch, second = config.scale_row, config.kd * config.scale_row * 4
-        minimum, two = config.has_minimum, config.two_scales
+        pitch, second = 4 * config.scale_row, config.second_scale
+        second_pitch, second_size = config.second_pitch, 8 if config.minimum == "tensor" else 4
+        minimum, two, store_second = config.has_minimum, config.two_scales, store_minimum(config)
 
         @device_function
         def signed_bytes(word):
@@ -106,13 +108,15 @@ class WordWeights:
                 signed_bytes(w2),
                 signed_bytes(w3),
             )
-            at = uint32(scales + ((part >> 1) * pitch + row) * 4)
+            at = uint32(scales + (part >> 1) * pitch + row * 4)
             if two:
                 ptx.st_shared_f32(at + uint32((part & 1) * second), scale)
             elif part & 1 == 0:
                 ptx.st_shared_f32(at, scale)
                 if minimum:
-                    ptx.st_shared_f32(at + uint32(second), shift)
+                    store_second(
+                        uint32(scales + second + (part >> 1) * second_pitch + row * second_size), shift
+                    )
 
         return deposit
 
