@@ -3,10 +3,10 @@
     f16         mma.sync GEMMs (128x128x64 or 128x256x64, 3 stages, swizzled) over f16 weights; from sm_80 on
     f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. It adds to the f32 residual stream
                 and applies the gated activation on its way out
-    mmq, mmq_raw, mmq_raw_wide
+    mmq, mmq_raw, mmq_raw_wide, mmq_fast
                 int8 tensor cores straight from the quantized blocks, on activations quantized to int8 (seed
-                003): weights expanded in shared memory, staged as raw bytes, and that on a wider tile. No
-                f16 copy of the weights; see `minfer.engine.cuda.mmq` for what takes the place of a kernel
+                003): weights expanded in shared memory, staged as raw bytes, that on a wider tile, and what
+                is fastest since. No f16 copy of the weights; see `minfer.engine.cuda.mmq` for what takes the place of a kernel
                 that cannot run
     auto        f16-wgmma on sm_90, else f16
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from minfer.cuda.gemm import GemmConfig
 from minfer.engine.errors import EngineError, InputError
 
-MMQ_ROUTES = ("mmq", "mmq_raw", "mmq_raw_wide")
+MMQ_ROUTES = ("mmq", "mmq_raw", "mmq_raw_wide", "mmq_fast")
 ROUTES = ("auto", "f16", "f16-wgmma", *MMQ_ROUTES)
 LARGE_TILE = GemmConfig(128, 128, 64, 3, layout="swizzled")
 WIDE_TILE = GemmConfig(128, 256, 64, 3, layout="swizzled")
