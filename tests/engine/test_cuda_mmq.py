@@ -107,7 +107,8 @@ def test_every_product_of_many_tokens_is_an_mmq(route):
     assert names.count("quantize_q8_0_pad40") == layers - 1  # attention's output; the rest is fused
     backend.device.launches.clear()
     session.forward([1])
-    assert not launched(backend.device) and "gemv" in {k.name for k in backend.device.launches}
+    assert not launched(backend.device)
+    assert any(kernel.name.startswith("gemv") for kernel in backend.device.launches)
 
 
 def test_steps_down_are_told_once(tmp_path):
@@ -148,7 +149,6 @@ def test_buffers_take_what_was_planned():
 
     session = Session(model, CudaBackend("mmq_raw", Counting(), lambda line: None), n_ctx=128, chunk=64)
     session.forward(range(64))
-    session.forward([1])
     plan = session._runtime.plan
     assert 0.95 * plan.total < sum(taken) <= plan.total
 

@@ -6,8 +6,8 @@
     mmq, mmq_raw, mmq_raw_wide, mmq_fast
                 int8 tensor cores straight from the quantized blocks, on activations quantized to int8 (seed
                 003): weights expanded in shared memory, staged as raw bytes, that on a wider tile, and what
-                is fastest since. No f16 copy of the weights; see `minfer.engine.cuda.mmq` for what takes the place of a kernel
-                that cannot run
+                is fastest since. No f16 copy of the weights; see `minfer.engine.cuda.mmq` for what takes the
+                place of a kernel that cannot run
     auto        f16-wgmma on sm_90, else f16
 
 f16-wgmma takes Hopper's attention too, where a chunk of the prompt stays f16 from product to product.
