@@ -147,7 +147,9 @@ def test_buffers_take_what_was_planned():
             taken.append(array.nbytes)
             return array
 
-    session = Session(model, CudaBackend("mmq_raw", Counting(), lambda line: None), n_ctx=128, chunk=64)
+    session = Session(
+        model, CudaBackend("mmq_raw", Counting("sm_80"), lambda line: None), n_ctx=128, chunk=64
+    )
     session.forward(range(64))
     plan = session._runtime.plan
     assert 0.95 * plan.total < sum(taken) <= plan.total
