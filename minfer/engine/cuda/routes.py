@@ -10,7 +10,7 @@
                 place of a kernel that cannot run
     auto        f16-wgmma on sm_90, else f16
 
-f16-wgmma takes Hopper's attention too, where a chunk of the prompt stays f16 from product to product.
+f16-wgmma and, on sm_90, mmq_fast take Hopper's attention too, where a chunk of the prompt stays f16 from product to product.
 
 The switches of the campaign's seeds select its own f16 kernels on the route f16: MINFER_GEMM_TM (64, 128 or
 256: the tile's outputs), MINFER_GEMM_K64 (1: k-steps of 64), MINFER_GEMM_AF32 (1: activations stay f32 and
@@ -158,7 +158,7 @@ def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
         raise EngineError(f"route f16-wgmma needs a GPU of sm_90 (H100, H200), this one is {arch}: take f16")
     wide = WIDE_TILE if arch in WIDE_ARCHITECTURES else None
     if name in MMQ_ROUTES:
-        return Route(name, wide=wide, mmq=name)
+        return Route(name, wide=wide, mmq=name, hopper_attention=hopper and name == "mmq_fast")
     if name == "f16" or not hopper:
         return Route("f16", wide=wide)
     return Route("f16-wgmma", wgmma=True, wide=wide, hopper_attention=True)
