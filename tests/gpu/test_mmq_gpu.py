@@ -66,7 +66,7 @@ def test_a_model_s_sizes():
 
 def test_more_shared_memory_than_the_device_has_is_refused():
     config = wide("Q4_K", 8)
-    if config.shared_bytes <= runtime.device().shared_per_block:
+    if config.shared_bytes <= runtime.device().shared_optin_bytes:
         pytest.skip(f"{config.shared_bytes} bytes fit here")
     with pytest.raises(LaunchRefused, match=str(config.shared_bytes)):
         runtime.load(mmq(config))
