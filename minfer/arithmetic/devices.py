@@ -118,13 +118,14 @@ _LIMITS = {
     (12, 0): (100, 48, 24, 1),
     (12, 1): (100, 48, 24, 1),
 }
+_RESERVED = 1024
 
 
 def _device(
     key: str, name: str, cc: tuple[int, int], product: str, *, notes: dict | None = None, **figures
 ) -> Device:
     shared_kb, warps, blocks, barriers = _LIMITS[cc]
-    reserved = 1024
+    reserved = _RESERVED
     limits = {
         "registers_per_sm": 65536,
         "registers_per_block": 65536,
@@ -324,6 +325,18 @@ def device(key: str) -> Device:
     if found is None:
         raise KeyError(f"no device {key!r}; known: {', '.join(DEVICES)}")
     return found
+
+
+def shared_limit(arch: str) -> int:
+    """Bytes of shared memory that a block may use on an architecture ("sm_90a"), opted in; of one that is not
+    known, what the first of its family allows.
+
+    Raises:
+        KeyError: nothing is known of its family.
+    """
+    major, minor = divmod(int(arch.removeprefix("sm_").rstrip("af")), 10)
+    shared_kb, *_ = _LIMITS.get((major, minor)) or _LIMITS[major, 0]
+    return shared_kb * 1024 - _RESERVED
 
 
 def by_name(name: str) -> Device | None:

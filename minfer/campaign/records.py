@@ -1,74 +1,49 @@
 """Records: what was measured, where and when, one JSON file a run under data/records.
 
 Every figure that a page, a table or a notebook shows as measured comes through here. A record is of one
-`kind`, each a dataclass below whose fields are the file's; a file that does not fit is refused with its name
-and the field. `schema` is the version of the layout; a file without it is of version 1.
+`kind`, each a dataclass whose fields are the file's; a file that does not fit is refused with its name and
+the field. `schema` is the version of the layout; a file without it is of version 1, and read as what it would
+be today.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import typing
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+import os
+import tempfile
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-from minfer.arithmetic.devices import by_name
+from minfer.campaign.probe_record import ProbeRun
+from minfer.campaign.record import SCHEMA, Record, RecordError, checked_positive
+from minfer.campaign.schema import build, plain
+from minfer.campaign.wall_record import Wall
 from minfer.engine.bench import BenchResult
 
+__all__ = [
+    "FOLDER",
+    "KINDS",
+    "SCHEMA",
+    "Bench",
+    "GpuTests",
+    "Prefill",
+    "ProbeRun",
+    "Record",
+    "RecordError",
+    "Wall",
+    "load_records",
+    "newest_measured",
+    "read_record",
+    "write_record",
+]
+
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "records"
-SCHEMA = 1
-"""The newest layout that this module reads."""
 TOLERANCE = 0.01
 """A rate and the time that it follows from agree to so much."""
-
-
-class RecordError(ValueError):
-    """A record that cannot be used; the message names the file and the field."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """What all kinds hold.
-
-    Attributes:
-        file: the record's file name.
-        date: ISO 8601, with its offset from UTC. commit: of the code that ran.
-        device: the GPU's name as its driver reports it, or the host backend's description of the processor.
-        driver: the driver package's version.
-    """
-
-    kind: ClassVar[str]
-
-    file: str
-    date: str
-    commit: str
-    device: str
-    driver: str
-    schema: int = SCHEMA
-
-    def check(self) -> None:
-        """Raise ValueError("field: what is wrong") for values that contradict each other."""
-        _dated(self.date)
-
-    @property
-    def day(self) -> str:
-        """The date without its time."""
-        return self.date[:10]
-
-    @property
-    def device_key(self) -> str | None:
-        """The device's key in `minfer.arithmetic.devices`, None if the table has no such device."""
-        known = by_name(self.device)
-        return None if known is None else known.key
-
-    @property
-    def origin(self) -> str:
-        """Where and when, for a caption."""
-        return f"{self.device}, driver {self.driver}, {self.day}, commit {self.commit}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +99,7 @@ class Prefill(Record):
 
     def check(self) -> None:
         super().check()
-        _positive(self, "n_prompt", "ms", "avg_ts")
+        checked_positive(self, "n_prompt", "ms", "avg_ts")
         _agrees("avg_ts", self.avg_ts, self.n_prompt / self.ms * 1e3)
 
 
@@ -141,7 +116,7 @@ class Bench(Record):
         super().check()
         for place, result in enumerate(self.results):
             try:
-                _positive(result, "avg_ns", "avg_ts")
+                checked_positive(result, "avg_ns", "avg_ts")
                 _agrees("avg_ts", result.avg_ts, (result.n_prompt + result.n_gen) / result.avg_ns * 1e9)
                 if _name(result.device) != self.device:
                     raise ValueError(f"device: {result.device!r} beside {self.device!r}")
@@ -161,7 +136,7 @@ class Bench(Record):
         raise RecordError(f"{self.file}: results: no test {test}, only {tests}")
 
 
-KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (GpuTests, Bench, Prefill)}
+KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (GpuTests, Bench, Prefill, ProbeRun, Wall)}
 """Every kind of record by its name."""
 
 
@@ -226,7 +201,7 @@ def _record(entry: Any, file: str) -> Record:
     kind = KINDS.get(entry.get("kind"))
     if kind is None:
         raise ValueError(f"kind: {entry.get('kind')!r} is unknown; known: {', '.join(KINDS)}")
-    schema = entry.get("schema", SCHEMA)
+    schema = entry.get("schema", 1)
     if not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
         raise ValueError(f"schema: {schema!r}, this version of minfer reads 1 to {SCHEMA}")
     if "file" in entry:
@@ -234,16 +209,16 @@ def _record(entry: Any, file: str) -> Record:
     values = {name: value for name, value in entry.items() if name != "kind"} | {"file": file}
     if kind is Bench:
         values |= _bench(entry)
-    made = _build(kind, values, "")
+    made = build(kind, values | {"schema": SCHEMA})
     made.check()
     return made
 
 
-def _bench(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _bench(entry: dict[str, Any]) -> dict[str, Any]:
     """What a bench record leaves to be told from the rest of it.
 
-    Each result names its device, and the record's is theirs. The first results had no time of their own: the
-    record's date stands in.
+    Each result names its device, and the record's is theirs. Results of schema 1 had no time of their own:
+    the record's date stands in.
     """
     results = entry.get("results")
     if not isinstance(results, list) or not results or not all(isinstance(r, dict) for r in results):
@@ -252,64 +227,54 @@ def _bench(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"device": device, "results": [{"test_time": entry.get("date"), **r} for r in results]}
 
 
-def _build(cls: type, values: Mapping[str, Any], where: str) -> Any:
-    """An instance of a dataclass from JSON, every field checked against its annotation."""
-    hints = typing.get_type_hints(cls)
-    known = {field.name: field for field in fields(cls)}
-    for name in values:
-        if name not in known:
-            raise ValueError(f"{where}{name}: no such field")
-    for name, field in known.items():
-        if name not in values and field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"{where}{name}: missing")
-    return cls(**{name: _value(value, hints[name], f"{where}{name}") for name, value in values.items()})
-
-
-def _value(value: Any, hint: Any, where: str) -> Any:
-    """`value` if it is of the annotated type; a list's and a dict's members too."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if is_dataclass(hint):
-        return _build(hint, _is(value, dict, where), f"{where}.")
-    if origin is list:
-        members = _is(value, list, where)
-        return [_value(member, arguments[0], f"{where}[{i}]") for i, member in enumerate(members)]
-    if origin is dict:
-        members = _is(value, dict, where)
-        return {key: _value(member, arguments[1], f"{where}[{key!r}]") for key, member in members.items()}
-    return _is(value, hint, where)
-
-
-def _is(value: Any, wanted: type, where: str) -> Any:
-    allowed = (int, float) if wanted is float else (wanted,)
-    if isinstance(value, bool) is not (wanted is bool) or not isinstance(value, allowed):
-        raise ValueError(f"{where}: {value!r} is no {wanted.__name__}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{where}: {value} is no finite number")
-    return value
-
-
 def _name(device: str) -> str:
     """The device's name in a backend's description of it."""
     return device.partition(" (")[0]
 
 
-def _dated(date: str) -> None:
-    try:
-        zone = datetime.fromisoformat(date).tzinfo
-    except ValueError:
-        zone = None
-    if zone is None:
-        raise ValueError(f"date: {date!r} is no ISO 8601 date with a time and its offset from UTC")
-
-
-def _positive(holder: Any, *names: str) -> None:
-    for name in names:
-        if getattr(holder, name) <= 0:
-            raise ValueError(f"{name}: {getattr(holder, name)} is not above 0")
-
-
 def _agrees(name: str, told: float, follows: float) -> None:
     if not math.isclose(told, follows, rel_tol=TOLERANCE):
         raise ValueError(f"{name}: {told:,.1f}, but {follows:,.1f} follows from its time")
+
+
+def write_record(record: Record, folder: Path = FOLDER, *, stem: str) -> Path:
+    """Write a record below `folder`, whole or not at all, and return its path: <device>/<stem>-<day>.json,
+    with a number where that exists.
+
+    Raises:
+        RecordError: the record contradicts itself, or would not read back as it is.
+    """
+    try:
+        record.check()
+        entry = plain(record)
+    except ValueError as error:
+        raise RecordError(f"{stem}: not written: {error}") from None
+    entry = {"kind": record.kind, "schema": SCHEMA} | {
+        name: value for name, value in entry.items() if name not in ("file", "schema")
+    }
+    target = folder / (record.device_key or _slug(record.device))
+    target.mkdir(parents=True, exist_ok=True)
+    path, number = target / f"{stem}-{record.day}.json", 2
+    while path.exists():
+        path, number = target / f"{stem}-{record.day}-{number}.json", number + 1
+    descriptor, name = tempfile.mkstemp(prefix=f".{stem}-", dir=target)  # no .json: nobody reads a half
+    part = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(entry, file, indent=1, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+        part.chmod(0o644)
+        back = _record(json.loads(part.read_text(encoding="utf-8")), path.name)
+        unlike = [
+            f.name for f in fields(record) if plain(getattr(back, f.name)) != plain(getattr(record, f.name))
+        ]
+        if set(unlike) - {"file"}:
+            raise RecordError(f"{stem}: not written: {', '.join(unlike)} would not read back")
+        part.rename(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def _slug(device: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in device.lower()).strip("-")

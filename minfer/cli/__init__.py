@@ -29,7 +29,11 @@ _COMMANDS = {
     "perplexity": "measure",
     "synth": "models",
     "kernels": "kernels",
+    "decompose": "campaign",
+    "report": "campaign",
 }
+# group of commands -> the module that holds its app
+_GROUPS = {"probe": "probe"}
 
 _OK, _UNEXPECTED, _BAD_INPUT, _INTERRUPTED = 0, 1, 2, 130
 
@@ -105,6 +109,8 @@ def _command():
 
     for name, module in _COMMANDS.items():
         app.command(name)(getattr(import_module(f"minfer.cli.{module}"), name))
+    for name, module in _GROUPS.items():
+        app.add_typer(import_module(f"minfer.cli.{module}").app, name=name)
     return typer.main.get_command(app)
 
 

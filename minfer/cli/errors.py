@@ -8,6 +8,10 @@ _EXPECTED = {
     "minfer.model.errors": ("ModelFileError",),
     "minfer.model.chat": ("TemplateError",),
     "minfer.engine.errors": ("EngineError", "InputError"),
+    "minfer.campaign.record": ("RecordError",),
+    "minfer.campaign.probe": ("ProbeError",),
+    "minfer.campaign.ceilings": ("AboveCeiling",),
+    "minfer.campaign.launch_times": ("NotTimed",),
     "minfer.cuda.kernel": ("ConfigRefused", "LaunchRefused", "NoDevice", "ToolchainError", "CompileError"),
 }
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from minfer.cli.common import JsonOption, print_json
+from minfer.cli.tables import table
 
 WORTH_PROCESSES = 16  # kernels: fewer compile sooner than processes start
 
@@ -54,16 +55,8 @@ def kernels(
     if as_json:
         print_json(rows)
     else:
-        typer.echo(_table([report.HEADINGS, *(report.cells(row) for row in rows)]))
+        typer.echo(table([report.HEADINGS, *(report.cells(row) for row in rows)]))
         typer.echo(f"blocks/SM on {', '.join(dict.fromkeys(d.name for d in devices.values()))}")
     if faulty := [row for row in rows if report.is_faulty(row)]:
         typer.echo(f"{len(faulty)} of {len(rows)} kernels need attention (see notes)", err=True)
         raise typer.Exit(1)
-
-
-def _table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    return "\n".join(lines)

@@ -49,7 +49,7 @@ def _nibble_dots(word, low, high, low_sum, high_sum):
 
 
 @device_function
-def _scales_k4(header_low, header_middle, header_high, part):
+def scales_k4(header_low, header_middle, header_high, part):
     """(scales, minima) of sub-blocks 2 part and 2 part + 1, in the two low bytes of each word (Q4_K,
     Q5_K)."""
     if part < 2:
@@ -92,7 +92,7 @@ def _dot_q4_k(block, x, part):
         low, high = _nibble_dots(w2, a2, b2, low, high)
         low, high = _nibble_dots(w3, a3, b3, low, high)
     d0, d1, s0, s1 = ptx.ld_shared_v4_f32(record + uint32(64))
-    scales, minima = _scales_k4(h1, h2, h3, part)
+    scales, minima = scales_k4(h1, h2, h3, part)
     return _scaled_k4(h0, scales, minima, low, high, d0, d1, s0, s1)
 
 
@@ -127,12 +127,12 @@ def _dot_q5_k(block, x, part):
         low, high = _fifth_dots(w2, f2, shift, a2, b2, low, high)
         low, high = _fifth_dots(w3, f3, shift, a3, b3, low, high)
     d0, d1, s0, s1 = ptx.ld_shared_v4_f32(record + uint32(64))
-    scales, minima = _scales_k4(h1, h2, h3, part)
+    scales, minima = scales_k4(h1, h2, h3, part)
     return _scaled_k4(h0, scales, minima, low, high, d0, d1, s0, s1)
 
 
 @device_function
-def _two_words(address):
+def two_words(address):
     """Eight bytes at a 2-byte aligned shared address that has four more bytes behind them."""
     base = address & uint32(0xFFFFFFFC)
     shift = (address & uint32(2)) * uint32(8)
@@ -157,9 +157,9 @@ def _dot_q6_k(block, x, part):
     i = part & 3
     mask = uint32(LOW)
     four = uint32(4)
-    p0, p1 = _two_words(block + uint32(half * 64 + i * 8))
-    r0, r1 = _two_words(block + uint32(half * 64 + 32 + i * 8))
-    z0, z1 = _two_words(block + uint32(128 + half * 32 + i * 8))
+    p0, p1 = two_words(block + uint32(half * 64 + i * 8))
+    r0, r1 = two_words(block + uint32(half * 64 + 32 + i * 8))
+    z0, z1 = two_words(block + uint32(128 + half * 32 + i * 8))
     scales = block + uint32(192 + half * 8 + (i >> 1))
     record = x + uint32(half * 160)
     at = record + uint32(i * 8)

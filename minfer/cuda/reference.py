@@ -1,4 +1,4 @@
-"""What the convert, elementwise, attention and GEMV kernels compute, in NumPy.
+"""What the convert, quantize, elementwise, attention and GEMV kernels compute, in NumPy.
 
 The gates and the tests compare every kernel variant with these. They compute in float64 and round once, to
 the dtype that the kernel writes, so that a kernel's error is measured against the mathematics and not
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from minfer.cuda.q8 import Q8_GROUP, Q8_RECORD_BYTES
+from minfer.cuda.q8 import PAD40_BYTES, Q8_GROUP, Q8_RECORD_BYTES, RUN
 
 
 def convert_f16(x: ArrayLike) -> NDArray[np.float16]:
@@ -155,6 +155,46 @@ def dequantize_q8(records: NDArray[np.uint8], dim: int) -> NDArray[np.float64]:
     """The activations [..., id] that q8 records stand for, in float64."""
     q, d, _ = unpack_q8(records, dim)
     return q.astype(np.float64) * np.repeat(d.astype(np.float64), 32, axis=-1)
+
+
+def quantize_pad40(x: ArrayLike) -> tuple[NDArray[np.int8], NDArray[np.float16], NDArray[np.int32]]:
+    """(q, d, sum) of activations x [..., id], a multiple of 32: d = max|x| / 127 over each run of 32 in f32,
+    stored as f16; q = x * (127 / max|x|) rounded half to even and clamped to int8; the sums of the q. All
+    divisions and products are IEEE f32, so this is what every quantizer writes, bit for bit. A run whose d
+    f16 rounds to zero is zero; one that is not finite has q = 0 and a d that is not finite."""
+    runs = np.asarray(x, np.float32).reshape(*np.shape(x)[:-1], -1, RUN)
+    top = np.abs(runs).max(axis=-1)  # NaN where one is
+    with np.errstate(all="ignore"):
+        d = (top / np.float32(127)).astype(np.float16)
+        inverse = np.where(d != 0, np.float32(127) / top, np.float32(0)).astype(np.float32)
+        scaled = np.rint(runs * inverse[..., None])
+    q = np.nan_to_num(scaled, nan=0).clip(-128, 127).astype(np.int8)
+    return q.reshape(np.shape(x)), d, q.sum(axis=-1, dtype=np.int32)
+
+
+def pack_pad40(q: NDArray[np.int8], d: NDArray[np.float16], total: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Chunks [..., id / 32, 40] bytes of (q, d, sum): d, two zero bytes, 32 int8, the sum (seed 003)."""
+    chunks = np.zeros((*d.shape, PAD40_BYTES), np.uint8)
+    chunks[..., :2] = np.ascontiguousarray(d)[..., None].view(np.uint8)
+    chunks[..., 4:36] = q.view(np.uint8).reshape(*d.shape, RUN)
+    chunks[..., 36:] = np.ascontiguousarray(total)[..., None].view(np.uint8)
+    return chunks
+
+
+def unpack_pad40(
+    chunks: NDArray[np.uint8],
+) -> tuple[NDArray[np.int8], NDArray[np.float16], NDArray[np.int32]]:
+    """(q, d, sum) of chunks [..., id / 32, 40]: the inverse of `pack_pad40`."""
+    lead = chunks.shape[:-2]
+    q = np.ascontiguousarray(chunks[..., 4:36]).view(np.int8).reshape(*lead, -1)
+    d = np.ascontiguousarray(chunks[..., :2]).view(np.float16)[..., 0]
+    return q, d, np.ascontiguousarray(chunks[..., 36:]).view(np.int32)[..., 0]
+
+
+def dequantize_pad40(chunks: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """The activations [..., id] that pad40 chunks stand for, in float64."""
+    q, d, _ = unpack_pad40(chunks)
+    return q.astype(np.float64) * np.repeat(d.astype(np.float64), RUN, axis=-1)
 
 
 def gemv(weights: ArrayLike, x: ArrayLike, addend: ArrayLike | None = None) -> NDArray[np.float32]:

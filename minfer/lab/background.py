@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from minfer.lab.kernel_code import Listing
 from minfer.lab.tile_view import Registers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,7 @@ class Compilation:
     state: str
     registers: Registers | None = None
     error: str | None = None
+    listing: Listing | None = None
 
     def __str__(self) -> str:
         return {
@@ -48,6 +50,7 @@ class BackgroundCompiler:
         notify: called with a `Compilation` at every change, from a thread of this object's.
         delay: seconds to wait for a further request.
         command: the process that compiles: a request as JSON on its stdin, an answer on its stdout.
+        listing: also ask for the kernel's code by line.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class BackgroundCompiler:
         notify: Callable[[Compilation], None] = lambda _: None,
         delay: float = DELAY,
         command: Sequence[str] = WORKER,
+        listing: bool = False,
     ) -> None:
+        self.listing = listing
         self.factory, self.notify, self.delay, self.command = factory, notify, delay, tuple(command)
         self._known: dict[tuple[Any, str], Compilation] = {}
         self._lock = threading.Lock()
@@ -123,7 +128,7 @@ class BackgroundCompiler:
             )
             self._process = process
         self.notify(Compilation(config, arch, "compiling"))
-        request = {"factory": self.factory, "arch": arch, **described(config)}
+        request = {"factory": self.factory, "arch": arch, "listing": self.listing, **described(config)}
         out, err = process.communicate(json.dumps(request))
         with self._lock:
             if self._wanted != (config, arch):
@@ -153,4 +158,5 @@ def _finished(config: Any, arch: str, status: int, out: str, err: str) -> Compil
     if "error" in answer:
         return Compilation(config, arch, "failed", error=answer["error"])
     registers = Registers(answer["registers"], f"ptxas, {arch}", answer["spill_bytes"])
-    return Compilation(config, arch, "done", registers)
+    code = Listing.from_json(answer["listing"]) if answer.get("listing") else None
+    return Compilation(config, arch, "done", registers, listing=code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
@@ -15,16 +16,21 @@ def named(path: str) -> Any:
 
 
 def compile_described(request: dict) -> dict:
-    """Compile {"factory", "type", "fields", "arch"}: registers and spill bytes, or one {"error"}."""
+    """Compile {"factory", "type", "fields", "arch"}: registers and spill bytes, or one {"error"}.
+
+    With "listing" true, the kernel's code by line too (`minfer.lab.kernel_code`)."""
     from minfer.cuda.kernel import CompileError, ConfigRefused, ToolchainError
     from minfer.cuda.runtime import compile_kernel
+    from minfer.lab.kernel_code import listing
 
     try:
         kernel = named(request["factory"])(named(request["type"])(**request["fields"]))
-        resources = compile_kernel(kernel, request["arch"]).resources
+        compiled = compile_kernel(kernel, request["arch"], lineinfo=bool(request.get("listing")))
     except (CompileError, ConfigRefused, ToolchainError) as error:
         return {"error": str(error)}
-    return {"registers": resources.registers, "spill_bytes": resources.spill_bytes}
+    code = asdict(listing(compiled)) if request.get("listing") else None
+    resources = compiled.resources
+    return {"registers": resources.registers, "spill_bytes": resources.spill_bytes, "listing": code}
 
 
 if __name__ == "__main__":

@@ -3,24 +3,26 @@
 An explorer is a thin view. It reads its controls, calls the function, and shows what comes back: a table
 beside the controls and a picture below them. The picture is an ordinary cell output that is updated in
 place, not a widget, so a saved notebook keeps the last one. What goes wrong is shown where the table was;
-the picture before it stays.
+the picture before it stays. Controls that move quickly are followed when they rest. Controls that no kernel
+answers (it was restarted, or the notebook was only opened) say so.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
-import traceback
 from collections.abc import Callable, Mapping
-from html import escape
 from typing import Any
 
 import ipywidgets as widgets
 from IPython.display import display
 
+from minfer.lab.errors import error_html, notice
 from minfer.lab.picture import Picture
 
-EXPECTED = (ValueError, KeyError, ImportError, OSError)
-"""Errors whose message is meant for a reader (a refused config is a ValueError): no traceback is shown."""
+REST = 0.06
+"""Seconds without a further change after which moved controls are followed."""
+NO_KERNEL = "No kernel answers these controls: run this cell (again) to use them."
 
 
 class Explorer:
@@ -47,10 +49,14 @@ class Explorer:
         self.report: Any = None
         self.picture: Picture | None = None
         self._handle = None
+        self._setting = False
+        self._pending: asyncio.TimerHandle | None = None
         # A slider and a finished compile may both ask for a refresh, from two threads.
         self._refreshing = threading.RLock()
         self.panel = widgets.HTML(layout=widgets.Layout(flex="1 1 320px", margin="0 0 0 16px"))
-        left = widgets.VBox(list(self.controls.values()), layout=widgets.Layout(flex="0 1 400px"))
+        left = widgets.VBox(
+            [disconnected(), *self.controls.values()], layout=widgets.Layout(flex="0 1 400px")
+        )
         self.box = widgets.HBox([left, self.panel], layout=widgets.Layout(flex_flow="row wrap", width="100%"))
         for control in self.controls.values():
             control.observe(self._changed, names="value")
@@ -62,13 +68,18 @@ class Explorer:
         return {name: control.value for name, control in self.controls.items()}
 
     def set(self, **values: Any) -> None:
-        """Move controls, as dragging them would.
+        """Move controls, as dragging them would, and show what follows at once.
 
         Raises:
             KeyError: no such control. traitlets.TraitError: a value that the control does not offer.
         """
-        for name, value in values.items():
-            self.controls[name].value = value
+        self._setting = True
+        try:
+            for name, value in values.items():
+                self.controls[name].value = value
+        finally:
+            self._setting = False
+            self.refresh()
 
     def refresh(self) -> None:
         """Read the controls and show what follows from them; an error is shown, never raised."""
@@ -88,7 +99,16 @@ class Explorer:
             self._handle.update(picture)
 
     def _changed(self, _change) -> None:
-        self.refresh()
+        if self._setting:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self.refresh()
+            return
+        if self._pending is not None:
+            self._pending.cancel()
+        self._pending = loop.call_later(REST, self.refresh)
 
     def _ipython_display_(self) -> None:
         bundle = self.box._repr_mimebundle_()
@@ -98,23 +118,12 @@ class Explorer:
             self._handle = display(self.picture, display_id=True)
 
 
-def error_html(error: BaseException) -> str:
-    """An error as a panel: the sentence, and for one that nobody foresaw its traceback, folded."""
-    sentence = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    head = escape(sentence or type(error).__name__)
-    if isinstance(error, EXPECTED):
-        return notice(head)
-    lines = escape("".join(traceback.format_exception(error)))
-    folded = f"<details><summary>traceback</summary><pre>{lines}</pre></details>"
-    return notice(f"{escape(type(error).__name__)}: {head}{folded}")
-
-
-def notice(html: str, colour: str = "#D55E00") -> str:
-    """A sentence in a frame that is seen."""
-    return (
-        f'<div style="border-left:4px solid {colour};padding:.5em .9em;background:{colour}12;'
-        f'line-height:1.45">{html}</div>'
-    )
+def disconnected() -> widgets.HTML:
+    """A sentence that shows by itself once no kernel stands behind the widgets: JupyterLab marks them so."""
+    return widgets.HTML(
+        "<style>.minfer-no-kernel{display:none}"
+        ".minfer-no-kernel.jupyter-widgets-disconnected{display:block}</style>" + notice(NO_KERNEL),
+    ).add_class("minfer-no-kernel")
 
 
 def slider(options: list, value, description: str) -> widgets.SelectionSlider:

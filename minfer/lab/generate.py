@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minfer.lab.errors import EXPECTED, notice, sentence
+
 if TYPE_CHECKING:
     from minfer.model.model import Model
 
@@ -54,7 +56,7 @@ class Report:
     """What came of a request.
 
     Times in seconds; `weights_bytes` is what one decoded token reads at least; `arrivals` are the times, from
-    the start of the prefill, at which pieces of text came out.
+    the start of the prefill, at which pieces of text came out. `error`: why nothing came of it.
     """
 
     text: str
@@ -66,6 +68,12 @@ class Report:
     backend: str
     weights_bytes: int
     arrivals: tuple[float, ...] = ()
+    error: str | None = None
+
+    @classmethod
+    def failed(cls, error: Exception) -> Report:
+        """The report of a run that ended with an exception."""
+        return cls("", (), 0, 0.0, 0.0, "error", "none", 0, error=sentence(error))
 
     @property
     def decoded_tokens(self) -> int:
@@ -89,13 +97,22 @@ class Report:
 
     def summary(self) -> str:
         """One line: both speeds, and where it ran."""
+        if self.error is not None:
+            return self.error
         speeds = ", ".join(
             f"{phase} {tokens} tokens: {f'{rate:,.1f} tok/s' if rate else 'too few to time'}"
             for phase, tokens, _, rate in self.rows()
         )
         return f"{speeds} ({self.backend}, {self.stop_reason})"
 
+    def bandwidth_sentence(self) -> str:
+        """`decode_bandwidth` in words."""
+        rate = self.decode_bandwidth()
+        return "nothing was decoded" if rate is None else f"{rate / 1e9:.2f} GB/s of weights while decoding"
+
     def _repr_html_(self) -> str:
+        if self.error is not None:
+            return notice(html.escape(self.error))
         body = "".join(
             f"<tr><td>{phase}</td><td>{tokens}</td><td>{seconds:.3f}</td><td>{rate or 0:,.1f}</td></tr>"
             for phase, tokens, seconds, rate in self.rows()
@@ -183,7 +200,11 @@ def weight_bytes(model: Model) -> int:
 
 
 def stream(request: Request) -> Report:
-    """Run a request in the cell: the prompt, then the text as it comes."""
+    """Run a request in the cell: the prompt, then the text as it comes.
+
+    What goes wrong (a model path that is none, a GPU without room) becomes the report's `error`, so that the
+    notebook goes on.
+    """
     from IPython.display import display
 
     pieces = [request.prompt]
@@ -193,7 +214,10 @@ def stream(request: Request) -> Report:
         pieces.append(text)
         shown.update(StreamedText(pieces))
 
-    return run(request, on_text=show)
+    try:
+        return run(request, on_text=show)
+    except EXPECTED as error:
+        return Report.failed(error)
 
 
 class StreamedText:
@@ -250,15 +274,3 @@ class BackgroundRun:
         except Exception as error:  # shown to the person who pressed the button
             outcome = error
         on_end(outcome)
-
-
-def error_sentence(error: Exception) -> str:
-    """What a widget shows for an exception: our own messages as they are, others with their type."""
-    from minfer.engine.errors import EngineError, InputError
-    from minfer.model.chat import TemplateError
-    from minfer.model.errors import ModelFileError
-
-    message = " ".join(str(error).split())
-    if isinstance(error, ModelFileError | TemplateError | EngineError | InputError):
-        return message
-    return f"{type(error).__name__}: {message}"

@@ -9,16 +9,12 @@ from pathlib import Path
 
 import ipywidgets as widgets
 
-from minfer.lab.generate import (
-    BackgroundRun,
-    Report,
-    Request,
-    StreamedText,
-    available_models,
-    error_sentence,
-    run,
-)
+from minfer.lab.errors import sentence
+from minfer.lab.explorer import disconnected
+from minfer.lab.generate import BackgroundRun, Report, Request, StreamedText, available_models, run
 
+BACKENDS = [("a GPU if there is one", "auto"), ("the GPU", "cuda"), ("the CPU", "host")]
+NO_MODEL = "No model is here: run `minfer pull smollm2-135m`, or give the path of a .gguf file."
 _LEAST_REFRESH_S = 0.05  # a browser shows no more than this anyway
 
 
@@ -43,6 +39,14 @@ class GeneratePanel(widgets.VBox):
         wide = widgets.Layout(width="38em")
         style = {"description_width": "7em"}
         self.model = widgets.Dropdown(options=models, description="model", layout=wide, style=style)
+        self.path = widgets.Text(
+            description="or a file",
+            placeholder="path of a .gguf file; it goes before the model above",
+            continuous_update=False,
+            layout=wide,
+            style=style,
+        )
+        self.backend = widgets.Dropdown(options=BACKENDS, description="device", layout=wide, style=style)
         self.prompt = widgets.Textarea(
             prompt, description="prompt", rows=3, continuous_update=False, layout=wide, style=style
         )
@@ -60,7 +64,7 @@ class GeneratePanel(widgets.VBox):
             style=style,
         )
         self.chat = widgets.Checkbox(False, description="chat template", indent=False)
-        self.go = widgets.Button(description="Run", button_style="primary", icon="play", disabled=not models)
+        self.go = widgets.Button(description="Run", button_style="primary", icon="play")
         self.halt = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.text = widgets.HTML()
         self.status = widgets.HTML()
@@ -71,7 +75,10 @@ class GeneratePanel(widgets.VBox):
         self.halt.on_click(lambda _: self.stop())
         super().__init__(
             [
+                disconnected(),
                 self.model,
+                self.path,
+                self.backend,
                 self.prompt,
                 self.n_predict,
                 self.temperature,
@@ -81,7 +88,7 @@ class GeneratePanel(widgets.VBox):
             ]
         )
         if not models:
-            self._show_error("No model is here: run `minfer pull smollm2-135m`.")
+            self._show_error(NO_MODEL)
 
     def __repr__(self) -> str:
         return "GeneratePanel()"
@@ -90,13 +97,18 @@ class GeneratePanel(widgets.VBox):
         """Run with what the controls say, unless a run is under way."""
         if self._background is not None and not self._background.wait(0):
             return
+        path = Path(self.path.value.strip()).expanduser() if self.path.value.strip() else self.model.value
+        if path is None:
+            self._show_error(NO_MODEL)
+            return
         request = Request(
-            self.model.value,
+            path,
             self.prompt.value,
             n_predict=self.n_predict.value,
             temperature=self.temperature.value,
             seed=time.time_ns() % 2**32,
             chat=self.chat.value,
+            backend=self.backend.value,
         )
         self.go.disabled, self.halt.disabled = True, False
         self.report = None
@@ -125,7 +137,7 @@ class GeneratePanel(widgets.VBox):
     def _end(self, outcome: Report | Exception) -> None:
         self._show_text()
         if isinstance(outcome, Exception):
-            self._show_error(error_sentence(outcome))
+            self._show_error(sentence(outcome))
         else:
             self.report = outcome
             self.status.value = html.escape(outcome.summary())

@@ -82,8 +82,13 @@ def one_by_one_difference(model: Model, ids: Sequence[int], backend: str = "auto
 def arrivals(report: Report) -> Picture:
     """When each piece of text came out: the prefill is the wait at the start, decoding the slope after it.
 
-    Rows: `seconds` since the start of the prefill, `pieces` of text by then.
+    Rows: `seconds` since the start of the prefill, `pieces` of text by then; none if nothing came out.
     """
+    if not report.arrivals:
+        figure, (axes,) = style.figure(7.2, 0.8)
+        style.bare(axes).set(xticks=[], yticks=[])
+        style.title(axes, "No text came out", report.error or report.stop_reason)
+        return Picture(figure, "No text came out: there is nothing to draw over time", [])
     rows = [{"seconds": at, "pieces": count} for count, at in enumerate(report.arrivals, 1)]
     figure, (axes,) = style.figure(7.2, 3.0)
     axes.axvspan(0, report.prefill_s, color=style.tint(style.ORANGE, 0.6), label="prefill")

@@ -5,7 +5,7 @@ import numpy as np
 from minfer.cuda import elementwise as ew
 from minfer.cuda import reference
 from minfer.cuda.kernel import Kernel
-from minfer.cuda.q8 import q8_record_bytes
+from minfer.cuda.q8 import PAD40_BYTES, q8_record_bytes
 from tests.cuda.block_data import random_matrix
 from tests.cuda.parity import Case, poisoned
 
@@ -34,14 +34,33 @@ def check_records(values: np.ndarray):
     return check
 
 
+def check_chunks(values: np.ndarray):
+    """An assertion on pad40 chunks of `values` [nt, dim]: what the reference makes of them, but for a last
+    bit here and there that the producer's arithmetic differs in."""
+
+    def check(chunks: np.ndarray) -> None:
+        q, d, total = reference.unpack_pad40(chunks)
+        wanted_q, wanted_d, _ = reference.quantize_pad40(values)
+        np.testing.assert_allclose(d.astype(float), wanted_d.astype(float), rtol=1.1e-3, atol=6e-8)
+        assert np.abs(q.astype(int) - wanted_q).max() <= 1
+        assert np.mean(q != wanted_q) < 0.01 or q.size < 500
+        np.testing.assert_array_equal(total, q.reshape(*d.shape, 32).sum(-1, dtype=np.int32))
+        assert not chunks[..., 2:4].any()
+
+    return check
+
+
 def output_for(kind: str, values: np.ndarray):
     """(poisoned buffer, expectation) of an output of this kind."""
     if kind == "q8":
         return poisoned((len(values), q8_record_bytes(values.shape[1])), np.uint8), check_records(values)
+    if kind == "pad40":
+        shape = (len(values), values.shape[1] // 32, PAD40_BYTES)
+        return poisoned(shape, np.uint8), check_chunks(values)
     return poisoned(values.shape, ROWS[kind]), values.astype(ROWS[kind])
 
 
-TOLERANCE = {"f32": (2e-6, 1e-7), "f16": (1e-3, 1e-6), "q8": (0.0, 0.0)}
+TOLERANCE = {"f32": (2e-6, 1e-7), "f16": (1e-3, 1e-6), "q8": (0.0, 0.0), "pad40": (0.0, 0.0)}
 
 
 def _case(kernel: Kernel, grid, arguments, expected, kind: str, name: str) -> Case:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minfer.cuda import convert, elementwise, gemv, q8, reference
+from minfer.cuda import convert, elementwise, gemv, q8, quantize, reference
 from minfer.cuda.attention import shipped as attention_shipped
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.convert import ConvertConfig, StoreKvConfig
@@ -88,5 +88,6 @@ def test_q8_records_round_trip():
 
 
 def test_shipped_configs_are_distinct():
-    kernels = [*convert.shipped(), *elementwise.shipped(), *gemv.shipped(), *attention_shipped()]
+    modules = (convert, elementwise, gemv, quantize)
+    kernels = [*attention_shipped(), *(kernel for module in modules for kernel in module.shipped())]
     assert len({str(kernel) for kernel in kernels}) == len(kernels) > 90

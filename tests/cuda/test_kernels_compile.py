@@ -3,7 +3,7 @@ and the instructions that the design asks for."""
 
 import pytest
 
-from minfer.cuda import attention, convert, elementwise, gemv
+from minfer.cuda import attention, convert, elementwise, gemv, quantize
 from minfer.cuda.attention import AttentionConfig, seed_steps
 from minfer.cuda.gemv import GemvConfig
 from minfer.cuda.runtime import ARCHITECTURES, compile_kernel
@@ -26,7 +26,9 @@ HEAVY = [
     attention.attention_prefill(seed_steps(28, 4)["FAP2, TKV=64, two stages"]),
     gemv.gemv(GemvConfig.for_shape("Q4_K", 3584, 37888)),
 ]
-SHIPPED = [kernel for module in (attention, convert, elementwise, gemv) for kernel in module.shipped()]
+SHIPPED = [
+    kernel for module in (attention, convert, elementwise, gemv, quantize) for kernel in module.shipped()
+]
 
 
 @pytest.mark.parametrize("kernel", HEAVY, ids=str)

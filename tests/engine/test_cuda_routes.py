@@ -17,8 +17,8 @@ def test_auto_takes_what_the_architecture_has():
 
 
 def test_refusals():
-    with pytest.raises(InputError, match="'mmq' is unknown: choose one of auto, f16, f16-wgmma"):
-        choose_route("mmq", "sm_90a", {})
+    with pytest.raises(InputError, match="'mmq-raw' is unknown: choose one of auto, f16, f16-wgmma"):
+        choose_route("mmq-raw", "sm_90a", {})
     with pytest.raises(EngineError, match="needs a GPU of sm_90"):
         choose_route("f16-wgmma", "sm_89", {})
     with pytest.raises(InputError, match="MINFER_GEMM_TM select mma"):
@@ -29,6 +29,8 @@ def test_refusals():
         choose_route("f16", "sm_90a", {"MINFER_GEMM_K64": "yes"})
     with pytest.raises(InputError, match="route 'f16' is of the cuda backend"):
         choose_backend("host", "f16")
+    with pytest.raises(InputError, match="weights 'blocks' is of the cuda backend"):
+        choose_backend("host", weights="blocks")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,12 @@ def test_tiles_by_shape():
     assert hopper.mma_config(2048, 8192, 132) == WIDE_TILE
 
 
+def test_no_wide_tile_where_the_gemm_dequantizes():
+    route = choose_route("f16", "sm_90a", {})
+    assert route.block_config(64) == SMALL_TILE
+    assert route.block_config(2048) == LARGE_TILE
+
+
 def test_what_activations_are():
     assert Route("a").activations == "f16"
     assert Route("a", convert="vector").activations == "f32"
@@ -76,9 +84,37 @@ def test_what_activations_are():
         Route("a", wgmma=True, small=None)
 
 
+@pytest.mark.parametrize(
+    ("name", "environment", "expected"),
+    [
+        ("mmq_raw_wide", {}, "mmq_raw_wide"),
+        ("auto", {"MINFER_MMQ": "1"}, "mmq"),
+        ("auto", {"MINFER_MMQ": "1", "MINFER_MMQ_RAW": "1"}, "mmq_raw"),
+        ("mmq_raw", {"MINFER_MMQ_RAW": "1"}, "mmq_raw"),
+        ("auto", {"MINFER_MMQ": "0", "MINFER_MMQ_RAW": ""}, None),
+    ],
+)
+def test_mmq_and_the_seeds_switches(name, environment, expected):
+    for arch in ("sm_80", "sm_90a", "sm_121a"):
+        assert choose_route(name, arch, environment).mmq == expected
+
+
+def test_mmq_refusals():
+    with pytest.raises(InputError, match="MINFER_MMQ_RAW=2: use 1, or 0 for off"):
+        choose_route("auto", "sm_90a", {"MINFER_MMQ_RAW": "2"})
+    with pytest.raises(InputError, match="MINFER_MMQ selects the route mmq: unset it, or leave out f16"):
+        choose_route("f16", "sm_90a", {"MINFER_MMQ": "1"})
+    with pytest.raises(InputError, match="MINFER_GEMM_TM select mma"):
+        choose_route("mmq", "sm_90a", {"MINFER_GEMM_TM": "64"})
+    with pytest.raises(InputError, match="mmq='raw': choose one of mmq, mmq_raw, mmq_raw_wide"):
+        Route("a", mmq="raw")
+    with pytest.raises(InputError, match="leave wgmma off"):
+        Route("a", mmq="mmq", convert="vector")
+
+
 def test_settings_name_the_choices():
     hopper = choose_route("f16-wgmma", "sm_90a", {}).settings()
-    assert hopper["gemm"] == "wgmma, tile by shape"
+    assert hopper["gemm"] == "wgmma, tile by shape, fused sums and swiglu"
     assert hopper["attention"] == "wgmma, no running maximum"
     assert choose_route("f16", "sm_89", {}).settings() == {
         "route": "f16",
@@ -86,3 +122,5 @@ def test_settings_name_the_choices():
         "attention": "FAP2, TKV=64",
         "convert": "fused",
     }
+    gemm = choose_route("mmq_raw", "sm_89", {}).settings()["gemm"]
+    assert gemm == "MMQ narrow KD=8 -> MMQ R1 -> 128x128x64 3 stages 8 warps swizzled"

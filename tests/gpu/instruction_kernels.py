@@ -167,6 +167,7 @@ _REGISTER_CASES: dict[str, tuple[Callable, float, float]] = {
     "rcp_approx": (lambda g: [_floats(g)], 2**-22, 2**-126),
     "rsqrt_approx": (lambda g: [_positive(g)], 2**-21, 2**-126),
     "fma_rn_f32": (lambda g: [_floats(g), _floats(g), _floats(g)], 0, 0),
+    "div_rn_f32": (lambda g: [_floats(g), _floats(g)], 0, 0),
     "max_f32": (lambda g: [_floats(g), _floats(g)], 0, 0),
     "min_f32": (lambda g: [_floats(g), _floats(g)], 0, 0),
     "cvt_rn_f32_s32": (lambda g: [_words(g)], 0, 0),
@@ -198,6 +199,8 @@ _REGISTER_CASES: dict[str, tuple[Callable, float, float]] = {
     ),
     "mma_m16n8k32_s8": (lambda g: [_words(g) for _ in range(10)], 0, 0),
     "mma_m16n8k32_u8s8": (lambda g: [_words(g) for _ in range(10)], 0, 0),
+    "mma_m16n8k32_s8u8": (lambda g: [_words(g) for _ in range(10)], 0, 0),
+    "mma_m16n8k16_s8": (lambda g: [_words(g) for _ in range(7)], 0, 0),
 }
 
 

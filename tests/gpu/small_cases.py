@@ -10,13 +10,46 @@ from tests.cuda.parity import Case
 
 def small_sequences() -> Iterator[tuple[Case, ...]]:
     """Every case, alone or with those to run right before it, whose results it reads."""
-    for cases in (_convert, _elementwise, _attention, _gemm, _gemv, _dequantize):
+    families = (
+        _convert,
+        _elementwise,
+        _attention,
+        _gemm,
+        _gemm_blocks,
+        _gemm_hopper,
+        _gemv,
+        _quantize,
+        _dequantize,
+    )
+    for cases in families:
         yield from ((case,) if isinstance(case, Case) else tuple(case) for case in cases())
 
 
 def small_cases() -> Iterator[Case]:
     """Every case, in an order that they can run in."""
     return (case for sequence in small_sequences() for case in sequence)
+
+
+def _gemm_hopper() -> Iterator[Case]:
+    from minfer.cuda.gemm_hopper import GemmHopperConfig
+    from tests.cuda.gemm_hopper_cases import hopper_case
+
+    yield hopper_case(GemmHopperConfig(64, 3), 100, 72, 72, multiprocessors=1)
+    yield hopper_case(GemmHopperConfig(80, 2, cluster=2), 300, 168, 136)
+    yield hopper_case(GemmHopperConfig(224, 4), 130, 232, 8)
+    yield hopper_case(GemmHopperConfig(72, 2, out="f32", epilogue="add"), 70, 136, 72)
+    yield hopper_case(GemmHopperConfig(128, 2, 2, epilogue="swiglu"), 300, 72, 72)
+    yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu"), 140, 80, 72)
+
+
+def _gemm_blocks() -> Iterator[Case]:
+    from minfer.cuda.gemm import B_SOURCES, GemmConfig
+    from tests.cuda.gemm_block_cases import block_case
+
+    for name in B_SOURCES[1:]:
+        for layout, out in (("swizzled", "f32"), ("padded", "f16")):
+            yield block_case(GemmConfig(layout=layout, b_source=name, out=out), 5, 67, 3)
+    yield block_case(GemmConfig(a_source="f32_mirror", b_source="Q4_K"), 66, 67, 1)
 
 
 def _convert() -> Iterator[Case]:
@@ -33,7 +66,7 @@ def _elementwise() -> Iterator[Case | list[Case]]:
 
     from tests.cuda import elementwise_cases as cases
 
-    for output in ("f32", "f16", "q8"):
+    for output in ("f32", "f16", "q8", "pad40"):
         yield cases.rmsnorm_case(3, 96, output, residual=True)
         yield cases.swiglu_case(3, 96, output)
     yield cases.bias_add_case(3, 52)
@@ -57,13 +90,22 @@ def _attention() -> Iterator[Case | list[Case]]:
 def _gemv() -> Iterator[Case]:
     from minfer.cuda.block_dots import DOTS
     from minfer.cuda.gemv import GemvConfig
-    from tests.cuda.gemv_cases import gemv_case, quantize_case
+    from tests.cuda.gemv_cases import gemv_case
 
-    yield quantize_case(3, 96)
     for format, dot in DOTS.items():
         config = GemvConfig(format, 3 * dot.weights, rows=2, warps=2, addend=True)
         yield gemv_case(config, 13, grid=3)
     yield gemv_case(GemvConfig("Q6_K", 5 * 256, slices=2, warps=2, slots=3), 13, grid=3)
+
+
+def _quantize() -> Iterator[Case]:
+    from minfer.cuda.quantize import FORMS, QuantizePad40Config
+    from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case
+
+    yield quantize_case(3, 96)
+    for form in FORMS:
+        yield pad40_case(QuantizePad40Config(form), awkward(3, 96))
+    yield pad40_case(QuantizePad40Config(source="f16", unroll=2), awkward(3, 96))
 
 
 def _gemm() -> Iterator[Case]:

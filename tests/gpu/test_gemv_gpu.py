@@ -5,7 +5,7 @@ import pytest
 from minfer.cuda import runtime
 from minfer.cuda.block_dots import DOTS
 from minfer.cuda.gemv import GemvConfig
-from tests.cuda.gemv_cases import gemv_case, quantize_case
+from tests.cuda.gemv_cases import gemv_case
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,9 +49,3 @@ def test_grids_and_rings(format):
             config = GemvConfig(format, dim, rows=rows, slices=slices, warps=3, slots=slots)
             for grid in (1, 5, 300):
                 gemv_case(config, 129, grid=grid).run_on_gpu()
-
-
-@pytest.mark.parametrize("nt", [1, 2, 7, 33, 129, 512])
-def test_quantize(nt):
-    for dim in (32, 96, 576, 3584, 18944):
-        quantize_case(nt, dim).run_on_gpu()

@@ -19,6 +19,7 @@ from minfer.cuda.attention import (
 )
 from minfer.cuda.convert import ConvertConfig, convert_f32_f16
 from minfer.cuda.gemv import GemvConfig, gemv
+from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 
 COLD_BYTES = 200 << 20  # more than any L2
 NT = 2048
@@ -134,13 +135,34 @@ def test_convert(vector, measure):
     )
 
 
-@pytest.mark.parametrize(("output", "source"), [("f32", "f32"), ("f16", "f32"), ("f16", "f16")])
+QUANTIZE = [QuantizePad40Config(form) for form in FORMS]
+QUANTIZE += [QuantizePad40Config(source=source, unroll=n) for source in ("f32", "f16") for n in (2, 4)]
+
+
+@pytest.mark.parametrize("config", QUANTIZE, ids=str)
+def test_quantize(config, measure):
+    n, size = NT * 18944, {"f32": 4, "f16": 2}[config.source]
+    dtype = {"f32": np.float32, "f16": np.float16}[config.source]
+    kernel, grid = quantize_q8_0_pad40(config), config.grid(NT, 18944)
+    sets = [(runtime.zeros(n, dtype), runtime.empty(n // 32 * 40, np.uint8), n // 32) for _ in range(4)]
+    nbytes = n * size + n // 32 * 40
+    _bandwidth(measure, f"quantize pad40 {NT}x18944 {config}", kernel, grid, sets, nbytes)
+
+
+@pytest.mark.parametrize(
+    ("output", "source"),
+    [("f32", "f32"), ("f16", "f32"), ("f16", "f16"), ("pad40", "f32"), ("pad40", "f16")],
+)
 def test_swiglu(output, source, measure):
-    size = {"f32": 4, "f16": 2}
-    dtype = {"f32": np.float32, "f16": np.float16}
+    size = {"f32": 4, "f16": 2, "pad40": 1.25}
+    dtype = {"f32": np.float32, "f16": np.float16, "pad40": np.uint8}
     config = ew.SwigluConfig(output=output, source=source, packed=True)
     sets = [
-        (runtime.zeros((NT, 37888), dtype[source]), runtime.empty((NT, 18944), dtype[output]), 18944)
+        (
+            runtime.zeros((NT, 37888), dtype[source]),
+            runtime.empty((NT, 18944 // 32 * 40 if output == "pad40" else 18944), dtype[output]),
+            18944,
+        )
         for _ in range(4)
     ]
     nbytes = NT * 18944 * (2 * size[source] + size[output])
@@ -148,17 +170,21 @@ def test_swiglu(output, source, measure):
     _bandwidth(measure, name, ew.swiglu(config), config.grid(NT, 18944), sets, nbytes)
 
 
-def test_rmsnorm_with_residual(measure):
-    config = ew.RmsNormConfig(output="f16", residual=True)
+@pytest.mark.parametrize("output", ["f16", "pad40"])
+def test_rmsnorm_with_residual(output, measure):
+    config = ew.RmsNormConfig(output=output, residual=True)
     row = (NT, 3584)
+    written = {"f16": (row, np.float16), "pad40": ((NT, 3584 // 32 * 40), np.uint8)}[output]
     sets = [
         (
             *(runtime.zeros(row, np.float32) for _ in range(3)),
             runtime.zeros(3584, np.float32),
-            runtime.empty(row, np.float16),
+            runtime.empty(*written),
             3584,
             1e-6,
         )
         for _ in range(4)
     ]
-    _bandwidth(measure, f"rmsnorm {NT}x3584", ew.rmsnorm(config), config.grid(NT), sets, NT * 3584 * 14)
+    nbytes = NT * 3584 * (12 + {"f16": 2, "pad40": 1.25}[output])
+    name = f"rmsnorm {NT}x3584" + (" to pad40" if output == "pad40" else "")
+    _bandwidth(measure, name, ew.rmsnorm(config), config.grid(NT), sets, nbytes)

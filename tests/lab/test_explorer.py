@@ -1,8 +1,14 @@
 """Widgets without a browser: sliders reach the pure function, and what goes wrong is shown."""
 
-import pytest
+import asyncio
 
-from minfer.lab.explorer import Explorer, error_html, integers
+import pytest
+from traitlets import TraitError
+
+from minfer.cuda.kernel import LaunchRefused, NoDevice
+from minfer.engine.errors import EngineError
+from minfer.lab.errors import error_html
+from minfer.lab.explorer import NO_KERNEL, REST, Explorer, integers
 from minfer.lab.picture import Picture
 from minfer.lab.style import figure
 from minfer.lab.widgets import (
@@ -60,6 +66,57 @@ def test_key_errors_read_like_sentences():
     assert "no device &#x27;x&#x27;" in error_html(KeyError("no device 'x'"))
 
 
+def test_a_slider_dragged_fast_is_followed_when_it_rests():
+    async def drag():
+        explorer, drawn = counter()
+        for n in (4, 5, 7, 8, 6):
+            explorer.controls["n"].value = n
+            await asyncio.sleep(0)
+        assert drawn == [3]
+        await asyncio.sleep(5 * REST)
+        return explorer, drawn
+
+    explorer, drawn = asyncio.run(drag())
+    assert (explorer.report, explorer.panel.value, drawn) == (6, "<b>6</b>", [3, 6])
+
+
+def test_several_controls_set_together_are_followed_once():
+    async def both():
+        explorer, drawn = counter()
+        explorer.set(n=5)
+        return explorer.report, drawn
+
+    assert asyncio.run(both()) == (5, [3, 5])
+
+
+def test_a_value_that_is_not_offered_leaves_what_stands():
+    explorer = bank_explorer()
+    with pytest.raises(TraitError):
+        explorer.set(row_halves=65)
+    assert "8-way conflict" in explorer.panel.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoDevice("no GPU"),
+        LaunchRefused("k", "c", 2, 1, "H200", "bytes"),
+        EngineError("no room"),
+        MemoryError("full"),
+    ],
+)
+def test_what_a_gpu_may_refuse_is_a_sentence(error):
+    assert "traceback" not in error_html(error) and str(error) in error_html(error)
+
+
+def test_controls_without_a_kernel_say_so():
+    """JupyterLab marks widgets whose kernel is gone; the sentence is there already and shows by that mark."""
+    explorer, _ = counter()
+    note = explorer.box.children[0].children[0]
+    assert NO_KERNEL in note.value and "jupyter-widgets-disconnected" in note.value
+    assert "minfer-no-kernel" in note._dom_classes
+
+
 def test_controls_wait_until_they_are_let_go():
     for explorer in (bank_explorer(), occupancy_explorer(), fragment_explorer(), TileExplorer(compile=False)):
         for control in explorer.controls.values():
@@ -106,6 +163,17 @@ class TestBankExplorer:
         assert "multiples of 16 bytes" in explorer.panel.value
         explorer.set(padding=8, swizzle=True)
         assert "no padding" in explorer.panel.value
+
+    def test_words_can_be_read_at_paddings_that_ldmatrix_refuses(self):
+        explorer = bank_explorer()
+        explorer.set(access="column", padding=2)
+        assert "no conflict: 1 wavefront" in explorer.panel.value
+        assert "The kernels do not build these rows" in explorer.panel.value
+        explorer.set(padding=8)
+        assert "4-way conflict" in explorer.panel.value
+        assert "The kernels do not build" not in explorer.panel.value
+        explorer.set(padding=3)
+        assert "not a multiple of the access width" in explorer.panel.value
 
     def test_a_phase_that_an_access_lacks_wraps(self):
         explorer = bank_explorer()

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from minfer.engine.errors import InputError
+from minfer.cuda.kernel import NoDevice
+from minfer.engine.cuda.backend import why_unavailable
+from minfer.engine.errors import EngineError, InputError
 from minfer.lab import generate
-from minfer.lab.generate import BackgroundRun, Report, Request, error_sentence
+from minfer.lab.errors import sentence
+from minfer.lab.generate import BackgroundRun, Report, Request
 from minfer.lab.generate_panel import GeneratePanel
+from minfer.lab.phases import arrivals
 
 REPORT = Report(
     text=" Paris.",
@@ -92,14 +96,20 @@ def test_stop_ends_a_run_and_a_second_start_waits_its_turn():
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    ("error", "words"),
     [
         (InputError("prompt of 9 tokens + 9 is over the context of 8"), "prompt of 9 tokens + 9 is over"),
-        (MemoryError("8 GB"), "MemoryError: 8 GB"),
-        (ValueError("two\nlines <b>"), "ValueError: two lines &lt;b&gt;"),
+        (
+            MemoryError("NVIDIA H200 has 1 of 2 bytes free, 8 were asked for"),
+            "NVIDIA H200 has 1 of 2 bytes free",
+        ),
+        (EngineError("the model was planned to fit, and does not: 8"), "the model was planned to fit"),
+        (NoDevice("no NVIDIA driver is here"), "no NVIDIA driver is here"),
+        (ZeroDivisionError("two\nlines <b>"), "ZeroDivisionError: two lines &lt;b&gt;"),
+        (MemoryError(), "MemoryError"),
     ],
 )
-def test_an_error_is_a_sentence_in_the_panel(error, sentence):
+def test_an_error_is_a_sentence_in_the_panel(error, words):
     def failing(request, on_text, cancelled):
         on_text("begun")
         raise error
@@ -107,7 +117,7 @@ def test_an_error_is_a_sentence_in_the_panel(error, sentence):
     panel = GeneratePanel(MODELS, run=failing)
     panel.start()
     assert panel.wait(30)
-    assert sentence in panel.status.value
+    assert words in panel.status.value
     assert "begun" in panel.text.value
     assert panel.report is None
     assert not panel.go.disabled
@@ -116,7 +126,65 @@ def test_an_error_is_a_sentence_in_the_panel(error, sentence):
 def test_a_panel_without_models_says_how_to_get_one():
     panel = GeneratePanel([])
     assert "minfer pull" in panel.status.value
-    assert panel.go.disabled
+    panel.status.value = ""
+    panel.start()
+    assert "minfer pull" in panel.status.value and not panel.go.disabled
+
+
+def test_a_wrong_path_is_a_sentence_and_the_next_run_works(tmp_path):
+    panel = GeneratePanel([("tiny", generate.TINY)])
+    panel.path.value = str(tmp_path / "nowhere.gguf")
+    panel.start()
+    assert panel.wait(30)
+    assert "nowhere.gguf" in panel.status.value and "Traceback" not in panel.status.value
+    wrong = tmp_path / "text.gguf"
+    wrong.write_text("not a model")
+    panel.path.value = str(wrong)
+    panel.start()
+    assert panel.wait(30)
+    assert "text.gguf" in panel.status.value
+    panel.path.value, panel.n_predict.value = "", 2
+    panel.start()
+    assert panel.wait(60)
+    assert panel.report is not None and panel.report.error is None
+
+
+@pytest.mark.skipif(why_unavailable() is None, reason="there is a GPU")
+def test_the_gpu_where_there_is_none_is_a_sentence():
+    panel = GeneratePanel([("tiny", generate.TINY)])
+    panel.backend.value = "cuda"
+    panel.start()
+    assert panel.wait(60)
+    assert "backend cuda cannot be used" in panel.status.value
+
+
+class TestStream:
+    """`stream` runs in a cell: what goes wrong must not end the notebook."""
+
+    def test_a_wrong_path_becomes_the_report(self, tmp_path):
+        report = generate.stream(Request(tmp_path / "nowhere.gguf", "Hello"))
+        assert "nowhere.gguf" in report.error == report.summary()
+        assert "nowhere.gguf" in report._repr_html_()
+        assert report.bandwidth_sentence() == "nothing was decoded"
+        assert arrivals(report).rows == []
+
+    def test_a_gpu_without_room_becomes_the_report(self, monkeypatch):
+        monkeypatch.setattr(generate, "run", full_gpu)
+        report = generate.stream(Request(generate.TINY, "Hello"))
+        assert report.error == "the f16 copies need 15.2 GB, the GPU has 3.1 GB free: take a smaller context"
+
+    def test_an_unforeseen_error_is_raised(self, monkeypatch):
+        monkeypatch.setattr(generate, "run", fails)
+        with pytest.raises(ZeroDivisionError):
+            generate.stream(Request(generate.TINY, "Hello"))
+
+
+def full_gpu(request, on_text):
+    raise EngineError("the f16 copies need 15.2 GB, the GPU has 3.1 GB free: take a smaller context")
+
+
+def fails(request, on_text):
+    raise ZeroDivisionError
 
 
 def test_controls_wait_until_they_are_let_go():
@@ -133,7 +201,7 @@ def test_a_background_run_reports_its_exception():
 
     background = BackgroundRun(Request(Path("x"), "y"), print, ends.append, failing)
     assert background.wait(30)
-    assert error_sentence(ends[0]) == "no"
+    assert sentence(ends[0]) == "no"
 
 
 def test_models_that_are_here(monkeypatch, tmp_path):

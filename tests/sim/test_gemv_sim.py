@@ -6,7 +6,7 @@ import pytest
 from minfer.cuda.block_dots import DOTS
 from minfer.cuda.gemv import GemvConfig
 from minfer.cuda.kernel import ConfigRefused
-from tests.cuda.gemv_cases import gemv_case, quantize_case
+from tests.cuda.gemv_cases import gemv_case
 
 K = ("Q4_K", "Q5_K", "Q6_K")
 SMALL = tuple(f for f in DOTS if DOTS[f].weights == 32)
@@ -69,11 +69,6 @@ def test_any_thread_order_gives_the_same(seed):
     expected = case.results["y"]
     case.run_simulated(seed=seed)
     np.testing.assert_array_equal(case.results["y"], expected)
-
-
-@pytest.mark.parametrize(("nt", "dim"), [(1, 32), (2, 64), (3, 96), (1, 576)])
-def test_quantize(nt, dim):
-    quantize_case(nt, dim, threads=32).run_simulated()
 
 
 @pytest.mark.parametrize(

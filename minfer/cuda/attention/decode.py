@@ -107,7 +107,7 @@ class DecodeAttentionConfig:
 
 
 @device_function
-def _unpack8(values, at, w0, w1, w2, w3):
+def unpack8(values, at, w0, w1, w2, w3):
     """Eight halves into a local f32 array from element `at` on."""
     values[at] = ptx.unpack_f16x2_lo(w0)
     values[at + 1] = ptx.unpack_f16x2_hi(w0)
@@ -142,7 +142,7 @@ def attention_decode(config: DecodeAttentionConfig) -> Kernel:
     @device_function
     def load_query_f16(values, at, address):
         w0, w1, w2, w3 = ptx.ld_global_v4_u32(address)
-        _unpack8(values, at, w0, w1, w2, w3)
+        unpack8(values, at, w0, w1, w2, w3)
 
     @device_function
     def load_query_f32(values, at, address):
@@ -164,7 +164,7 @@ def attention_decode(config: DecodeAttentionConfig) -> Kernel:
         w3 = uint32(0)
         if inside:
             w0, w1, w2, w3 = ptx.ld_global_v4_u32(address)
-        _unpack8(values, 0, w0, w1, w2, w3)
+        unpack8(values, 0, w0, w1, w2, w3)
 
     @device_function
     def dot(query, at, key):

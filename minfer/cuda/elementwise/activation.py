@@ -10,7 +10,7 @@ from numba.cuda.types import float32, int32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.dependent import dependent_start, least_arch
-from minfer.cuda.elementwise.rows import OUTPUTS, load4, output_argument, row_bytes, store4
+from minfer.cuda.elementwise.rows import OUTPUTS, ROW_OUTPUTS, load4, output_argument, row_bytes, store4
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.signature import signature_of
@@ -23,7 +23,8 @@ class SwigluConfig:
     """silu(gate) * up.
 
     Attributes:
-        output: "f32", or "f16" or "q8" fused with the conversion that the next GEMM or GEMV needs.
+        output: "f32", or "f16", "q8" or "pad40" fused with the conversion that the next GEMM, GEMV or MMQ
+            needs.
         source: "f32" or "f16": what gate and up are.
         packed: one input [nt, 2 ff], gate then up in every row (the output of a stacked GEMM); else two
             inputs [nt, ff].
@@ -40,7 +41,7 @@ class SwigluConfig:
     pdl: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("swiglu", "output", self.output, OUTPUTS)
+        check_choice("swiglu", "output", self.output, ROW_OUTPUTS)
         check_choice("swiglu", "source", self.source, ("f32", "f16"))
         check_choice("swiglu", "vector", self.vector, (1, 4))
         check_threads("swiglu", self.threads)
@@ -64,17 +65,24 @@ class SwigluConfig:
 
 
 @device_function
+def silu_product_by(gate, up, minus_log2_e):
+    """`silu_product` with its constant as an operand."""
+    return gate * up * ptx.rcp_approx(float32(1) + ptx.ex2_approx(gate * minus_log2_e))
+
+
+@device_function
 def silu_product(gate, up):
     """silu(gate) * up. The exponential overflows to infinity and its reciprocal to 0 for very negative
     gates."""
-    return gate * up * ptx.rcp_approx(float32(1) + ptx.ex2_approx(gate * float32(-LOG2_E)))
+    return silu_product_by(gate, up, float32(-LOG2_E))
 
 
 def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
     """out[t, j] = silu(gate[t, j]) * up[t, j].
 
     Arguments: gate and up [nt, ff], or packed one gate_up [nt, 2 ff], f32 or f16; out [nt, ff] f32 or f16, or
-    [nt, ceil(ff / 64) * 80] bytes of q8 records; ff int32 (a multiple of `vector`, of 32 for q8).
+    [nt, ceil(ff / 64) * 80] bytes of q8 records, or [nt, ff / 32, 40] bytes of pad40 chunks; ff int32 (a
+    multiple of `vector`, of 32 for q8 and pad40).
     Arithmetic in f32. Shazeer 2020, "GLU variants improve transformer".
     """
     threads, vector = config.threads, config.vector
@@ -149,5 +157,6 @@ def shipped() -> list[Kernel]:
         swiglu(SwigluConfig(vector=1)),
         *(swiglu(SwigluConfig(output=o, packed=p)) for o in OUTPUTS for p in (False, True)),
         swiglu(SwigluConfig(output="q8", packed=True, pdl=True)),
-        *(swiglu(SwigluConfig(output=o, source="f16", packed=True)) for o in ("f16", "q8")),
+        *(swiglu(SwigluConfig(output=o, source="f16", packed=True)) for o in ("f16", "q8", "pad40")),
+        swiglu(SwigluConfig(output="pad40", packed=True)),
     ]

@@ -12,6 +12,7 @@ from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import (
     OUTPUTS,
+    ROW_OUTPUTS,
     block_sum,
     covered,
     load4,
@@ -29,7 +30,8 @@ class RmsNormConfig:
     """RMS norm of f32 rows.
 
     Attributes:
-        output: "f32", "f16" (what the GEMM reads) or "q8" (records for the decode GEMV).
+        output: "f32", "f16" (what the GEMM reads), "q8" (records for the decode GEMV) or "pad40" (chunks for
+            MMQ).
         residual: add a second input first and write the sum too: saves a pass over three rows.
         residual_type: "f32" or "f16": what that second input is.
         vector: 4 (dim % 4 == 0: 16-byte accesses) or 1 (any dim; f32 output only).
@@ -45,7 +47,7 @@ class RmsNormConfig:
     pdl: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("rmsnorm", "output", self.output, OUTPUTS)
+        check_choice("rmsnorm", "output", self.output, ROW_OUTPUTS)
         check_choice("rmsnorm", "residual_type", self.residual_type, ("f32", "f16"))
         check_choice("rmsnorm", "vector", self.vector, (1, 4))
         check_threads("rmsnorm", self.threads)
@@ -76,9 +78,9 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
 
     Arguments: x f32 [nt, dim], (residual f32 or f16 [nt, dim], hidden f32 [nt, dim]: receives h, may be the
     buffer of x or of an f32 residual,) weight f32 [dim], out [nt, dim] f32 or f16, or [nt, ceil(dim / 64) *
-    80] bytes of q8 records, dim int32 (a multiple of `vector`, of 32 for q8), eps float32. Sums are f32, in
-    a fixed order. Rows are read twice, the second time from L1. Zhang and Sennrich 2019, with the weights
-    applied last as llama does.
+    80] bytes of q8 records, or [nt, dim / 32, 40] bytes of pad40 chunks, dim int32 (a multiple of `vector`,
+    of 32 for q8 and pad40), eps float32. Sums are f32, in a fixed order. Rows are read twice, the second time
+    from L1. Zhang and Sennrich 2019, with the weights applied last as llama does.
     """
     threads, vector, fused = config.threads, config.vector, config.residual
     store, bytes_of, walked = store4(config.output), row_bytes(config.output), covered(config.output)
@@ -115,7 +117,7 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
 
     @device_function
     def scaled_vector(source, gains, target, dim, scale):
-        # Whole warps go round together: the q8 store shuffles, and its last record is filled up with zeros.
+        # Whole warps go round together: the int8 stores shuffle, and the last q8 record is filled with zeros.
         for first in range(0, walked(dim), threads * 4):
             i = int32(first + int32(cuda.threadIdx.x) * 4)
             a0 = float32(0)
@@ -199,4 +201,5 @@ def shipped() -> list[Kernel]:
         *(rmsnorm(RmsNormConfig(output=o, residual=r)) for o in OUTPUTS for r in (False, True)),
         *(rmsnorm(RmsNormConfig(output="q8", residual=r, threads=1024, pdl=True)) for r in (False, True)),
         rmsnorm(RmsNormConfig(output="f16", residual=True, residual_type="f16")),
+        *(rmsnorm(RmsNormConfig(output="pad40", residual=r)) for r in (False, True)),
     ]

@@ -7,6 +7,7 @@ loses its fraction of a turn.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -212,38 +213,18 @@ class RopeStoreConfig:
         return (max(1, nt), -(-(self.width // 8) // self.threads), 1)
 
 
-def rope_store(config: RopeStoreConfig) -> Kernel:
-    """q[t] = rope(qkv[t, q] + bias), k_cache[position] = f16(rope(qkv[t, k] + bias)), v_cache[position] =
-    f16(qkv[t, v] + bias). With `norm` the q and k heads go through an RMS norm before the rotation.
-
-    Arguments: qkv f32 or f16 [nt, (heads + 2 kv_heads) * head_dim], (bias f32 of one such row,) (q_norm and
-    k_norm f32 [head_dim],) positions int32 [nt] (below the cache's capacity: not checked here), table f32
-    [positions, rotary / 2, 2] (cos, sin), q [nt, heads * head_dim] f16 or f32, k_cache and v_cache f16
-    [capacity, kv_heads * head_dim] (, eps float32). A thread takes 8 dims of one head: 8 neighbours, or two
-    fours rotary / 2 apart.
-    """
-    threads, head_dim, half = config.threads, config.head_dim, config.rotary // 2
-    heads, kv_heads, width, rotary = config.heads, config.kv_heads, config.width, config.rotary
-    per_head = head_dim // 8
-    rotating = rotary // 8
+def head_part(config: RopeStoreConfig) -> Callable:
+    """Device function (source, bias, q_norm, k_norm, position, table, head, part, eps) -> (low, high, a0, a1,
+    a2, a3, b0, b1, b2, b3): 8 dims of a head of a stacked row (all arguments but head, part, eps are u64;
+    the first three and the table are addresses), with bias, head norm and RoPE applied: dims low ... low + 3
+    and high ... high + 3 of the head. With `norm` the head_dim / 8 lanes of a head call it together."""
+    head_dim, half = config.head_dim, config.rotary // 2
+    heads, kv_heads = config.heads, config.kv_heads
+    per_head, rotating = head_dim // 8, config.rotary // 8
     interleaved, biased, normed = config.interleaved, config.bias, config.norm
-    start = dependent_start(config.pdl)
     rotate = _rotate_adjacent if interleaved else _rotate
     load, element = load4(config.source), {"f32": 4, "f16": 2}[config.source]
     shuffles = per_head.bit_length() - 1
-
-    @device_function
-    def _store_f16(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3):
-        ptx.st_global_v2_u32(row + uint64(low * 2), ptx.pack_f16x2(a0, a1), ptx.pack_f16x2(a2, a3))
-        ptx.st_global_v2_u32(row + uint64(high * 2), ptx.pack_f16x2(b0, b1), ptx.pack_f16x2(b2, b3))
-
-    @device_function
-    def _store_f32(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3):
-        ptx.st_global_v4_f32(row + uint64(low * 4), a0, a1, a2, a3)
-        ptx.st_global_v4_f32(row + uint64(high * 4), b0, b1, b2, b3)
-
-    store_query = _store_f16 if config.query == "f16" else _store_f32
-    query_bytes = 2 if config.query == "f16" else 4
 
     @device_function
     def head_scale(squares, eps):
@@ -253,25 +234,17 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
         return ptx.rsqrt_approx(squares * float32(1.0 / head_dim) + eps)
 
     @device_function
-    def process(source, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
-        start()
-        unit = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
-        inside = unit < width // 8
-        if not inside:
-            unit = int32(0)  # the norm's shuffles want whole warps: read on, store nothing
-        t = cuda.blockIdx.x
-        head = unit // per_head
-        part = unit - head * per_head
+    def take(source, bias, q_norm, k_norm, position, table, head, part, eps):
         # Offsets of the two fours within the head. Past the rotary dims, and in v, they are just
         # neighbours.
-        low = part * 8
-        high = low + 4
+        low = int32(part * 8)
+        high = int32(low + 4)
         rotated = head < heads + kv_heads and part < rotating
         if rotated and not interleaved:
-            low = part * 4
-            high = low + half
+            low = int32(part * 4)
+            high = int32(low + half)
         column = head * head_dim
-        at = source + (uint64(t) * uint64(width) + uint64(column)) * uint64(element)
+        at = source + uint64(column * element)
         a0, a1, a2, a3 = load(at + uint64(low * element))
         b0, b1, b2, b3 = load(at + uint64(high * element))
         if biased:
@@ -303,13 +276,64 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
                 b1 *= scale * f1
                 b2 *= scale * f2
                 b3 *= scale * f3
-        position = uint64(positions[t])
         if rotated:
             angles = table + position * uint64(half * 8) + uint64(part * 32)
             a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3)
+        return low, high, a0, a1, a2, a3, b0, b1, b2, b3
+
+    return take
+
+
+def rope_store(config: RopeStoreConfig) -> Kernel:
+    """q[t] = rope(qkv[t, q] + bias), k_cache[position] = f16(rope(qkv[t, k] + bias)), v_cache[position] =
+    f16(qkv[t, v] + bias). With `norm` the q and k heads go through an RMS norm before the rotation.
+
+    Arguments: qkv f32 or f16 [nt, (heads + 2 kv_heads) * head_dim], (bias f32 of one such row,) (q_norm and
+    k_norm f32 [head_dim],) positions int32 [nt] (below the cache's capacity: not checked here), table f32
+    [positions, rotary / 2, 2] (cos, sin), q [nt, heads * head_dim] f16 or f32, k_cache and v_cache f16
+    [capacity, kv_heads * head_dim] (, eps float32). A thread takes 8 dims of one head: 8 neighbours, or two
+    fours rotary / 2 apart.
+    """
+    threads, head_dim = config.threads, config.head_dim
+    heads, kv_heads, width = config.heads, config.kv_heads, config.width
+    per_head = head_dim // 8
+    biased, normed = config.bias, config.norm
+    element = {"f32": 4, "f16": 2}[config.source]
+    start, take = dependent_start(config.pdl), head_part(config)
+
+    @device_function
+    def _store_f16(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3):
+        ptx.st_global_v2_u32(row + uint64(low * 2), ptx.pack_f16x2(a0, a1), ptx.pack_f16x2(a2, a3))
+        ptx.st_global_v2_u32(row + uint64(high * 2), ptx.pack_f16x2(b0, b1), ptx.pack_f16x2(b2, b3))
+
+    @device_function
+    def _store_f32(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3):
+        ptx.st_global_v4_f32(row + uint64(low * 4), a0, a1, a2, a3)
+        ptx.st_global_v4_f32(row + uint64(high * 4), b0, b1, b2, b3)
+
+    store_query = _store_f16 if config.query == "f16" else _store_f32
+    query_bytes = 2 if config.query == "f16" else 4
+
+    @device_function
+    def process(source, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
+        start()
+        unit = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
+        inside = unit < width // 8
+        if not inside:
+            unit = int32(0)  # the norm's shuffles want whole warps: read on, store nothing
+        t = cuda.blockIdx.x
+        head = unit // per_head
+        part = unit - head * per_head
+        row = source + uint64(t) * uint64(width * element)
+        position = uint64(positions[t])
+        low, high, a0, a1, a2, a3, b0, b1, b2, b3 = take(
+            row, bias, q_norm, k_norm, position, table, head, part, eps
+        )
         if inside:
             if head < heads:
-                row = q + (uint64(t) * uint64(heads * head_dim) + uint64(column)) * uint64(query_bytes)
+                row = q + (uint64(t) * uint64(heads * head_dim) + uint64(head * head_dim)) * uint64(
+                    query_bytes
+                )
                 store_query(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3)
             else:
                 cache = k_cache

@@ -11,14 +11,16 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument
-from minfer.cuda.q8 import store_q8
+from minfer.cuda.q8 import store_pad40, store_q8
 
-OUTPUTS = ("f32", "f16", "q8")  # what an elementwise kernel can write
-_DTYPES = {"f32": "float32", "f16": "float16", "q8": "uint8"}
+OUTPUTS = ("f32", "f16", "q8")  # what the kernels of a single token can write
+ROW_OUTPUTS = (*OUTPUTS, "pad40")  # and those of many
+_DTYPES = {"f32": "float32", "f16": "float16", "q8": "uint8", "pad40": "uint8"}
 
 
 def output_argument(output: str, name: str = "out") -> Argument:
-    """The output argument of a kernel that writes "f32", "f16" or "q8" (records, see `minfer.cuda.q8`)."""
+    """The output argument of a kernel that writes "f32", "f16", or the int8 of `minfer.cuda.q8`: "q8"
+    records, "pad40" chunks."""
     return Argument(name, "out", _DTYPES[output])
 
 
@@ -37,9 +39,9 @@ def _store4_f16(row, index, dim, v0, v1, v2, v3):
 
 def store4(output: str) -> Callable:
     """Device function (row address, index, dim, v0, v1, v2, v3) that stores elements index .. index + 3 of
-    a row of `dim`; at or past the row's end nothing is stored. For "q8" the whole warp must call it, with
-    zeros past the end, up to the end of the last record (`store_q8`)."""
-    return {"f32": _store4_f32, "f16": _store4_f16, "q8": store_q8}[output]
+    a row of `dim`; at or past the row's end nothing is stored. For "q8" and "pad40" the whole warp must call
+    it, with zeros past the end, up to the end of the last record (`store_q8`)."""
+    return {"f32": _store4_f32, "f16": _store4_f16, "q8": store_q8, "pad40": store_pad40}[output]
 
 
 @device_function
@@ -79,9 +81,15 @@ def _row_bytes_q8(dim):
     return uint64((dim + 63) >> 6) * uint64(80)
 
 
+@device_function
+def _row_bytes_pad40(dim):
+    return uint64(dim >> 5) * uint64(40)
+
+
 def row_bytes(output: str) -> Callable:
     """Device function: bytes of an output row of `dim` elements."""
-    return {"f32": _row_bytes_f32, "f16": _row_bytes_f16, "q8": _row_bytes_q8}[output]
+    functions = {"f32": _row_bytes_f32, "f16": _row_bytes_f16, "q8": _row_bytes_q8, "pad40": _row_bytes_pad40}
+    return functions[output]
 
 
 def covered(output: str) -> Callable:

@@ -12,6 +12,11 @@ def dp4a(a: u32, b: u32, c: s32) -> s32:
     """c + the sum of the products of the four signed bytes of a and b."""
 
 
+@instruction("dp4a.u32.s32 $0, $1, $2, $3;", section="9.7.1.23 dp4a", arch=61, pure=True)
+def dp4a_u8s8(a: u32, b: u32, c: s32) -> s32:
+    """c + the sum of the products of the four unsigned bytes of a and the four signed bytes of b."""
+
+
 @instruction("div.u32 $0, $1, $2;", section="9.7.1.8 div", pure=True)
 def udiv_u32(a: u32, b: u32) -> u32:
     """a // b in 32 bits. (numba's // is a call of a 64-bit division.)"""
@@ -111,6 +116,11 @@ def rsqrt_approx(x: f32) -> f32:
 @instruction("fma.rn.f32 $0, $1, $2, $3;", section="9.7.3.6 fma", pure=True)
 def fma_rn_f32(a: f32, b: f32, c: f32) -> f32:
     """a * b + c, rounded once."""
+
+
+@instruction("div.rn.f32 $0, $1, $2;", section="9.7.3.8 div", pure=True)
+def div_rn_f32(a: f32, b: f32) -> f32:
+    """a / b, rounded to nearest even; never flushed to zero. (numba's / is approximate under fastmath.)"""
 
 
 @instruction("max.f32 $0, $1, $2;", section="9.7.3.12 max", pure=True)

@@ -97,6 +97,15 @@ def tma_store_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
 
 
 @instruction(
+    "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [$0, {$2, $3}], [$1];",
+    section="9.7.9.25.5.4 cp.reduce.async.bulk.tensor",
+    arch=90,
+)
+def tma_add_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
+    """As `tma_store_2d`, but L2 adds the box to what is there, each element rounded once."""
+
+
+@instruction(
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
     section="9.7.9.25.4.1 cp.async.bulk",
     arch=90,
@@ -104,6 +113,15 @@ def tma_store_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
 def bulk_load(shared: u32, source: u64, bytes: u32, mbarrier: u32):
     """Copy a contiguous range (addresses and size multiples of 16) into shared memory; its bytes count
     towards the mbarrier."""
+
+
+@instruction(
+    "cp.async.bulk.prefetch.L2.global [$0], $1;",
+    section="9.7.9.25.4.3 cp.async.bulk.prefetch",
+    arch=90,
+)
+def bulk_prefetch_l2(source: u64, bytes: u32):
+    """Bring a contiguous range (address and size multiples of 16) into L2. No effect on results."""
 
 
 @instruction("cp.async.bulk.commit_group;", section="9.7.9.25.6.1 cp.async.bulk.commit_group", arch=90)

@@ -120,6 +120,19 @@ st_shared_v2_f32 = _store("st_shared_v2_f32", "shared", "f32", 2)
 st_shared_v4_f32 = _store("st_shared_v4_f32", "shared", "f32", 4)
 
 
+@instruction("atom.acq_rel.gpu.global.add.u32 $0, [$1], $2;", section="9.7.13.5 atom")
+def atom_add_global_u32(address: u64, value: u32) -> u32:
+    """Add to a word that all blocks share; the word before. Orders this thread's memory accesses, and with a
+    barrier before (after) it the block's, before (after) those of the blocks that add later (added
+    before)."""
+
+
+@instruction("fence.acq_rel.gpu;", section="9.7.13.4 membar, fence, fence.proxy")
+def fence_gpu():
+    """Order this thread's memory accesses before the fence, and what it has observed, before those after it,
+    for all threads of the device. What L1 holds is forgotten."""
+
+
 def _ldmatrix(count: int, trans: str = "") -> dict:
     results = ", ".join(f"${i}" for i in range(count))
     return {
@@ -169,3 +182,13 @@ def ldmatrix_x4_trans(address: u32) -> (u32, u32, u32, u32):
 )
 def stmatrix_x4(address: u32, r0: u32, r1: u32, r2: u32, r3: u32):
     """Store four 8x8 matrices of 16-bit elements: the inverse of `ldmatrix_x4`."""
+
+
+@instruction(
+    "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0], {$1, $2, $3, $4};",
+    section="9.7.14.5.16 stmatrix",
+    arch=90,
+    collective=True,
+)
+def stmatrix_x4_trans(address: u32, r0: u32, r1: u32, r2: u32, r3: u32):
+    """Store four 8x8 matrices of 16-bit elements transposed: the inverse of `ldmatrix_x4_trans`."""

@@ -47,3 +47,24 @@ def mma_m16n8k32_u8s8(
     a0: u32, a1: u32, a2: u32, a3: u32, b0: u32, b1: u32, c0: s32, c1: s32, c2: s32, c3: s32
 ) -> (s32, s32, s32, s32):
     """As `mma_m16n8k32_s8` with unsigned bytes in A."""
+
+
+@instruction(
+    "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {$0, $1, $2, $3}, {$4, $5}, {$6}, {$7, $8, $9, $10};",
+    section=_SECTION,
+    pure=True,
+    collective=True,
+    tied=_ACCUMULATORS,
+)
+def mma_m16n8k16_s8(a0: u32, a1: u32, b0: u32, c0: s32, c1: s32, c2: s32, c3: s32) -> (s32, s32, s32, s32):
+    """C[16, 8] + A[16, 16] B[16, 8]: as `mma_m16n8k32_s8` over half the depth (its a0, a1, b0, or a2, a3,
+    b1)."""
+
+
+@instruction(
+    _text("m16n8k32", "s32", "s8", "u8"), section=_SECTION, pure=True, collective=True, tied=_ACCUMULATORS
+)
+def mma_m16n8k32_s8u8(
+    a0: u32, a1: u32, a2: u32, a3: u32, b0: u32, b1: u32, c0: s32, c1: s32, c2: s32, c3: s32
+) -> (s32, s32, s32, s32):
+    """As `mma_m16n8k32_s8` with unsigned bytes in B."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from minfer.cuda.runtime.arrays import DeviceArray, Pinned, download, empty, to_device, upload, zeros
-    from minfer.cuda.runtime.checking import Unwritten, checked
+    from minfer.cuda.runtime.checking import NotFinite, Unwritten, checked
     from minfer.cuda.runtime.compiler import ARCHITECTURES, CompiledKernel, compile_kernel
     from minfer.cuda.runtime.devices import Device, available, device
     from minfer.cuda.runtime.driver import DriverError
@@ -31,17 +31,19 @@ if TYPE_CHECKING:
         reset_launch_counts,
     )
     from minfer.cuda.runtime.resources import Resources
+    from minfer.cuda.runtime.sensors import read_sensors
     from minfer.cuda.runtime.streams import Event, Graph, Stream, capture, current_stream
     from minfer.cuda.runtime.tensor_maps import TensorMap, tensor_map
 
 _WHERE = {
     "arrays": ("DeviceArray", "Pinned", "download", "empty", "to_device", "upload", "zeros"),
-    "checking": ("Unwritten", "checked"),
+    "checking": ("NotFinite", "Unwritten", "checked"),
     "compiler": ("ARCHITECTURES", "CompiledKernel", "compile_kernel"),
     "devices": ("Device", "available", "device"),
     "driver": ("DriverError",),
     "launching": ("BoundLaunch", "LoadedKernel", "launch", "launch_counts", "load", "reset_launch_counts"),
     "resources": ("Resources",),
+    "sensors": ("read_sensors",),
     "streams": ("Event", "Graph", "Stream", "capture", "current_stream"),
     "tensor_maps": ("TensorMap", "tensor_map"),
 }
@@ -57,6 +59,7 @@ __all__ = [
     "Event",
     "Graph",
     "LoadedKernel",
+    "NotFinite",
     "Pinned",
     "Resources",
     "Stream",
@@ -73,6 +76,7 @@ __all__ = [
     "launch",
     "launch_counts",
     "load",
+    "read_sensors",
     "reset_launch_counts",
     "tensor_map",
     "to_device",

@@ -19,6 +19,7 @@ from minfer.cuda.runtime.arrays import DeviceArray, describe, empty, itemsize
 from minfer.cuda.runtime.streams import Stream
 
 if TYPE_CHECKING:
+    from minfer.cuda.kernel import Kernel
     from minfer.cuda.runtime.launching import LoadedKernel
 
 # Two bit patterns an element size: NaNs as floats (payloads that arithmetic does not make), canaries as
@@ -49,6 +50,30 @@ class Unwritten(AssertionError):
         )
 
 
+class NotFinite(AssertionError):
+    """Checked mode found NaNs or infinities in an input that must be finite.
+
+    Attributes:
+        kernel, argument: which.
+        index: the first such element's index; count: how many there are.
+    """
+
+    def __init__(self, kernel: Kernel, argument: str, values: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(values))
+        self.kernel, self.argument, self.count = kernel.name, argument, len(bad)
+        self.index = tuple(int(i) for i in np.unravel_index(bad[0], values.shape))
+        super().__init__(
+            f"{kernel}: {self.count} of {values.size} elements of input {argument!r} are NaN or infinite, "
+            f"first {values[self.index]} at {self.index}"
+        )
+
+
+def check_finite(kernel: Kernel, argument: str, values: np.ndarray) -> None:
+    """Raise NotFinite unless all of `values` are finite."""
+    if not np.isfinite(values).all():
+        raise NotFinite(kernel, argument, values)
+
+
 _depth = 0
 
 
@@ -59,7 +84,8 @@ def is_on() -> bool:
 
 @contextlib.contextmanager
 def checked() -> Iterator[None]:
-    """Check every launch of the block: poison its outputs, wait for it, prove that they were written.
+    """Check every launch of the block: poison its outputs, wait for it, prove that they were written. An
+    output that lies over an input of the same launch cannot be poisoned, and is left out.
 
     Slow (each launch is waited for, outputs are copied to the host; a kernel that seems to leave something
     unwritten runs twice). Launches inside a graph capture are refused.
@@ -103,10 +129,31 @@ class _Output:
         )
 
 
+def _span(value: object) -> tuple[int, int]:
+    """First and last address of an array, the last excluded."""
+    pointer, shape, name = describe(value)
+    return pointer, pointer + int(np.prod(shape, dtype=np.int64)) * itemsize(name)
+
+
+def _in_place(loaded: LoadedKernel, args: tuple) -> set[str]:
+    """Outputs that lie over an input of the same launch: what is written there is read first."""
+    pairs = [
+        (argument, _span(value))
+        for argument, value in zip(loaded.kernel.arguments, args, strict=True)
+        if argument.kind in ("in", "out") and not isinstance(value, int)
+    ]
+    inputs = [span for argument, span in pairs if argument.kind == "in"]
+    return {
+        argument.name
+        for argument, (first, last) in pairs
+        if argument.kind == "out" and any(first < end and start < last for start, end in inputs)
+    }
+
+
 def _outputs(loaded: LoadedKernel, args: tuple) -> list[_Output]:
-    outputs = []
+    outputs, in_place = [], _in_place(loaded, args)
     for argument, value in zip(loaded.kernel.arguments, args, strict=True):
-        if argument.kind != "out" and not argument.stored:
+        if (argument.kind != "out" and not argument.stored) or argument.name in in_place:
             continue
         array = value.array if argument.kind == "tensor_map" else value
         if isinstance(array, int):
@@ -125,6 +172,7 @@ def run_checked(loaded: LoadedKernel, fire: Callable[[], None], args: tuple, str
     """Launch by `fire` with poisoned outputs.
 
     Raises:
+        NotFinite: an input that must be finite, and is not.
         Unwritten: an output that was not written whole.
         DriverError: the kernel failed while it ran.
         RuntimeError: inside a graph capture.
@@ -133,6 +181,7 @@ def run_checked(loaded: LoadedKernel, fire: Callable[[], None], args: tuple, str
         raise RuntimeError(
             f"{loaded.kernel}: checked mode cannot look into a graph capture: launch it outside of one"
         )
+    _check_inputs(loaded, args, stream)
     outputs = _outputs(loaded, args)
     saved = _save(loaded, args, stream)
     suspects = _suspects(loaded, fire, outputs, 0, stream)
@@ -148,11 +197,19 @@ def run_checked(loaded: LoadedKernel, fire: Callable[[], None], args: tuple, str
             raise Unwritten(loaded, output.name, index, len(unwritten), output.size)
 
 
+def _check_inputs(loaded: LoadedKernel, args: tuple, stream: Stream) -> None:
+    for argument, value in zip(loaded.kernel.arguments, args, strict=True):
+        if argument.finite and not isinstance(value, int):
+            pointer, shape, name = describe(value)
+            values = DeviceArray(None, pointer, shape, np.dtype(name)).to_host(stream)
+            check_finite(loaded.kernel, argument.name, values)
+
+
 def _save(loaded: LoadedKernel, args: tuple, stream: Stream) -> list[tuple[int, DeviceArray]]:
     """Copies of what the kernel changes in place, to start the second run from."""
-    saved = []
+    saved, in_place = [], _in_place(loaded, args)
     for argument, value in zip(loaded.kernel.arguments, args, strict=True):
-        if argument.kind != "inout" or isinstance(value, int):
+        if (argument.kind != "inout" and argument.name not in in_place) or isinstance(value, int):
             continue
         pointer, shape, name = describe(value)
         copy = empty(int(np.prod(shape, dtype=np.int64)) * itemsize(name), np.uint8)

@@ -213,6 +213,11 @@ class LaunchFrame:
         else:
             stream.captured[self.loaded] += 1
 
+    def attempt(self, stream: Stream) -> int:
+        """Launch what was set; the driver's status, neither counted nor judged."""
+        self.config.stream = self._stream = stream.handle
+        return self._call(*self._addresses)
+
     def _recover(self, code: int) -> None:
         """Launch again on a thread that had not used the GPU before; raise for every other status."""
         if code == driver.INVALID_CONTEXT:

@@ -112,13 +112,15 @@ def parse_ptxas(log: str, entry: str) -> Resources:
     )
 
 
-def disassemble(cubin: bytes) -> str:
-    """The machine code (SASS) of a cubin as text. Raises ToolchainError."""
+def disassemble(cubin: bytes, lines: bool = False) -> str:
+    """The machine code (SASS) of a cubin as text, with `lines` under comments that name the source lines (of
+    a cubin that was compiled with them). Raises ToolchainError."""
     tool = nvdisasm()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        reply = subprocess.run([str(tool.path), "-c", str(path)], capture_output=True, text=True)
+        command = [str(tool.path), "-c", *(["-g"] if lines else []), str(path)]
+        reply = subprocess.run(command, capture_output=True, text=True)
     if reply.returncode:
         raise ToolchainError(f"{tool.path} (release {tool.version}) failed: {reply.stderr.strip()[:500]}")
     return reply.stdout

@@ -20,6 +20,20 @@ def store_accumulators(n_fragments: int, m_fragments: int, out: str = "f32") -> 
 
     A lane stores 8 bytes at a time, and four lanes a whole sector, where every row is aligned to that (f32:
     even columns; f16: columns a multiple of 4); else one element at a time."""
+    strided = store_strided(n_fragments, m_fragments, out)
+
+    @device_function
+    def store(array, matrix, first_row, first_column, rows, columns):
+        strided(array, matrix, first_row, first_column, rows, columns, columns)
+
+    return store
+
+
+@functools.cache
+def store_strided(n_fragments: int, m_fragments: int, out: str = "f32") -> DeviceFunction:
+    """As `store_accumulators`, into columns of a wider matrix: (array, matrix, first_row, first_column, rows,
+    columns, stride), `matrix` the address of its first element and `stride` the elements from a row to the
+    next."""
     half = out == "f16"
     element_bytes = 2 if half else 4
     # Columns that must divide a row for the wide stores.
@@ -70,8 +84,8 @@ def store_accumulators(n_fragments: int, m_fragments: int, out: str = "f32") -> 
 
     @device_function
     @unrolled
-    def store_row(array, first, line, first_column, columns, inside, lane):
-        if columns % granule == 0:
+    def store_row(array, first, line, first_column, columns, aligned, inside, lane):
+        if aligned:
             for j in unroll(m_fragments):
                 wide(array, first + 8 * j, line, first_column + 16 * j, columns, inside, lane)
         else:
@@ -80,12 +94,14 @@ def store_accumulators(n_fragments: int, m_fragments: int, out: str = "f32") -> 
 
     @device_function
     @unrolled
-    def store(array, matrix, first_row, first_column, rows, columns):
+    def store(array, matrix, first_row, first_column, rows, columns, stride):
         lane = cuda.threadIdx.x & 31
+        aligned = (columns | stride) % granule == 0 and (matrix & types.uint64(7)) == 0
         for i in unroll(n_fragments):
             for low in unroll(2):
                 row = first_row + (lane >> 2) + 16 * i + 8 * low
-                line = matrix + types.uint64(types.int64(row) * columns * element_bytes)
-                store_row(array, 8 * i * m_fragments + 2 * low, line, first_column, columns, row < rows, lane)
+                line = matrix + types.uint64(types.int64(row) * stride * element_bytes)
+                first = 8 * i * m_fragments + 2 * low
+                store_row(array, first, line, first_column, columns, aligned, row < rows, lane)
 
     return store

@@ -10,7 +10,7 @@ trace.save("gemm")    # gemm.npz and gemm.json
 
 from minfer.cuda.trace.finding import Finding
 from minfer.cuda.trace.ops import Op
-from minfer.cuda.trace.races import check
+from minfer.cuda.trace.races import check, faulty_rows
 from minfer.cuda.trace.recorder import LaunchInfo, Place, Trace, TracedArray
 from minfer.cuda.trace.requests import (
     GlobalLine,
@@ -34,6 +34,7 @@ __all__ = [
     "TracedArray",
     "bank_request",
     "check",
+    "faulty_rows",
     "global_lines",
     "requests",
     "shared_lines",

@@ -36,6 +36,13 @@ def check(trace: Trace) -> list[Finding]:
     return _Checker(trace).run()
 
 
+def faulty_rows(trace: Trace) -> list[tuple[int, Finding]]:
+    """(index into `trace.table`, the fault there) of every access at which `check` finds one, in order."""
+    checker = _Checker(trace)
+    checker.run()
+    return [(row, checker.found[key]) for row, key in checker.faulty]
+
+
 class _Memory:
     """What is known of one address space's granules."""
 
@@ -55,6 +62,8 @@ class _Checker:
         self.trace = trace
         self.info = trace.info
         self.found: dict[tuple, Finding] = {}
+        self.faulty: list[tuple[int, tuple]] = []  # row of the table, key in `found`
+        self.row = -1
         self.table = trace.table
         shared = trace.rows(*_SHARED_ACCESSES)
         shared = shared[shared["address"] < _GLOBAL_SPAN]
@@ -98,6 +107,7 @@ class _Checker:
         self.mbarriers: dict[tuple[int, int], tuple[int, int, int]] = {}  # thread, clock, site that made it
         self.size = size
         for op, block, thread, site, _, _, address, length, extra in rows.tolist():
+            self.row += 1
             handler = _HANDLERS.get(op)
             if handler is not None:
                 rank = block - self.first_block
@@ -110,6 +120,7 @@ class _Checker:
         # a race is one finding whichever side came first
         places = frozenset((site, other_site)) if kind.endswith("race") else (site, other_site)
         key = (kind, space, places)
+        self.faulty.append((self.row, key))
         known = self.found.get(key)
         if known is not None:
             self.found[key] = replace(known, count=known.count + 1)

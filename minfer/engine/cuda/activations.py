@@ -1,7 +1,8 @@
 """Activation buffers: memory that holds its rows in the form that the next kernel reads.
 
-Forms: "f32" and "f16" matrices, "q8" records (`minfer.cuda.q8`), and "panels" (f32 matrices of some columns
-each, one behind the other). Whoever writes a buffer notes its form; whoever reads it asks.
+Forms: "f32" and "f16" matrices, "q8" records and "pad40" chunks (`minfer.cuda.q8`), and "panels" (f32
+matrices of some columns each, one behind the other). Whoever writes a buffer notes its form; whoever reads it
+asks.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from minfer.cuda.q8 import q8_record_bytes
+from minfer.cuda.q8 import pad40_bytes, q8_record_bytes
 
 _DTYPES = {"f32": np.float32, "f16": np.float16}
+_ROW_BYTES = {"q8": q8_record_bytes, "pad40": pad40_bytes}
 
 
 class Storage:
@@ -49,9 +51,9 @@ class Storage:
             part.form = None
 
     def matrix(self, form: str) -> Any:
-        """All rows that fit in this form: an array (rows, columns), or (rows, record bytes) for "q8"."""
+        """All rows that fit in this form: an array (rows, columns), or (rows, bytes) for "q8" and "pad40"."""
         if form not in self._typed:
-            width = q8_record_bytes(self.columns) if form == "q8" else self.columns
+            width = _ROW_BYTES[form](self.columns) if form in _ROW_BYTES else self.columns
             dtype = np.dtype(_DTYPES.get(form, np.uint8))
             rows = min(self.rows, self.memory.nbytes // (width * dtype.itemsize))
             used = self.memory[: rows * width * dtype.itemsize]

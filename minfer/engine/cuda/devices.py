@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from minfer.arithmetic.devices import shared_limit
 from minfer.cuda.kernel import Kernel
 
 STAGING_BYTES = 32 << 20
@@ -26,6 +27,8 @@ class Device(Protocol):
 
     arch: str
     sms: int
+    shared_bytes: int
+    """Most shared memory of a block."""
 
     def free_bytes(self) -> int:
         """Free memory."""
@@ -63,7 +66,7 @@ class GpuDevice:
 
         self._runtime = runtime
         self.gpu = runtime.device()
-        self.arch, self.sms = self.gpu.arch, self.gpu.sms
+        self.arch, self.sms, self.shared_bytes = self.gpu.arch, self.gpu.sms, self.gpu.shared_optin_bytes
         self.stream = runtime.Stream()
         self._staging: tuple[Any, Any] | None = None
         self._pinned: Any = None
@@ -113,6 +116,7 @@ class SimulatedDevice:
 
     def __init__(self, arch: str = "sm_80", sms: int = 2, memory_bytes: int = 1 << 30) -> None:
         self.arch, self.sms, self.memory_bytes = arch, sms, memory_bytes
+        self.shared_bytes = shared_limit(arch)
         self.launches: list[Kernel] = []
 
     def __str__(self) -> str:
@@ -159,6 +163,7 @@ class DryDevice:
 
     def __init__(self, arch: str = "sm_90a", sms: int = 132, memory_bytes: int = 141_000_000_000) -> None:
         self.arch, self.sms, self.memory_bytes = arch, sms, memory_bytes
+        self.shared_bytes = shared_limit(arch)
         self.launches: list[Kernel] = []
 
     def __str__(self) -> str:

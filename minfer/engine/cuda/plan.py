@@ -1,24 +1,38 @@
 """The memory plan: what a model needs on the device, decided before anything is loaded. Pure arithmetic.
 
-Quantized blocks always reside: decoding reads them. Prefill multiplies f16 weights: a resident copy of all
-layers if it fits, else one matrix at a time in a scratch, dequantized anew for every product. The embedding
-and the output matrix stay blocks only.
+Quantized blocks always reside: decoding reads them. Prefill multiplies f16 weights, in the first of three
+ways that fits: "resident", an f16 copy of all layers; "scratch", one matrix at a time, dequantized anew
+before every product; "blocks", the GEMM dequantizes what it stages, and no weight lies in memory as f16. MMQ
+routes multiply the blocks themselves: no copy, and a scratch only for matrices that no MMQ kernel takes. The
+embedding and the output matrix stay blocks only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from minfer.cuda.blocks import BLOCKS
-from minfer.cuda.q8 import q8_record_bytes
+from minfer.cuda.gemm import BLOCK_SOURCES
+from minfer.cuda.kernel import MAX_SHARED_BYTES
+from minfer.cuda.q8 import pad40_bytes, q8_record_bytes
+from minfer.engine.cuda.mmq import takes
 from minfer.engine.cuda.routes import Route
 from minfer.engine.errors import EngineError
 from minfer.model.config import ModelConfig
 
+WAYS = ("resident", "scratch", "blocks")
+_HOW = {
+    "resident": "prefill reads the f16 copies",
+    "scratch": "prefill dequantizes every matrix before its product",
+    "blocks": "prefill dequantizes within its products",
+}
+SCRATCH = "f16 scratch of one matrix"
 FEW_TOKENS = 4
 """Up to so many tokens a product reads the blocks once per token; above, a GEMM on f16 weights is cheaper."""
 RESERVE_BYTES = 512 << 20  # kernels, their stacks, graphs, other libraries' contexts
+OPERANDS = ("normed", "attended", "activated")
+"""The activations that matrices multiply."""
 SPLIT_ROWS = 64  # cache rows of a split of the decode attention, when the context is full
 
 
@@ -46,52 +60,100 @@ class MemoryPlan:
     """What goes where.
 
     Attributes:
-        resident: the layers' matrices are kept as f16 too; else they are dequantized before each product.
+        weights: one of WAYS.
         n_ctx, chunk: tokens that the KV cache holds, and of one pass.
         free: bytes that were free on the device.
         parts: bytes by purpose.
         activations: bytes of each activation buffer, by role.
+        forms: what the kernels of many tokens write each of OPERANDS as.
+        saved: bytes of the f16 copy that the route does without.
     """
 
-    resident: bool
+    weights: str
     n_ctx: int
     chunk: int
     free: int
     parts: dict[str, int]
     activations: dict[str, int]
+    forms: dict[str, str]
+    saved: int = 0
 
     @property
     def total(self) -> int:
         """Bytes that the model will take."""
         return sum(self.parts.values())
 
+    @property
+    def resident(self) -> bool:
+        """Whether the layers' matrices are kept as f16 too."""
+        return self.weights == "resident"
+
     def __str__(self) -> str:
-        return f"memory: {_table(self.parts)}: {_size(self.total)} of {_size(self.free)} free"
+        how = f"no f16 copy of the weights, {_size(self.saved)} saved" if self.saved else _HOW[self.weights]
+        return f"memory: {_table(self.parts)}: {_size(self.total)} of {_size(self.free)} free; {how}"
 
 
-def activation_bytes(config: ModelConfig, chunk: int, route: Route) -> dict[str, int]:
-    """Bytes of every activation buffer of a pass of `chunk` tokens.
+def operand_forms(
+    layers: Sequence[Sequence[Sequence[MatrixShape]]], output: MatrixShape, route: Route, shared_bytes: int
+) -> dict[str, str]:
+    """What the kernels of many tokens write each of OPERANDS as.
 
-    A buffer holds f16 for the GEMMs, or f32 or q8 records for up to FEW_TOKENS tokens.
+    On an MMQ route chunks, where all matrices that read them are multiplied so, or f32 where only some are;
+    attention writes f16, from which the chunks are made.
     """
+    if route.mmq is None:
+        return dict.fromkeys(OPERANDS, route.activations)
+    readers = {
+        "normed": [stack for qkv, _, gate_up, _ in layers for stack in (qkv, gate_up)] + [[output]],
+        "activated": [down for _, _, _, down in layers],
+    }
+    forms = {"attended": "f16"}
+    for role, stacks in readers.items():
+        taken = {_takes(route, stack, shared_bytes) for stack in stacks}
+        forms[role] = "f32" if len(taken) == 2 else "pad40" if taken == {True} else "f16"
+    return forms
+
+
+def _takes(route: Route, stack: Sequence[MatrixShape], shared_bytes: int) -> bool:
+    """Whether MMQ kernels multiply these matrices."""
+    return takes(route.mmq, [(matrix.format, matrix.columns) for matrix in stack], shared_bytes)
+
+
+def activation_bytes(
+    config: ModelConfig, chunk: int, route: Route, forms: Mapping[str, str] | None = None
+) -> dict[str, int]:
+    """Bytes of every activation buffer of a pass of `chunk` tokens. forms: of the operands, None: the
+    route's.
+
+    A buffer holds what the products of many tokens read, or f32 or q8 records for up to FEW_TOKENS tokens.
+    """
+    forms = forms or dict.fromkeys(OPERANDS, route.activations)
     q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    few, wide = min(chunk, FEW_TOKENS), route.activations == "f32"
+    few = min(chunk, FEW_TOKENS)
+    widths = {"normed": config.hidden, "attended": q_dim, "activated": config.ffn}
 
-    def operand(width: int) -> int:
-        records = few * max(4 * width, q8_record_bytes(width))
-        return max(chunk * width * (4 if wide else 2), records)
+    def operand(role: str) -> int:
+        width = widths[role]
+        whole = {"f32": 4 * width, "f16": 2 * width, "pad40": pad40_bytes(width)}[forms[role]]
+        return max(chunk * whole, few * max(4 * width, q8_record_bytes(width)))
 
-    longest = max(config.hidden, q_dim, config.ffn)
+    def converted(role: str) -> int:
+        """A pass between the kernel that writes an operand and the one that reads it."""
+        if forms[role] == "f32" and not route.keeps_f32:
+            return 2 * chunk * widths[role]
+        return chunk * pad40_bytes(widths[role]) if route.mmq and forms[role] == "f16" else 0
+
+    longest = max(widths.values())
     return {
         "residual": 4 * chunk * config.hidden,
-        "normed": operand(config.hidden),
+        "normed": operand("normed"),
         "qkv": 4 * chunk * (q_dim + 2 * kv_dim),
         "queries": max(2 * chunk, 4) * q_dim,
-        "attended": operand(q_dim),
-        "gate_up": max(2 * chunk, 4 * few) * 2 * config.ffn * (2 if wide else 1),
-        "activated": operand(config.ffn),
+        "attended": operand("attended"),
+        "gate_up": max((4 if route.activations == "f32" else 2) * chunk, 4 * few) * 2 * config.ffn,
+        "activated": operand("activated"),
         "delta": 4 * chunk * config.hidden,
-        "converted": 2 * chunk * longest if wide and not route.keeps_f32 else 0,
+        "converted": max(map(converted, OPERANDS)),
         "records": few * q8_record_bytes(longest),
         "logits": 4 * config.vocab_size,
     }
@@ -111,18 +173,22 @@ def plan_memory(
     route: Route,
     free: int,
     sms: int,
+    shared_bytes: int = MAX_SHARED_BYTES,
+    ways: Sequence[str] = WAYS,
 ) -> MemoryPlan:
     """Decide what fits.
 
-    layers: for each layer its stacks of matrices that are multiplied at once; tables: embedding and output
-    matrix (one, if they are tied). Raises EngineError, with the numbers, if even the smaller variant does
-    not fit.
+    layers: for each layer its stacks of matrices that are multiplied at once (qkv, o, gate_up, down); tables:
+    embedding and output matrix (one, if they are tied); shared_bytes: most shared memory of a block; ways:
+    those to choose from, the first that fits is taken. Raises EngineError, with the numbers, if even the last
+    does not fit.
     """
     stacks = [stack for layer in layers for stack in layer]
-    halves = [sum(matrix.half_bytes for matrix in stack) for stack in stacks]
+    halves = [_half_bytes(stack) for stack in stacks]
     q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     vectors = 4 * config.n_layers * (2 * config.hidden + q_dim + 2 * kv_dim + 2 * config.head_dim)
-    activations = activation_bytes(config, chunk, route)
+    forms = operand_forms(layers, tables[-1], route, shared_bytes)
+    activations = activation_bytes(config, chunk, route, forms)
     splits = decode_splits(config, n_ctx, sms)
     tables_bytes = 4 * n_ctx * config.rope.dimension_count
     tables_bytes += 4 * config.n_heads * splits * (config.head_dim + 2) + 4 * (2 * chunk + 1)
@@ -133,20 +199,39 @@ def plan_memory(
         f"KV cache of {n_ctx:,} tokens": 4 * config.n_layers * n_ctx * kv_dim,
         f"activations of {chunk:,} tokens": sum(activations.values()) + tables_bytes,
     }
-    limit = free - RESERVE_BYTES
-    choices = {
-        True: needed | {"weights as f16": sum(halves)},
-        False: needed | {"f16 scratch of one matrix": max(halves)},
-    }
-    for resident, parts in choices.items():
+    limit, saved = free - RESERVE_BYTES, 0
+    if route.mmq is None:
+        rest = stacks
+        choices = {"resident": needed | {"weights as f16": sum(halves)}}
+    else:
+        rest = [stack for stack in stacks if not _takes(route, stack, shared_bytes)]
+        choices = {}
+        saved = sum(halves) - max(map(_half_bytes, rest), default=0)
+    # What no GEMM reads as blocks goes through a scratch even so.
+    unread = [[m for m in stack if m.format not in BLOCK_SOURCES] for stack in rest]
+    for way, scratched in (("scratch", rest), ("blocks", unread)):
+        size = max(map(_half_bytes, scratched), default=0)
+        choices[way] = needed | ({SCRATCH: size} if size else {})
+    possible = [way for way in ways if way in choices]
+    if not possible:
+        raise EngineError(f"route {route.name} reads the blocks themselves: it has no resident f16 weights")
+    for way in possible:
+        parts = choices[way]
         if sum(parts.values()) <= limit:
-            return MemoryPlan(resident, n_ctx, chunk, free, parts, activations)
-    parts = choices[False]
+            return MemoryPlan(way, n_ctx, chunk, free, parts, activations, forms, saved)
     raise EngineError(
         f"the model does not fit: {_table(parts)}, {_size(RESERVE_BYTES)} in reserve: "
         f"{_size(sum(parts.values()) + RESERVE_BYTES)} of {_size(free)} free; use a smaller context or "
-        "prefill chunk, a smaller model, or the host backend"
+        f"prefill chunk,{_remedy(possible[-1])} a smaller model, or the host backend"
     )
+
+
+def _half_bytes(stack: Sequence[MatrixShape]) -> int:
+    return sum(matrix.half_bytes for matrix in stack)
+
+
+def _remedy(way: str) -> str:
+    return "" if way == "blocks" else " the weights as blocks,"
 
 
 def _table(parts: dict[str, int]) -> str:

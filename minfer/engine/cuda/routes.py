@@ -1,15 +1,20 @@
 """Routes: which kernels a prefill takes.
 
     f16         mma.sync GEMMs (128x128x64 or 128x256x64, 3 stages, swizzled) over f16 weights; from sm_80 on
-    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. It writes f16: a model whose layers
-                add more than 65504 to the residual stream needs f16, which keeps those sums in f32
+    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. It adds to the f32 residual stream
+                and applies the gated activation on its way out
+    mmq, mmq_raw, mmq_raw_wide
+                int8 tensor cores straight from the quantized blocks, on activations quantized to int8 (seed
+                003): weights expanded in shared memory, staged as raw bytes, and that on a wider tile. No
+                f16 copy of the weights; see `minfer.engine.cuda.mmq` for what takes the place of a kernel
+                that cannot run
     auto        f16-wgmma on sm_90, else f16
 
 f16-wgmma takes Hopper's attention too, where a chunk of the prompt stays f16 from product to product.
 
 The switches of the campaign's seeds select its own f16 kernels on the route f16: MINFER_GEMM_TM (64, 128 or
 256: the tile's outputs), MINFER_GEMM_K64 (1: k-steps of 64), MINFER_GEMM_AF32 (1: activations stay f32 and
-are converted in shared memory).
+are converted in shared memory); MINFER_MMQ=1 is the route mmq, MINFER_MMQ_RAW=1 the route mmq_raw.
 """
 
 from __future__ import annotations
@@ -20,7 +25,8 @@ from dataclasses import dataclass
 from minfer.cuda.gemm import GemmConfig
 from minfer.engine.errors import EngineError, InputError
 
-ROUTES = ("auto", "f16", "f16-wgmma")
+MMQ_ROUTES = ("mmq", "mmq_raw", "mmq_raw_wide")
+ROUTES = ("auto", "f16", "f16-wgmma", *MMQ_ROUTES)
 LARGE_TILE = GemmConfig(128, 128, 64, 3, layout="swizzled")
 WIDE_TILE = GemmConfig(128, 256, 64, 3, layout="swizzled")
 WIDE_ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_103a")  # 144 KiB of shared memory for one block
@@ -30,6 +36,7 @@ SMALL_TILE = GemmConfig(64, 64, 64, 4, layout="swizzled")
 SMALL_TOKENS = 64  # up to so many tokens the small tile wastes less
 CONVERTS = ("fused", "vector", "scalar")
 _SWITCHES = ("MINFER_GEMM_TM", "MINFER_GEMM_K64", "MINFER_GEMM_AF32")
+_MMQ_SWITCHES = {"MINFER_MMQ_RAW": "mmq_raw", "MINFER_MMQ": "mmq"}  # the first that is set counts
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,12 @@ class Route:
         hopper_attention: Hopper's own attention instead, where the GEMM behind it reads f16.
         convert: how activations become f16: "fused" into the kernel that makes them, or by a pass over f32,
             8 elements a thread ("vector") or one ("scalar").
+        mmq: the chain of MMQ kernels that products take, a name in MMQ_ROUTES; None: f16 alone. The other
+            fields are then of what no MMQ kernel takes.
+        overlap: Hopper's GEMM starts while the kernel before it ends (programmatic dependent launch), and so
+            do the kernels around it.
+        fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself; else later
+            kernels do, from f16 results.
     """
 
     name: str
@@ -56,10 +69,20 @@ class Route:
     attention: str = "FAP2, TKV=64"
     hopper_attention: bool = False
     convert: str = "fused"
+    overlap: bool = True
+    fused: bool = True
+    mmq: str | None = None
 
     def __post_init__(self) -> None:
         if self.convert not in CONVERTS:
             raise InputError(f"convert={self.convert!r}: choose one of {', '.join(CONVERTS)}")
+        if self.mmq is not None and self.mmq not in MMQ_ROUTES:
+            raise InputError(f"mmq={self.mmq!r}: choose one of {', '.join(MMQ_ROUTES)}")
+        if self.mmq is not None and (self.wgmma or self.activations != "f16"):
+            raise InputError(
+                "an MMQ route falls back to an mma.sync GEMM on f16 activations: leave wgmma "
+                "off, convert fused and a_source f16"
+            )
         if self.wgmma and self.keeps_f32:
             raise InputError("the wgmma GEMM reads f16: take an mma.sync route for f32 activations")
         if self.wgmma and self.small is None:
@@ -79,10 +102,20 @@ class Route:
 
     def settings(self) -> dict[str, str]:
         """Its choices, as records keep them."""
-        gemm = "wgmma, tile by shape" if self.wgmma else str(self.gemm)
+        gemm = str(self.gemm)
+        if self.wgmma:
+            gemm = "wgmma, tile by shape" + (", fused sums and swiglu" if self.fused else "")
         gemm += f" or {self.wide}" if self.wide is not None and not self.wgmma else ""
+        if self.mmq is not None:
+            gemm = " -> ".join([*self.chain(), gemm])
         attention = "wgmma, no running maximum" if self.hopper_attention else self.attention
         return {"route": self.name, "gemm": gemm, "attention": attention, "convert": self.convert}
+
+    def chain(self) -> tuple[str, ...]:
+        """The MMQ kernels of the route, the best first."""
+        from minfer.engine.cuda.mmq import CHAINS
+
+        return tuple(f"MMQ {step}" for step in CHAINS[self.mmq]) if self.mmq is not None else ()
 
     def config(self, tokens: int, outputs: int, sms: int) -> GemmConfig | None:
         """The mma.sync config for a product of so many tokens and outputs, None for Hopper's GEMM."""
@@ -100,6 +133,11 @@ class Route:
                 return self.wide
         return self.gemm
 
+    def block_config(self, tokens: int) -> GemmConfig:
+        """The mma.sync config of a product on weights that it dequantizes itself: no wide tile, whose
+        registers would not hold a k-tile of blocks too."""
+        return self.small if tokens <= SMALL_TOKENS and self.small is not None else self.gemm
+
 
 def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     """The route of that name on an architecture ("sm_90a"), with the switches of `environment` applied.
@@ -109,8 +147,9 @@ def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     """
     if name not in ROUTES:
         raise InputError(f"route {name!r} is unknown: choose one of {', '.join(ROUTES)}")
+    name = _switched_to_mmq(name, environment)
     switched = {key: environment[key] for key in _SWITCHES if environment.get(key, "") not in ("", "0")}
-    if switched and name == "f16-wgmma":
+    if switched and name not in ("auto", "f16"):
         raise InputError(f"{', '.join(switched)} select mma.sync kernels: unset them, or take the route f16")
     if switched:
         return _seed_route(switched)
@@ -118,9 +157,24 @@ def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     if name == "f16-wgmma" and not hopper:
         raise EngineError(f"route f16-wgmma needs a GPU of sm_90 (H100, H200), this one is {arch}: take f16")
     wide = WIDE_TILE if arch in WIDE_ARCHITECTURES else None
+    if name in MMQ_ROUTES:
+        return Route(name, wide=wide, mmq=name)
     if name == "f16" or not hopper:
         return Route("f16", wide=wide)
     return Route("f16-wgmma", wgmma=True, wide=wide, hopper_attention=True)
+
+
+def _switched_to_mmq(name: str, environment: Mapping[str, str]) -> str:
+    """The route's name, after the seeds' switches to MMQ."""
+    on = [key for key in _MMQ_SWITCHES if environment.get(key, "") not in ("", "0")]
+    for key in on:
+        if environment[key] != "1":
+            raise InputError(f"{key}={environment[key]}: use 1, or 0 for off")
+    if not on or name == _MMQ_SWITCHES[on[0]]:
+        return name
+    if name != "auto":
+        raise InputError(f"{on[0]} selects the route {_MMQ_SWITCHES[on[0]]}: unset it, or leave out {name}")
+    return _MMQ_SWITCHES[on[0]]
 
 
 def _seed_route(switched: Mapping[str, str]) -> Route:

@@ -120,6 +120,12 @@ def dp4a(a, b, c):
 
 
 @semantics
+def dp4a_u8s8(a, b, c):
+    x, y = (int(a) & _MASK).to_bytes(4, "little"), _unpack_s8x4(_pack_u32(int(b) & _MASK))
+    return signed32(int(c) + sum(p * q for p, q in zip(x, y, strict=True)))
+
+
+@semantics
 def prmt(a, b, selector):
     source = (int(a) & _MASK) | (int(b) & _MASK) << 32
     result = 0
@@ -163,6 +169,12 @@ def udiv_u32(a, b):
 @semantics
 def fma_rn_f32(a, b, c):
     return _f32(np.float64(_f32(a)) * np.float64(_f32(b)) + np.float64(_f32(c)))
+
+
+@semantics
+def div_rn_f32(a, b):
+    with np.errstate(all="ignore"):
+        return _f32(a) / _f32(b)
 
 
 @semantics

@@ -113,3 +113,21 @@ def tensor_map_address(tensor_map):
 @semantics
 def prefetch_global_l2(address):
     current_lane("prefetch_global_l2").launch.memory.find(int(address) & _ADDRESS, 1)
+
+
+@semantics
+def atom_add_global_u32(address, value):
+    lane = current_lane("atom_add_global_u32")
+    address = int(address) & _ADDRESS
+    region = lane.launch.memory.find(address, 4)
+    check_aligned(address, 4, "atom_add_global_u32")
+    check_writable(region)
+    at = (address - region.base) // 4
+    before = int(region.u32[at])
+    region.u32[at] = (before + int(value)) & 0xFFFFFFFF
+    return before
+
+
+@semantics
+def fence_gpu():
+    current_lane("fence_gpu")

@@ -125,11 +125,11 @@ def _float_mma(dtype: str):
     return execute
 
 
-def _integer_mma(a_type: type):
+def _integer_mma(a_type: type, b_type: type = np.int8):
     def execute(warp, arguments):
         words = np.array([argument[0] for argument in arguments], np.uint32)
         a = gather_a(np.ascontiguousarray(words[:, :4]).view(a_type).reshape(32, 4, 4).astype(np.float32))
-        b = gather_b(np.ascontiguousarray(words[:, 4:]).view(np.int8).reshape(32, 2, 4).astype(np.float32))
+        b = gather_b(np.ascontiguousarray(words[:, 4:]).view(b_type).reshape(32, 2, 4).astype(np.float32))
         c = gather_accumulator(np.array([argument[1] for argument in arguments], np.int64))
         total = (a @ b.T).astype(np.int64) + c  # the products' sums stay below 2**24: exact in float32
         return [tuple(row) for row in scatter_accumulator(total.astype(np.int32)).tolist()]
@@ -150,4 +150,21 @@ def _make_mma(name: str, execute):
 register("mma_m16n8k16_f16", _make_mma("mma_m16n8k16_f16", _float_mma("f16")))
 register("mma_m16n8k16_bf16", _make_mma("mma_m16n8k16_bf16", _float_mma("bf16")))
 register("mma_m16n8k32_s8", _make_mma("mma_m16n8k32_s8", _integer_mma(np.int8)))
+register("mma_m16n8k32_s8u8", _make_mma("mma_m16n8k32_s8u8", _integer_mma(np.int8, np.uint8)))
 register("mma_m16n8k32_u8s8", _make_mma("mma_m16n8k32_u8s8", _integer_mma(np.uint8)))
+
+
+def _execute_s8_k16(warp, arguments):
+    """Half the depth: the other registers of a k32 product are zero."""
+    whole = [((a0, a1, 0, 0, b0, 0), c) for (a0, a1, b0), c in arguments]
+    return _integer_mma(np.int8)(warp, whole)
+
+
+def _mma_m16n8k16_s8(a0, a1, b0, c0, c1, c2, c3):
+    lane = current_lane("mma_m16n8k16_s8")
+    if lane.trace is not None:
+        lane.trace.record(lane, Op.MMA)
+    return lane.warp.collective(lane, "mma_m16n8k16_s8", ((a0, a1, b0), (c0, c1, c2, c3)), _execute_s8_k16)
+
+
+register("mma_m16n8k16_s8", _mma_m16n8k16_s8)

@@ -18,11 +18,11 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.block_dots import DOTS
 from minfer.cuda.blocks import BLOCKS, block_of
-from minfer.cuda.checks import check_choice, check_threads
+from minfer.cuda.checks import check_choice
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
-from minfer.cuda.q8 import q8_record_bytes, store_q8
+from minfer.cuda.q8 import q8_record_bytes
 from minfer.cuda.signature import signature_of
 
 SHARED_LIMIT = (
@@ -378,73 +378,6 @@ def gemv(config: GemvConfig) -> Kernel:
     )
 
 
-@dataclass(frozen=True)
-class QuantizeQ8Config:
-    """f32 activations -> q8 records.
-
-    Attributes:
-        threads: threads a block; a thread takes 4 activations.
-        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
-    """
-
-    threads: int = 128
-    pdl: bool = False
-
-    def __post_init__(self) -> None:
-        check_threads("quantize_q8", self.threads)
-
-    def __str__(self) -> str:
-        return f"threads={self.threads}{' pdl' if self.pdl else ''}"
-
-    @property
-    def shared_bytes(self) -> int:
-        return 0
-
-    def grid(self, nt: int, dim: int) -> tuple[int, int, int]:
-        """Blocks for nt rows of dim."""
-        return (max(1, nt), _ceil(_ceil(dim, 64) * 16, self.threads), 1)
-
-
-def quantize_q8(config: QuantizeQ8Config = QuantizeQ8Config()) -> Kernel:
-    """Records of each row of x.
-
-    Arguments: x f32 [nt, dim], records uint8 [nt, ceil(dim / 64) * 80], dim int32 (a multiple of 32). d =
-    max|x| / 127 a run of 32, q = x / d to the nearest (halves to even), s = d * sum(q): llama.cpp's q8_1
-    with f32 scales.
-    """
-    threads, start = config.threads, dependent_start(config.pdl)
-
-    def quantize_q8_rows(x, records, dim):
-        start()
-        i = int32((cuda.blockIdx.y * threads + cuda.threadIdx.x) * 4)
-        row = uint64(cuda.blockIdx.x)
-        a0 = float32(0)
-        a1 = float32(0)
-        a2 = float32(0)
-        a3 = float32(0)
-        if i < dim:
-            at = ptx.global_address(x) + (row * uint64(dim) + uint64(i)) * uint64(4)
-            a0, a1, a2, a3 = ptx.ld_global_v4_f32(at)
-        target = ptx.global_address(records) + row * uint64(((dim + 63) >> 6) * 80)
-        store_q8(target, i, dim, a0, a1, a2, a3)
-
-    arguments = (
-        Argument("x", "in", "float32"),
-        Argument("records", "out", "uint8"),
-        Argument("dim", "scalar", "int32"),
-    )
-    return Kernel(
-        "quantize_q8",
-        config,
-        quantize_q8_rows,
-        signature_of(arguments),
-        threads,
-        0,
-        arguments,
-        least_arch(config.pdl),
-    )
-
-
 # (format, dim, od): Qwen2.5-7B Q4_K_M; Qwen2.5-0.5B Q4_K_M; SmolLM2-135M Q4_1; and every other format once.
 _SHAPES = (
     ("Q4_K", 3584, 37888),
@@ -475,4 +408,4 @@ def shipped() -> list[Kernel]:
         for shape in _SHAPES[:4]
         for pdl in (False, True)
     ]
-    return [*(quantize_q8(QuantizeQ8Config(pdl=pdl)) for pdl in (False, True)), *kernels]
+    return kernels

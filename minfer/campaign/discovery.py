@@ -1,0 +1,92 @@
+"""Finding probes: those that minfer ships, and files or folders of one's own.
+
+A probe's file holds one name `PROBE`, or several in a list `PROBES`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+import minfer.campaign.probes
+from minfer.campaign.probe import Probe, ProbeError
+
+FOLDERS = "MINFER_PROBES"
+"""Environment variable: more files or folders of probes, separated as in PATH."""
+
+
+def shipped() -> list[Probe]:
+    """The seeds' probes, in their order."""
+    names = sorted(found.name for found in pkgutil.iter_modules(minfer.campaign.probes.__path__))
+    modules = [importlib.import_module(f"minfer.campaign.probes.{name}") for name in names]
+    return [probe for module in modules for probe in _declared(module, module.__name__)]
+
+
+def from_path(path: Path) -> list[Probe]:
+    """The probes of a file, or of every .py file of a folder that does not begin with an underscore.
+
+    Raises:
+        ProbeError: no such file, a file that fails when it is run, or declares no probe.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.glob("*.py") if not file.name.startswith("_"))
+        if not files:
+            raise ProbeError(f"{path}: no .py file with a probe")
+        return [probe for file in files for probe in from_path(file)]
+    if not path.is_file():
+        raise ProbeError(f"{path}: no such file or folder of probes")
+    name = f"minfer_probe_{path.stem}_{hashlib.sha1(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ProbeError(f"{path}: a probe's file ends with .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ProbeError(f"{path}: {type(error).__name__}: {error}") from error
+    return _declared(module, str(path))
+
+
+def find(paths: Iterable[Path] = ()) -> dict[str, Probe]:
+    """Every probe by name: shipped, of `$MINFER_PROBES`, and of `paths`.
+
+    Raises:
+        ProbeError: two of the same name, and as `from_path`.
+    """
+    more = [Path(part) for part in os.environ.get(FOLDERS, "").split(os.pathsep) if part]
+    found: dict[str, Probe] = {}
+    for probe in [*shipped(), *(p for path in (*more, *paths) for p in from_path(path))]:
+        if probe.name in found and found[probe.name] is not probe:
+            raise ProbeError(f"two probes are called {probe.name}: rename one")
+        found[probe.name] = probe
+    return found
+
+
+def choose(names: Iterable[str], paths: Iterable[Path] = ()) -> list[Probe]:
+    """The probes of these names.
+
+    Raises:
+        ProbeError: a name that there is not; the message lists those there are.
+    """
+    known = find(paths)
+    for name in names:
+        if name not in known:
+            raise ProbeError(f"no probe is called {name!r}: there are {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def _declared(module: ModuleType, where: str) -> list[Probe]:
+    found = getattr(module, "PROBES", None)
+    found = [getattr(module, "PROBE", None)] if found is None else list(found)
+    if not found or not all(isinstance(probe, Probe) for probe in found):
+        raise ProbeError(f"{where}: declare PROBE = Probe(...), or PROBES, a list of them")
+    return found

@@ -1,0 +1,132 @@
+"""Gates: what must hold before anything is timed. A failed gate ends a probe's run, and never lands it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from minfer.campaign.probe_record import GateResult
+
+if TYPE_CHECKING:
+    from minfer.campaign.trial import Trial
+
+
+class Gate(Protocol):
+    """One condition. `trial` runs the probe's configs on a device."""
+
+    @property
+    def name(self) -> str:
+        """As records and `minfer probe show` call it."""
+
+    def check(self, trial: Trial) -> GateResult | None:
+        """Run what it takes; None: it needs a model, and none was given. Errors of kernels that cannot
+        run may be raised: they count as failed."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Both sides against the workload's NumPy reference, on its small ragged cases, with poisoned outputs."""
+
+    name: str = "parity"
+
+    def check(self, trial: Trial) -> GateResult:
+        workload = trial.workload
+        worst, where = 0.0, ""
+        for label, config in trial.probe.sides:
+            for case in workload.small:
+                inputs = workload.inputs(case, np.random.default_rng(0))
+                found = trial.outputs(workload.shrunk(config), case, inputs, checked=True)
+                for name, wanted in workload.reference(case, inputs).items():
+                    error = relative_error(found[name], wanted)
+                    if not error <= workload.tolerance:
+                        words = f"{label}, {case.label}, {name}: error {error:.3g} of the largest value"
+                        return GateResult(self.name, False, f"{words}, allowed {workload.tolerance:g}")
+                    if error >= worst:
+                        worst, where = error, f"{label}, {case.label}"
+        checks = f"{len(workload.small)} small cases of both sides"
+        return GateResult(
+            self.name, True, f"{checks}: largest error {worst:.2g} of the largest value ({where})"
+        )
+
+
+@dataclass(frozen=True)
+class SameOutputs:
+    """The full outputs of both sides on the measured cases (on the small ones in the simulator).
+
+    Attributes:
+        tolerance: largest difference relative to the largest value; 0: bit for bit; None: twice the
+            workload's.
+    """
+
+    tolerance: float | None = None
+    name: str = "outputs"
+
+    def check(self, trial: Trial) -> GateResult:
+        allowed = 2 * trial.workload.tolerance if self.tolerance is None else self.tolerance
+        worst, where, count = 0.0, "", 0
+        for case in trial.cases:
+            found = trial.difference(case)
+            count += found.elements
+            if not found.error <= allowed:
+                return GateResult(self.name, False, f"{case.label}: {found}, allowed {allowed:g}")
+            if found.error >= worst:
+                worst, where = found.error, f"{case.label}: {found}"
+        return GateResult(self.name, True, f"all {count:,} elements compared; largest difference at {where}")
+
+
+@dataclass(frozen=True)
+class SameTokens:
+    """Both routes choose the same tokens on a model, where there is one. Teacher-forced: each prompt's next
+    token by either route, from the same prompt. Where summation order differs, another token may win only if
+    both routes give the two tokens logits within the stated margin.
+
+    Attributes:
+        prompts, tokens: how many prompts, and their length. margin: in deviations of the logits.
+    """
+
+    prompts: int = 8
+    tokens: int = 128
+    margin: float = 0.1
+    name: str = "tokens"
+
+    def check(self, trial: Trial) -> GateResult | None:
+        if trial.prefills is None:
+            return None
+        agreed, worst = 0, 0.0
+        for i in range(self.prompts):
+            a, b = (logits.astype(np.float64) for logits in trial.prefills.logits(self.tokens, seed=i))
+            if not (np.isfinite(a).all() and np.isfinite(b).all()):
+                return GateResult(self.name, False, f"prompt {i}: logits that are no finite numbers")
+            first, second = int(a.argmax()), int(b.argmax())
+            agreed += first == second
+            apart = max(a[first] - a[second], b[second] - b[first]) / a.std()
+            worst = max(worst, float(apart))
+        found = f"{agreed} of {self.prompts} next tokens agree"
+        if worst:
+            found += f"; tokens that differ lie within {worst:.3f} deviations of the logits"
+        return GateResult(self.name, worst <= self.margin, f"{found} (allowed {self.margin:g})")
+
+
+DEFAULT_GATES: tuple[Gate, ...] = (Parity(), SameOutputs(), SameTokens())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two outputs compare: the largest difference over the largest value."""
+
+    error: float
+    elements: int
+
+    def __str__(self) -> str:
+        return "identical" if self.error == 0 else f"{self.error:.2g} of the largest value"
+
+
+def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Largest |found - wanted| over the largest |wanted|; infinite where `found` is no number or of another
+    shape."""
+    if found.shape != wanted.shape or not np.isfinite(found).all():
+        return float("inf")
+    scale = float(abs(wanted).max()) or 1.0
+    return float(abs(found - wanted).max()) / scale

@@ -1,0 +1,74 @@
+"""Compiling what probes and routes launch into the kernel cache, before it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from minfer.campaign.probe import Probe
+from minfer.campaign.trial import kernels_of
+from minfer.cuda.kernel import ConfigRefused, Kernel
+from minfer.engine.cuda.backend import CudaBackend
+from minfer.engine.cuda.compile_ahead import compile_ahead
+from minfer.engine.cuda.devices import DryDevice
+from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.runtime import CudaRuntime
+from minfer.engine.cuda.weights import origin
+from minfer.engine.transformer import Buffers, forward
+from minfer.model.model import Model
+
+
+def routes_of(probes: Iterable[Probe]) -> list[Route]:
+    """The engine's routes that probes' configs are part of, each once."""
+    found = [
+        probe.workload.route(config)
+        for probe in probes
+        if probe.workload is not None
+        for _, config in probe.sides
+    ]
+    return [route for route in dict.fromkeys(found) if route is not None]
+
+
+def route_kernels(
+    model: Model, route: Route, prompts: Sequence[int], arch: str = "sm_90a", sms: int = 132
+) -> list[Kernel]:
+    """The kernels that load a model, prefill prompts of these lengths and decode; nothing runs."""
+    chunk = max(prompts)
+    device = DryDevice(arch, sms)
+    runtime = CudaRuntime(model, device, route, CudaBackend(route, device).plan(model, chunk, chunk))
+    buffers = Buffers.allocate(runtime, model.config, chunk, 1)
+    for n in (*prompts, 1):
+        runtime.set_tokens([0] * n, 0)
+        forward(runtime, model.config, buffers, n, "last")
+    return list(dict.fromkeys(device.launches))
+
+
+def precompile(
+    probes: Sequence[Probe],
+    arch: str,
+    *,
+    model: Model | None = None,
+    routes: Iterable[Route] = (),
+    prompts: Sequence[int] = (2048,),
+    say: Callable[[str], None] = print,
+) -> None:
+    """Compile what the cache lacks: of the probes, and of a model's routes (the probes' and `routes`).
+
+    Kernels of a user's own modules, and what does not compile, are left to their launch.
+    """
+    kernels = [kernel for probe in probes for kernel in kernels_of(probe, arch)]
+    if model is not None:
+        for route in dict.fromkeys([*routes_of(probes), *routes]):
+            try:
+                kernels += route_kernels(model, route, prompts, arch)
+            except ConfigRefused:
+                continue  # the probe's run says so
+    compile_ahead([kernel for kernel in dict.fromkeys(kernels) if _ours(kernel)], arch, say)
+
+
+def _ours(kernel: Kernel) -> bool:
+    """Whether another process can make this kernel again."""
+    try:
+        factory, _ = origin(kernel)
+    except KeyError:
+        return False
+    return factory.__module__.startswith("minfer.")

@@ -1,0 +1,126 @@
+"""Whole prefills of one model on several routes, in one process and on one copy of the weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minfer.campaign.probe_record import Comparison
+from minfer.campaign.telemetry import Watch
+from minfer.campaign.timing import interleave
+from minfer.engine.cuda.backend import CudaBackend
+from minfer.engine.cuda.devices import GpuDevice
+from minfer.engine.cuda.routes import Route, choose_route
+from minfer.engine.cuda.runtime import CudaRuntime
+from minfer.engine.session import Session
+from minfer.model.model import Model
+
+Wrap = Callable[[Any], Any]
+
+
+class SharedModel:
+    """A model on a GPU. Sessions of different routes share its weights: blocks, and f16 copies.
+
+    Args:
+        path: a GGUF file, or the name of a pulled model. n_ctx: most tokens of a prompt.
+        tell: gets the backend's lines (memory, compiling).
+    """
+
+    def __init__(
+        self, path: str | Path, device: GpuDevice, n_ctx: int = 2048, tell: Callable[[str], None] = print
+    ) -> None:
+        self.model = Model.load(str(path))
+        self.name = self.model.file.paths[0].name
+        self.device, self.n_ctx, self.tell = device, min(n_ctx, self.model.config.context_length), tell
+        self.loaded: Any = None
+        self._sessions: dict[tuple[Route, int], Session] = {}
+
+    def session(self, route: Route, device: GpuDevice | None = None, wrap: Wrap | None = None) -> Session:
+        """A session on a route, made when it is first asked for and warmed up.
+
+        Args:
+            device: another one on the same GPU, with `wrap`: what to put around its runtimes.
+        """
+        if self.loaded is None and route.mmq is not None:
+            self.session(choose_route("f16", self.device.arch, {}))  # with the copies that other routes read
+        where = self.device if device is None else device
+        key = route, id(where)
+        if key not in self._sessions:
+            backend = _Sharing(route, where, self, wrap)
+            made = Session(self.model, backend, self.n_ctx, chunk=self.n_ctx)
+            made.warm_up()
+            self._sessions[key] = made
+        return self._sessions[key]
+
+    def forget(self, device: GpuDevice) -> None:
+        """Let go of the sessions on a device."""
+        for key in [key for key in self._sessions if key[1] == id(device)]:
+            del self._sessions[key]
+
+    def prompt(self, tokens: int, seed: int = 0) -> np.ndarray:
+        """Random token ids."""
+        return np.random.default_rng(seed).integers(0, self.model.config.vocab_size, tokens)
+
+
+class _Sharing(CudaBackend):
+    """The cuda backend on weights that are loaded once."""
+
+    def __init__(self, route: Route, device: GpuDevice, shared: SharedModel, wrap: Wrap | None) -> None:
+        super().__init__(route, device, on_plan=shared.tell)
+        self._shared, self._wrap = shared, wrap
+
+    def open(self, model: Model, n_ctx: int, kv_dtype: str, chunk: int, progress: Any = None) -> Any:
+        """See Backend.open. Kernels are not compiled ahead: see `minfer.campaign.precompile`."""
+        plan = self.plan(model, n_ctx, chunk)
+        loaded, tell = self._shared.loaded, self._shared.tell
+        made = CudaRuntime(model, self.device, self.route, plan, progress, tell, loaded)
+        if loaded is None:
+            tell(f"{self._shared.name}: {plan}")
+            self._shared.loaded = made.loaded
+        return made if self._wrap is None else self._wrap(made)
+
+
+class Prefills:
+    """Two routes on a model: their logits, and their interleaved times."""
+
+    def __init__(self, shared: SharedModel, baseline: Route, variant: Route, tokens: int = 2048) -> None:
+        self.shared, self.tokens = shared, min(tokens, shared.n_ctx)
+        self.routes = baseline, variant
+        self.sessions = [shared.session(route) for route in self.routes]
+
+    def logits(self, tokens: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """The last token's logits of one random prompt, on both routes."""
+        ids = self.shared.prompt(tokens, seed)
+        a, b = (_prefill(session, ids) for session in self.sessions)
+        return a, b
+
+    def compare(self, rounds: int, watch: Watch) -> Comparison:
+        """Time a prefill by the host's clock, from the tokens to the last one's logits."""
+        ids = self.shared.prompt(self.tokens)
+        before = [_prefill(session, ids) for session in self.sessions]
+
+        def once(which: int) -> float:
+            start = time.perf_counter()
+            _prefill(self.sessions[which % 2], ids)
+            took = (time.perf_counter() - start) * 1e3
+            watch.look()
+            return took
+
+        samples = interleave(once, rounds)
+        for session, wanted, route in zip(self.sessions, before, self.routes, strict=True):
+            if not np.array_equal(_prefill(session, ids), wanted):
+                raise RuntimeError(f"route {route.name}: the logits changed while they were timed")
+        error = float(abs(before[0] - before[1]).max() / before[0].std())
+        return Comparison.of(
+            f"prefill of {self.tokens} tokens", 1, *samples,
+            outputs=f"logits of the last token differ by at most {error:.3f} of their deviation",
+        )  # fmt: skip
+
+
+def _prefill(session: Session, ids: np.ndarray) -> np.ndarray:
+    session.reset()
+    return session.forward(ids)

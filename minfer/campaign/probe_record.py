@@ -1,0 +1,206 @@
+"""The record of one run of a probe: gates, samples, verdict, and why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from minfer.campaign.record import Environment, Record, Telemetry, checked_positive
+from minfer.campaign.statistics import VERDICTS, decide, ratio
+
+EFFECTS = ("prefill, measured", "kernels, over the wall decomposition", "none")
+"""Where the gain of the wall clock comes from."""
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """What a gate found.
+
+    Attributes:
+        found: what was compared and the number, in words.
+    """
+
+    name: str
+    passed: bool
+    found: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two configs.
+
+    Attributes:
+        label: as tables show it. config: what was compiled, in words.
+        facts: of its kernels: registers, shared memory, blocks an SM, spills.
+    """
+
+    label: str
+    config: str
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Interleaved samples of both sides on one case.
+
+    Attributes:
+        case: what ran. count: how often a prefill runs it.
+        baseline, variant, again: milliseconds by round; `again` is the baseline a second time in each round.
+        ratio, low, high, noise, dropped: as `minfer.campaign.statistics.Ratio`.
+        flop, nbytes: the least work of one run; 0: not told.
+        outputs: how the full outputs of both sides compare.
+    """
+
+    case: str
+    count: int
+    baseline: list[float]
+    variant: list[float]
+    again: list[float]
+    ratio: float
+    low: float
+    high: float
+    noise: float
+    dropped: int
+    flop: float = 0.0
+    nbytes: float = 0.0
+    outputs: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        case: str,
+        count: int,
+        baseline: list[float],
+        variant: list[float],
+        again: list[float],
+        **rest: Any,
+    ) -> Comparison:
+        """With the statistics of its samples."""
+        found = ratio(baseline, variant, again)
+        return cls(
+            case, count, baseline, variant, again,
+            found.value, found.low, found.high, found.noise, found.dropped, **rest,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raise ValueError if the statistics are not those of the samples."""
+        found = ratio(self.baseline, self.variant, self.again)
+        for name, follows in (
+            ("ratio", found.value), ("low", found.low), ("high", found.high), ("noise", found.noise)
+        ):  # fmt: skip
+            if not math.isclose(getattr(self, name), follows, rel_tol=1e-6, abs_tol=1e-9):
+                raise ValueError(
+                    f"{name}: {getattr(self, name):.6g}, but {follows:.6g} follows from its samples"
+                )
+        if self.dropped != found.dropped:
+            raise ValueError(f"dropped: {self.dropped}, but {found.dropped} follows from its samples")
+
+    @property
+    def ms(self) -> tuple[float, float]:
+        """Median milliseconds of baseline and variant over the rounds that count."""
+        from minfer.campaign.statistics import keep
+
+        mask = keep(self.baseline, self.variant, self.again)
+
+        def median(side: list[float]) -> float:
+            kept = sorted(value for value, kept in zip(side, mask, strict=True) if kept)
+            middle = len(kept) // 2
+            return kept[middle] if len(kept) % 2 else (kept[middle - 1] + kept[middle]) / 2
+
+        return median(self.baseline), median(self.variant)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The wall clock's gain: 0.03 is 3 % more tokens a second.
+
+    Attributes:
+        value, low, high: the gain and its 95 % interval. noise: the A/A floor.
+        source: one of `EFFECTS`. why: how it was found, in a sentence.
+    """
+
+    value: float
+    low: float
+    high: float
+    noise: float
+    source: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRun(Record):
+    """One run of a probe.
+
+    Attributes:
+        probe: its name. title, seed, hypothesis, prediction, bar: as declared when it ran.
+        model: the file that the prefill was measured on, "" without one.
+        settings: of the run: rounds, tokens, route.
+        gates: in the order that they ran; a failed one ends the run.
+        kernels, wall: the A/B of the kernels by case, and of the whole prefill (or nothing).
+        gain: of the wall clock; None: not measured, or a gate failed.
+        quiet, unquiet: whether the window was quiet, and what was not. rules: what quiet and outliers are.
+        mechanism, retry: why it turned out so, and when to measure again.
+        reason: why the verdict differs from the seed's; "" where it does not.
+    """
+
+    kind: ClassVar[str] = "probe"
+
+    probe: str
+    title: str
+    seed: str
+    model: str
+    hypothesis: str
+    prediction: str
+    bar: float
+    settings: dict[str, Any]
+    environment: Environment
+    telemetry: Telemetry
+    baseline: Side
+    variant: Side
+    gates: list[GateResult]
+    kernels: list[Comparison]
+    wall: list[Comparison]
+    gain: Gain | None
+    quiet: bool
+    unquiet: list[str]
+    rules: list[str]
+    verdict: str
+    mechanism: str
+    retry: str
+    reason: str = ""
+
+    @property
+    def gates_passed(self) -> bool:
+        """Whether there are gates, and all passed."""
+        return bool(self.gates) and all(gate.passed for gate in self.gates)
+
+    def check(self) -> None:
+        super().check()
+        checked_positive(self, "bar")
+        if self.verdict not in VERDICTS:
+            raise ValueError(f"verdict: {self.verdict!r} is none of {', '.join(VERDICTS)}")
+        if self.gain is not None and self.gain.source not in EFFECTS:
+            raise ValueError(f"gain.source: {self.gain.source!r} is none of {', '.join(EFFECTS)}")
+        if self.quiet == bool(self.unquiet):
+            raise ValueError(f"quiet: {self.quiet} beside {len(self.unquiet)} things that were not")
+        for part in ("kernels", "wall"):
+            for place, comparison in enumerate(getattr(self, part)):
+                try:
+                    comparison.check()
+                except ValueError as error:
+                    raise ValueError(f"{part}[{place}].{error}") from None
+        follows = decide(
+            gates_passed=self.gates_passed,
+            quiet=self.quiet,
+            interval=None if self.gain is None else (self.gain.low, self.gain.high),
+            noise=0.0 if self.gain is None else self.gain.noise,
+            bar=self.bar,
+        )
+        if self.verdict != follows:
+            raise ValueError(f"verdict: {self.verdict}, but {follows} follows from gates and gain")
+
+    def kernel_ms(self) -> tuple[float, float]:
+        """Milliseconds of a whole prefill's runs of the kernels, baseline and variant."""
+        pairs = [(c.count * c.ms[0], c.count * c.ms[1]) for c in self.kernels]
+        return sum(a for a, _ in pairs), sum(b for _, b in pairs)

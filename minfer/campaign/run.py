@@ -1,0 +1,245 @@
+"""Running a probe: gates, then the A/B of its kernels and of the whole prefill, then the verdict's record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from minfer.campaign.ceilings import ceilings_of
+from minfer.campaign.decomposition import products_ms, products_us_per_gmac
+from minfer.campaign.environment import environment, stamps
+from minfer.campaign.observe import PRODUCTS
+from minfer.campaign.prefills import Prefills, SharedModel
+from minfer.campaign.probe import Probe
+from minfer.campaign.probe_record import EFFECTS, Comparison, Gain, GateResult, ProbeRun, Side
+from minfer.campaign.records import Record, Wall
+from minfer.campaign.statistics import OUTLIER_RULE, QUIET_RULE, decide, unquiet
+from minfer.campaign.telemetry import Watch, reader_of
+from minfer.campaign.timing import compare_kernels
+from minfer.campaign.trial import Trial
+from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
+
+CANNOT_RUN = (ConfigRefused, LaunchRefused, CompileError)
+
+
+def run_gates(trial: Trial, say: Callable[[str], None]) -> list[GateResult]:
+    """The probe's gates in order, up to the first that fails."""
+    found: list[GateResult] = []
+    for gate in trial.probe.gates:
+        try:
+            result = gate.check(trial)
+        except CANNOT_RUN as error:
+            result = GateResult(gate.name, False, f"a config cannot run: {error}")
+        if result is None:
+            say(f"gate {gate.name}: not run: no model was given")
+            continue
+        found.append(result)
+        say(f"gate {result.name}: {'passed' if result.passed else 'FAILED'}: {result.found}")
+        if not result.passed:
+            break
+    return found
+
+
+def run_probe(
+    probe: Probe,
+    device: Any,
+    *,
+    model: SharedModel | None = None,
+    rounds: int = 30,
+    prefill_rounds: int = 15,
+    tokens: int = 2048,
+    records: Sequence[Record] = (),
+    say: Callable[[str], None] = print,
+) -> ProbeRun:
+    """Run an A/B probe on a GPU and return its record, not yet written.
+
+    Args:
+        device: a `minfer.engine.cuda.devices.GpuDevice`. model: for the whole prefill; None: the wall clock's
+            gain follows from the kernels and a decomposition among `records`.
+        rounds, prefill_rounds: of the kernels' and the prefill's A/B. tokens: of the prefill.
+
+    Raises:
+        RuntimeError: outputs that changed while they were timed. AboveCeiling: an impossible rate.
+    """
+    reader, why_none = reader_of(device.gpu)
+    watch = Watch(reader, why_none)
+    routes = [probe.workload.route(config) for _, config in probe.sides]
+    trial, gates = Trial(probe, device), []
+    if model is not None and None not in routes:
+        try:
+            trial = Trial(probe, device, Prefills(model, *routes, tokens=tokens))
+        except CANNOT_RUN as error:
+            gates = [GateResult("prefill", False, f"a route cannot run: {error}")]
+    gates = gates or run_gates(trial, say)
+    kernels: list[Comparison] = []
+    wall: list[Comparison] = []
+    gain: Gain | None = None
+    passed = all(gate.passed for gate in gates)
+    if passed:
+        ceilings = ceilings_of(device.gpu.name)
+        for case in probe.workload.cases:
+            kernels.append(compare_kernels(trial, case, rounds, watch, ceilings))
+            say(line(kernels[-1]))
+        if trial.prefills is not None:
+            wall.append(trial.prefills.compare(prefill_rounds, watch))
+            say(line(wall[-1]))
+        gain = measured_gain(wall) if wall else predicted_gain(probe, kernels, device.gpu.name, records)
+    disturbed = sorted({
+        found for c in (*kernels, *wall) for found in unquiet(c.baseline, c.dropped, watch.busy)
+    })  # fmt: skip
+    verdict = decide(
+        gates_passed=passed,
+        quiet=not disturbed,
+        interval=None if gain is None else (gain.low, gain.high),
+        noise=0.0 if gain is None else gain.noise,
+        bar=probe.bar,
+    )
+    stamped = stamps(device.gpu)
+    record = ProbeRun(
+        **stamped,
+        probe=probe.name,
+        title=probe.title,
+        seed="" if probe.seed is None else probe.seed.seed,
+        model="" if trial.prefills is None else model.name,
+        hypothesis=probe.hypothesis,
+        prediction=str(probe.predicted()),
+        bar=probe.bar,
+        settings={
+            "rounds": rounds,
+            "prefill rounds": prefill_rounds if wall else 0,
+            "prefill tokens": trial.prefills.tokens if wall else 0,
+            "routes": [] if not wall else [route.settings() for route in routes],
+        },
+        environment=environment(device.gpu),
+        telemetry=watch.summary(),
+        baseline=_side(trial, *probe.sides[0], loaded=passed),
+        variant=_side(trial, *probe.sides[1], loaded=passed),
+        gates=gates,
+        kernels=kernels,
+        wall=wall,
+        gain=gain,
+        quiet=not disturbed,
+        unquiet=disturbed,
+        rules=[OUTLIER_RULE, QUIET_RULE],
+        verdict=verdict,
+        mechanism=probe.mechanism if passed else gates[-1].found,
+        retry=probe.retry,
+    )
+    seed = probe.seed
+    if seed is None or seed.verdict == verdict:
+        return record
+    reason = probe.reasons.get(record.device_key or "", "")
+    return replace(record, reason=reason)
+
+
+def wall_run(probe: Probe, device: Any, model: str, walls: Sequence[Wall]) -> ProbeRun:
+    """The record of a probe that takes walls apart.
+
+    Its gate is that buckets and gaps add up to the wall clock: where they do not, there is no decomposition.
+    """
+    prefills = [wall for wall in walls if wall.phase == "prefill"]
+    found = "; ".join(f"{wall.phase} {wall.route} {wall.conservation:+.2%}" for wall in walls)
+    told = "; ".join(
+        f"{wall.route}: {wall.tok_s:,.0f} tok/s, products {products_ms(wall) / wall.ms:.1%} of the wall at "
+        f"{products_us_per_gmac(wall):.2f} us a GMAC"
+        for wall in prefills
+    )
+    return ProbeRun(
+        **stamps(device.gpu),
+        probe=probe.name,
+        title=probe.title,
+        seed="" if probe.seed is None else probe.seed.seed,
+        model=model,
+        hypothesis=probe.hypothesis,
+        prediction=str(probe.predicted()),
+        bar=probe.bar,
+        settings={"walls": [wall.stem for wall in walls]},
+        environment=environment(device.gpu),
+        telemetry=walls[0].telemetry if walls else Watch(None, "nothing was measured").summary(),
+        baseline=Side("wall clock", "passes that nobody observed", {}),
+        variant=Side("charged", "buckets and gaps of an observed pass", {}),
+        gates=[GateResult("conservation", bool(prefills), found or "no wall was taken apart")],
+        kernels=[],
+        wall=[],
+        gain=None,
+        quiet=True,
+        unquiet=[],
+        rules=[OUTLIER_RULE, QUIET_RULE],
+        verdict="MEAS-ONLY" if prefills else "REVERTED",
+        mechanism=told or "nothing was measured",
+        retry=probe.retry,
+    )
+
+
+def measured_gain(wall: Sequence[Comparison]) -> Gain:
+    """The gain of a prefill that was timed as a whole."""
+    (c,) = wall
+    why = f"{c.case}: {c.ms[0]:.2f} -> {c.ms[1]:.2f} ms"
+    return Gain(c.ratio - 1, c.low - 1, c.high - 1, c.noise, EFFECTS[0], why)
+
+
+def predicted_gain(
+    probe: Probe, kernels: Sequence[Comparison], device: str, records: Sequence[Record]
+) -> Gain | None:
+    """The gain of a prefill in which only these kernels change, over the newest decomposition of a prefill
+    on this device; None where there is none, or the kernels belong to no class of it.
+
+    The kernels' share of the wall is taken at their baseline: share = their bucket's share. A bucket that is
+    not what the baseline runs (another route) is replaced by the baseline's own time.
+    """
+    bucket = probe.workload.bucket()
+    walls = [
+        r
+        for r in records
+        if isinstance(r, Wall)
+        and (r.device, r.phase, r.route) == (device, "prefill", probe.workload.wall_route)
+    ]
+    if bucket is None or not walls:
+        return None
+    newest = max(walls, key=lambda record: record.date)
+    names = PRODUCTS if bucket == "products" else (bucket,)
+    there = sum(b.ms for b in newest.buckets if b.name in names)
+    rest = newest.ms - there
+    a, b = (sum(c.count * c.ms[i] for c in kernels) for i in (0, 1))
+    low = rest + sum(c.count * c.ms[0] / c.low for c in kernels)
+    high = rest + sum(c.count * c.ms[0] / c.high for c in kernels)
+    share = a / (rest + a)
+    return Gain(
+        value=(rest + a) / (rest + b) - 1,
+        low=(rest + a) / low - 1,
+        high=(rest + a) / high - 1,
+        noise=share * max(c.noise for c in kernels),
+        source=EFFECTS[1],
+        why=f"{a:.2f} -> {b:.2f} ms of {bucket}, beside {rest:.2f} ms of other work ({newest.file})",
+    )
+
+
+def line(c: Comparison) -> str:
+    """A comparison in one line."""
+    a, b = c.ms
+    dropped = f", {c.dropped} of {len(c.baseline)} rounds dropped" if c.dropped else ""
+    return (
+        f"{c.case}: {a:.4f} -> {b:.4f} ms, {c.ratio - 1:+.2%} speed "
+        f"[{c.low - 1:+.2%}, {c.high - 1:+.2%}], A/A noise {c.noise:.2%}{dropped}"
+    )
+
+
+def _side(trial: Trial, label: str, config: Any, loaded: bool) -> Side:
+    """What a side's kernels use."""
+    facts: dict[str, Any] = {}
+    if loaded:
+        from minfer.campaign.trial import side_kernels
+        from minfer.cuda import runtime
+
+        for made in side_kernels(trial, config):
+            run = runtime.load(made)
+            used = run.compiled.resources
+            facts[str(made)] = {
+                "registers": used.registers,
+                "shared_bytes": made.shared_bytes + used.static_shared_bytes,
+                "threads": made.threads,
+                "blocks_sm": run.occupancy(),
+                "spill_bytes": used.spill_store_bytes + used.spill_load_bytes,
+            }
+    return Side(label, str(config), facts)

@@ -1,0 +1,115 @@
+"""A session of probes: the GPU, the model, the records that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from minfer.campaign.decompose import DECODE_CONTEXT, decompose_all, usual_routes
+from minfer.campaign.gates import SameTokens
+from minfer.campaign.precompile import precompile
+from minfer.campaign.prefills import SharedModel
+from minfer.campaign.probe import Probe, ProbeError
+from minfer.campaign.probe_record import ProbeRun
+from minfer.campaign.records import FOLDER, Record, load_records, write_record
+from minfer.campaign.run import run_gates, run_probe, wall_run
+from minfer.campaign.table import describe_run
+from minfer.campaign.trial import Trial
+from minfer.engine.cuda.devices import GpuDevice, SimulatedDevice
+from minfer.engine.session import WARM_UP_TOKENS
+from minfer.model.model import Model
+
+GATE_TOKENS = SameTokens().tokens
+
+
+def simulate(probes: Sequence[Probe], say: Callable[[str], None]) -> list[str]:
+    """Run the gates of probes in the simulator, on their small cases; the names of those that failed.
+
+    Nothing is timed and no record is written: the simulator's time says nothing of a GPU's.
+    """
+    failed = []
+    for probe in probes:
+        say(f"{probe.name}: {probe.title}")
+        if probe.measure != "ab":
+            say("the wall is measured on a GPU: nothing to simulate")
+            continue
+        gates = run_gates(Trial(probe, SimulatedDevice("sm_90a", 4)), say)
+        if not all(gate.passed for gate in gates):
+            failed.append(probe.name)
+    return failed
+
+
+def run(
+    probes: Sequence[Probe],
+    *,
+    model: str | None,
+    rounds: int,
+    prefill_rounds: int,
+    tokens: int,
+    folder: Path | None,
+    say: Callable[[str], None],
+) -> list[str]:
+    """Run probes on the GPU in use, one record each; the names of those that failed.
+
+    A record is written when its probe has ended: what is interrupted, or fails, leaves none.
+
+    Raises:
+        NoDevice: no GPU. ProbeError: a probe that needs a model, and none was given.
+    """
+    walls = [probe.name for probe in probes if probe.measure == "wall"]
+    if walls and model is None:
+        raise ProbeError(f"{', '.join(walls)}: takes the wall of a model apart: give one with -m")
+    device = GpuDevice()
+    prepare(probes, device.arch, model, tokens, say)
+    shared = None if model is None else SharedModel(model, device, tokens, say)
+    known = _known()
+    failed: list[str] = []
+
+    def keep(record: ProbeRun) -> None:
+        say(describe_run(record))
+        say(f"record: {write_record(record, folder or FOLDER, stem=f'probe-{record.probe}')}")
+        if not record.gates_passed:
+            failed.append(record.probe)
+
+    for probe in sorted(probes, key=lambda probe: probe.measure != "wall"):  # walls first: gains need them
+        say(f"\n{probe.name}: {probe.title}\n{probe.hypothesis}\nprediction: {probe.predicted()}")
+        if probe.measure == "wall":
+            walls = decompose_all(shared, tokens, say)
+            for wall in walls:
+                say(f"record: {write_record(wall, folder or FOLDER, stem=wall.stem)}")
+            known += walls
+            keep(wall_run(probe, device, shared.name, walls))
+            continue
+        try:
+            record = run_probe(
+                probe,
+                device,
+                model=shared,
+                rounds=rounds,
+                prefill_rounds=prefill_rounds,
+                tokens=tokens,
+                records=known,
+                say=say,
+            )
+        except (RuntimeError, MemoryError) as error:  # a figure above a ceiling, a kernel that fails
+            say(f"{probe.name}: not recorded: {type(error).__name__}: {error}")
+            failed.append(probe.name)
+            continue
+        keep(record)
+    return failed
+
+
+def prepare(
+    probes: Sequence[Probe], arch: str, model: str | None, tokens: int, say: Callable[[str], None]
+) -> None:
+    """Compile everything that a run will launch; needs no GPU."""
+    loaded = None if model is None else Model.load(model)
+    routes = usual_routes(arch) if any(probe.measure == "wall" for probe in probes) else []
+    context = [DECODE_CONTEXT] if routes else []
+    prompts = tuple(dict.fromkeys((tokens, GATE_TOKENS, WARM_UP_TOKENS, *context)))
+    precompile(probes, arch, model=loaded, routes=routes, prompts=prompts, say=say)
+
+
+def _known() -> list[Record]:
+    """The records that come with the repository; none where minfer is used outside of it."""
+    return load_records(kind="wall") if FOLDER.is_dir() else []

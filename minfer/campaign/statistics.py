@@ -1,0 +1,134 @@
+"""What interleaved samples say: outliers, the ratio with its interval, the noise floor, the verdict. Pure.
+
+Every round of an A/B measures the baseline, the variant, and the baseline again (seed 000 section 4: the same
+binary, interleaved). The second baseline is the A/A run: what it differs by from the first is noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+VERDICTS = ("LANDED", "REVERTED", "null", "MEAS-ONLY")
+OUTLIER_DEVIATIONS = 6.0
+OUTLIER_SHARE = 0.05
+OUTLIER_RULE = (
+    f"a round is dropped if one of its samples is above its side's median by more than "
+    f"{OUTLIER_DEVIATIONS:g} scaled median deviations and by more than {OUTLIER_SHARE:.0%}"
+)
+MOST_DROPPED = 0.1
+MOST_DRIFT = 0.03
+QUIET_RULE = (
+    f"quiet: the GPU idle before it began, at most {MOST_DROPPED:.0%} of the rounds dropped, and the "
+    f"baseline's medians of the first and the last third within {MOST_DRIFT:.0%}"
+)
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+_MAD = 1.4826  # a normal deviation in median absolute deviations
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Baseline time over variant time: above 1, the variant is faster.
+
+    Attributes:
+        value: of the medians. low, high: the 95 % bootstrap interval.
+        noise: how far from 1 the same ratio of baseline to baseline reaches, by its own interval.
+        dropped: rounds left out as outliers.
+    """
+
+    value: float
+    low: float
+    high: float
+    noise: float
+    dropped: int
+
+
+def keep(*sides: Sequence[float]) -> np.ndarray:
+    """Which rounds count: a mask over the rounds, by `OUTLIER_RULE`.
+
+    Raises:
+        ValueError: sides of different lengths, no rounds, or a sample that is not above 0.
+    """
+    if len({len(side) for side in sides}) != 1 or not sides[0]:
+        raise ValueError("every side needs the same number of samples, at least one")
+    samples = np.array(sides, float)
+    if not np.isfinite(samples).all() or samples.min() <= 0:
+        raise ValueError("a sample is a time above 0")
+    medians = np.median(samples, axis=1, keepdims=True)
+    deviation = _MAD * np.median(abs(samples - medians), axis=1, keepdims=True)
+    limit = medians + np.maximum(OUTLIER_DEVIATIONS * deviation, OUTLIER_SHARE * medians)
+    return (samples <= limit).all(axis=0)
+
+
+def ratio(baseline: Sequence[float], variant: Sequence[float], again: Sequence[float]) -> Ratio:
+    """The ratio of interleaved samples, round i of each side taken together.
+
+    The interval is of the ratio of medians, by resampling whole rounds (percentile bootstrap, fixed seed: the
+    same samples give the same interval).
+    """
+    mask = keep(baseline, variant, again)
+    a, b, c = (np.array(side, float)[mask] for side in (baseline, variant, again))
+    low, high = _interval(a, b)
+    floor_low, floor_high = _interval(a, c)
+    return Ratio(
+        value=float(np.median(a) / np.median(b)),
+        low=low,
+        high=high,
+        noise=max(abs(floor_low - 1), abs(floor_high - 1)),
+        dropped=int((~mask).sum()),
+    )
+
+
+def _interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    rounds = np.random.default_rng(0).integers(0, len(a), (RESAMPLES, len(a)))
+    ratios = np.median(a[rounds], axis=1) / np.median(b[rounds], axis=1)
+    tail = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(ratios, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def unquiet(baseline: Sequence[float], dropped: int, busy: float | None) -> list[str]:
+    """What was not quiet about a window, by `QUIET_RULE`; nothing if it was.
+
+    Args:
+        baseline: its samples in order. dropped: rounds left out. busy: utilisation of the GPU before the
+            measurement, 0 to 1; None: not known.
+    """
+    found = []
+    if busy is not None and busy > 0.05:
+        found.append(f"the GPU was {busy:.0%} busy before the measurement")
+    if dropped > MOST_DROPPED * len(baseline):
+        found.append(f"{dropped} of {len(baseline)} rounds are outliers")
+    third = len(baseline) // 3
+    if third:
+        drift = float(np.median(baseline[-third:]) / np.median(baseline[:third]) - 1)
+        if abs(drift) > MOST_DRIFT:
+            found.append(f"the baseline drifted by {drift:+.1%} from the first third to the last")
+    return found
+
+
+def decide(
+    *,
+    gates_passed: bool,
+    quiet: bool,
+    interval: Sequence[float] | None,
+    noise: float,
+    bar: float,
+) -> str:
+    """The verdict.
+
+    Args:
+        interval: of the wall clock's gain (0.03: 3 % more tokens a second); None: it was not measured.
+        noise: the A/A floor of the same gain. bar: the gain that the interval's low end must reach.
+    """
+    if not gates_passed:
+        return "REVERTED"
+    if interval is None or not quiet:
+        return "MEAS-ONLY"
+    low, high = interval
+    if low <= noise and high >= -noise:
+        return "null"
+    return "LANDED" if low >= bar else "REVERTED"

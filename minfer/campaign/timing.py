@@ -1,0 +1,165 @@
+"""Interleaved device times of both sides of a probe on a GPU.
+
+Each side's launches are captured in a CUDA graph over several sets of arrays, together more than twice the
+L2 cache, so that every run finds its inputs cold. A round replays baseline, variant and baseline again, in
+an order that turns from round to round.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from minfer.campaign.ceilings import Ceilings
+from minfer.campaign.probe_record import Comparison
+from minfer.campaign.telemetry import Watch
+from minfer.campaign.trial import Trial
+from minfer.campaign.workload import Case
+
+TARGET_MS = 4.0
+"""About how long a replay takes: long beside the clock's resolution, short beside thermal time."""
+MOST_RUNS = 200
+MOST_SETS = 64
+COLD = 2.0
+"""The sets together are so many times as large as the L2 cache."""
+
+
+def compare_kernels(
+    trial: Trial, case: Case, rounds: int, watch: Watch, ceilings: Ceilings | None
+) -> Comparison:
+    """Time one case of a probe on its GPU.
+
+    Raises:
+        RuntimeError: outputs that changed while they were timed. AboveCeiling: an impossible rate.
+    """
+    inputs = trial.workload.inputs(case, np.random.default_rng(2))
+    first, second = sides = [_Side(trial, config, case) for _, config in trial.probe.sides]
+    first.fill(inputs)
+    second.share(first)
+    before = [side.digest() for side in sides]
+    runs = max(_runs(side) for side in sides)
+    graphs = [side.capture(runs) for side in (first, second, first)]
+
+    def once(which: int) -> float:
+        return _replay(trial.device, graphs[which], watch) / runs
+
+    samples = interleave(once, rounds)
+    for side, wanted, label in zip(sides, before, trial.probe.labels, strict=True):
+        if side.digest() != wanted:
+            raise RuntimeError(f"{case.label}, {label}: the outputs changed while they were timed")
+    work = trial.workload.work(case)
+    if ceilings is not None:
+        for label, times in zip(trial.probe.labels, samples, strict=False):
+            ceilings.check(f"{case.label}, {label}", work, statistics.median(times) / 1e3)
+    flop, nbytes = (0.0, 0.0) if work is None else (work.flop, work.nbytes)
+    return Comparison.of(case.label, case.count, *samples, flop=flop, nbytes=nbytes)
+
+
+def interleave(
+    once: Callable[[int], float], rounds: int, warm_up: int = 2
+) -> tuple[list[float], list[float], list[float]]:
+    """Samples of side 0, side 1 and side 2 (side 0 again), one of each in every round.
+
+    The order within a round turns, so that no side always follows the same one. `warm_up` rounds come first.
+    """
+    samples: tuple[list[float], list[float], list[float]] = ([], [], [])
+    for turn in range(-warm_up, rounds):
+        for place in range(3):
+            which = (place + turn) % 3
+            value = once(which)
+            if turn >= 0:
+                samples[which].append(value)
+    return samples
+
+
+class _Side:
+    """One config's launches over sets of arrays."""
+
+    def __init__(self, trial: Trial, config: Any, case: Case) -> None:
+        self.trial, self.config, self.case = trial, config, case
+        self.inputs: list[dict[str, Any]] = []
+        self.outputs: list[dict[str, Any]] = []
+        self._ran = False
+
+    def fill(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Copy the inputs to the device as often as it takes to keep them cold."""
+        device = self.trial.device
+        size = sum(value.nbytes for value in inputs.values())
+        size += sum(
+            int(np.prod(shape)) * np.dtype(dtype).itemsize
+            for shape, dtype in self.trial.workload.outputs(self.config, self.case).values()
+        )
+        count = min(MOST_SETS, max(2, -(-int(COLD * device.gpu.l2_bytes) // size)))
+        first = {}
+        for name, value in inputs.items():
+            first[name] = device.empty(value.shape, value.dtype)
+            device.write(first[name], np.ascontiguousarray(value))
+        self.inputs = [first]
+        for _ in range(count - 1):
+            copies = {name: device.empty(value.shape, value.dtype) for name, value in first.items()}
+            for name, copy in copies.items():
+                copy.copy_from(first[name], device.stream)
+            self.inputs.append(copies)
+        self._poison()
+
+    def share(self, other: _Side) -> None:
+        """Read what the other side reads."""
+        self.inputs = other.inputs
+        self._poison()
+
+    def _poison(self) -> None:
+        self.outputs = [self.trial.poisoned(self.config, self.case) for _ in self.inputs]
+
+    def _enqueue(self, place: int) -> None:
+        arrays = self.inputs[place] | self.outputs[place]
+        self.trial.run(self.trial.launches(self.config, self.case, arrays))
+
+    def digest(self) -> tuple[int, ...]:
+        """Sums and parities of the last set's compared outputs, as words; runs all sets first if none has."""
+        if not self._ran:
+            for place in range(len(self.inputs)):
+                self._enqueue(place)
+            self._ran = True
+        found: list[int] = []
+        for name in self.trial.workload.compared:
+            raw = (
+                np.ascontiguousarray(self.trial.device.read(self.outputs[-1][name]))
+                .reshape(-1)
+                .view(np.uint8)
+            )
+            words = raw[: len(raw) // 8 * 8].view(np.uint64)
+            found += [int(words.sum()), int(np.bitwise_xor.reduce(words)), int(raw[-8:].sum())]
+        return tuple(found)
+
+    def capture(self, runs: int) -> Any:
+        """A graph of `runs` runs, over the sets by turns."""
+        from minfer.cuda import runtime
+
+        with runtime.capture(self.trial.device.stream) as graph:
+            for run in range(runs):
+                self._enqueue(run % len(self.inputs))
+        return graph
+
+
+def _runs(side: _Side) -> int:
+    """How many runs make a replay of about TARGET_MS, at least each set once."""
+    device, sets = side.trial.device, len(side.inputs)
+    graph = side.capture(sets)
+    _replay(device, graph, None)
+    once = _replay(device, graph, None) / sets
+    return int(min(MOST_RUNS, max(sets, TARGET_MS / once)))
+
+
+def _replay(device: Any, graph: Any, watch: Watch | None) -> float:
+    """Milliseconds of a replay."""
+    from minfer.cuda import runtime
+
+    start = runtime.Event().record(device.stream)
+    graph.replay(device.stream)
+    end = runtime.Event().record(device.stream)
+    if watch is not None:
+        watch.look()
+    return end.since(start)

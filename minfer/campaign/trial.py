@@ -1,0 +1,165 @@
+"""A probe's configs on one device: what they write, how they compare, which kernels they need."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minfer.campaign.gates import Difference
+from minfer.campaign.workload import Case, Launch
+from minfer.cuda.kernel import Kernel
+from minfer.engine.cuda.devices import DryDevice, GpuDevice
+
+if TYPE_CHECKING:
+    from minfer.campaign.prefills import Prefills
+    from minfer.campaign.probe import Probe
+
+
+PART = 8 << 20
+"""Elements that are compared at a time."""
+
+
+class Trial:
+    """Runs both sides of a probe.
+
+    Args:
+        device: a `minfer.engine.cuda.devices.Device`: a GPU, or the simulator for the small cases.
+        prefills: both routes on a model, where there is one.
+    """
+
+    def __init__(self, probe: Probe, device: Any, prefills: Prefills | None = None) -> None:
+        self.probe, self.device, self.prefills = probe, device, prefills
+        self.workload = probe.workload
+        self.on_gpu = isinstance(device, GpuDevice)
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The measured cases on a GPU, else the small ones."""
+        return self.workload.cases if self.on_gpu else self.workload.small
+
+    def config(self, config: Any) -> Any:
+        """The config as `cases` need it."""
+        return config if self.on_gpu else self.workload.shrunk(config)
+
+    def arrays(self, config: Any, case: Case, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Inputs copied to the device, and poisoned outputs."""
+        arrays = {}
+        for name, value in inputs.items():
+            arrays[name] = self.device.empty(value.shape, value.dtype)
+            self.device.write(arrays[name], np.ascontiguousarray(value))
+        return arrays | self.poisoned(config, case)
+
+    def poisoned(self, config: Any, case: Case) -> dict[str, Any]:
+        """Fresh outputs, every byte 0xff: NaN as f16 and f32."""
+        arrays = {}
+        for name, (shape, dtype) in self.workload.outputs(config, case).items():
+            arrays[name] = self.device.empty(shape, np.dtype(dtype))
+            if self.on_gpu:
+                arrays[name].fill_bytes(0xFF, self.device.stream)
+        return arrays
+
+    def launches(self, config: Any, case: Case, arrays: Mapping[str, Any]) -> list[Launch]:
+        """What runs."""
+        return self.workload.launches(config, case, arrays, self.device)
+
+    def outputs(
+        self, config: Any, case: Case, inputs: Mapping[str, np.ndarray], checked: bool = False
+    ) -> dict[str, np.ndarray]:
+        """Run once; every output as numbers. checked: on a GPU, in the runtime's checked mode."""
+        arrays = self.arrays(config, case, inputs)
+        self.run(self.launches(config, case, arrays), checked)
+        names = self.workload.outputs(config, case)
+        return {name: self.workload.decoded(name, self.device.read(arrays[name])) for name in names}
+
+    def run(self, launches: list[Launch], checked: bool = False) -> None:
+        """Enqueue launches."""
+        mode = contextlib.nullcontext()
+        if checked and self.on_gpu:
+            from minfer.cuda import runtime
+
+            mode = runtime.checked()
+        with mode:
+            for launch in launches:
+                self.device.launch(launch.kernel, launch.grid, *launch.args)
+
+    def difference(self, case: Case) -> Difference:
+        """The full outputs of both sides on the same inputs."""
+        inputs = self.workload.inputs(case, np.random.default_rng(1))
+        sides = []
+        for _, config in self.probe.sides:
+            config = self.config(config)
+            arrays = self.arrays(config, case, inputs)
+            self.run(self.launches(config, case, arrays))
+            sides.append({name: self.device.read(arrays[name]) for name in self.workload.compared})
+        worst, elements = 0.0, 0
+        for name, a in sides[0].items():
+            b = sides[1][name]
+            error, count = compare(a, b, lambda part, name=name: self.workload.decoded(name, part))
+            worst, elements = max(worst, error), elements + count
+        return Difference(worst, elements)
+
+
+def compare(a: np.ndarray, b: np.ndarray, decoded: Callable[[np.ndarray], np.ndarray]) -> tuple[float, int]:
+    """(largest difference over the largest value, elements) of two outputs, a part at a time; infinite where
+    one holds no finite number."""
+    if a.shape != b.shape:
+        return float("inf"), a.size
+    worst, scale, count = 0.0, 0.0, 0
+    rows = max(1, PART * len(a) // a.size)
+    for start in range(0, len(a), rows):
+        x, y = decoded(a[start : start + rows]), decoded(b[start : start + rows])
+        worst = max(worst, float(abs(x - y).max()))
+        scale = max(scale, float(abs(x).max()))
+        count += x.size
+        if not (math.isfinite(worst) and math.isfinite(scale)):
+            return float("inf"), a.size
+    return worst / (scale or 1.0), count
+
+
+def kernels_of(probe: Probe, arch: str = "sm_90a", sms: int = 132) -> list[Kernel]:
+    """The kernels that a probe launches, small cases included, each once; nothing runs. What cannot be built
+    is left to the gates."""
+    if probe.workload is None:
+        return []
+    found: list[Kernel] = []
+    trial = Trial(probe, DryDevice(arch, sms))
+    for _, config in probe.sides:
+        for made, cases in (
+            (config, probe.workload.cases),
+            (probe.workload.shrunk(config), probe.workload.small),
+        ):
+            found += _kernels(trial, made, cases)
+    return list(dict.fromkeys(found))
+
+
+def side_kernels(trial: Trial, config: Any) -> list[Kernel]:
+    """The kernels of one config on the measured cases."""
+    arch, sms = trial.device.arch, trial.device.sms
+    return list(
+        dict.fromkeys(_kernels(Trial(trial.probe, DryDevice(arch, sms)), config, trial.workload.cases))
+    )
+
+
+def _kernels(trial: Trial, config: Any, cases: Sequence[Case]) -> list[Kernel]:
+    return [
+        launch.kernel
+        for case in cases
+        for launch in trial.launches(config, case, _Nothing(trial, config, case))
+    ]
+
+
+class _Nothing(dict):
+    """Arrays without memory, made when asked for: inputs are not computed only to learn their shapes."""
+
+    def __init__(self, trial: Trial, config: Any, case: Case) -> None:
+        super().__init__()
+        self._trial = trial
+        self._shapes = trial.workload.outputs(config, case) | trial.workload.input_shapes(case)
+
+    def __missing__(self, name: str) -> Any:
+        shape, dtype = self._shapes[name]
+        return self._trial.device.empty(shape, np.dtype(dtype))

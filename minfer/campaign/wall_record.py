@@ -1,0 +1,124 @@
+"""The record of a wall decomposition: every launch of a prefill or decode, charged to a class of work."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from minfer.campaign.record import Environment, Record, Telemetry, checked_positive
+
+CONSERVATION = 0.02
+"""The sum of buckets and gaps agrees with the wall clock to so much, or the decomposition is refused."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The launches of one arithmetic class.
+
+    Attributes:
+        name: of the class. ms: device time that only these launches held. launches: how many.
+        gmac: multiply-accumulates, 1e9. nbytes: least bytes that they read and write.
+        weight_bits: stored bits a weight of what a product reads; 0: no product.
+        kernels: milliseconds by kernel and config.
+    """
+
+    name: str
+    ms: float
+    launches: int
+    gmac: float
+    nbytes: float
+    weight_bits: float
+    kernels: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wall(Record):
+    """One decomposition.
+
+    Attributes:
+        phase: "prefill" or "decode". tokens: of the pass. context: tokens in the cache before it.
+        route, settings: the kernels. source: how launches were timed.
+        wall_ms: samples of the same pass, not observed, host clock.
+        buckets: in the order of their first launch. gap_ms: time in which no kernel ran.
+        ceilings: "read_gb_s", "copy_gb_s", "f16_tflops", ...: what the device was measured to reach.
+        notes: what a reader must know (products that are fused, what timing costs).
+    """
+
+    kind: ClassVar[str] = "wall"
+
+    phase: str
+    model: str
+    tokens: int
+    context: int
+    route: str
+    settings: dict[str, Any]
+    source: str
+    environment: Environment
+    telemetry: Telemetry
+    wall_ms: list[float]
+    buckets: list[Bucket]
+    gap_ms: float
+    ceilings: dict[str, float]
+    notes: list[str]
+
+    @property
+    def ms(self) -> float:
+        """The wall clock: the median of its samples."""
+        ordered = sorted(self.wall_ms)
+        middle = len(ordered) // 2
+        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+    @property
+    def stem(self) -> str:
+        """The beginning of its file's name."""
+        size = self.tokens if self.phase == "prefill" else self.context
+        return f"wall-{self.phase}-{size}-{self.route}"
+
+    @property
+    def charged_ms(self) -> float:
+        """Buckets and gaps together."""
+        return math.fsum(bucket.ms for bucket in self.buckets) + self.gap_ms
+
+    @property
+    def conservation(self) -> float:
+        """How far buckets and gaps together are from the wall clock: 0.01 is 1 % over it."""
+        return self.charged_ms / self.ms - 1
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens a second of the wall clock."""
+        return self.tokens / self.ms * 1e3
+
+    def bucket(self, name: str) -> Bucket:
+        """The bucket of that name.
+
+        Raises:
+            KeyError: it has no such bucket; the message lists those it has.
+        """
+        for bucket in self.buckets:
+            if bucket.name == name:
+                return bucket
+        raise KeyError(
+            f"{self.file} has no bucket {name!r}; it has {', '.join(b.name for b in self.buckets)}"
+        )
+
+    def check(self) -> None:
+        super().check()
+        if self.phase not in ("prefill", "decode"):
+            raise ValueError(f"phase: {self.phase!r} is neither prefill nor decode")
+        if not self.wall_ms or min(self.wall_ms) <= 0:
+            raise ValueError("wall_ms: at least one sample, all above 0")
+        checked_positive(self, "tokens")
+        for place, bucket in enumerate(self.buckets):
+            if bucket.ms < 0 or bucket.launches < 1:
+                raise ValueError(f"buckets[{place}]: {bucket.ms} ms in {bucket.launches} launches")
+            if not math.isclose(math.fsum(bucket.kernels.values()), bucket.ms, rel_tol=1e-6, abs_tol=1e-9):
+                raise ValueError(
+                    f"buckets[{place}].ms: {bucket.ms:.6g}, but its kernels add up to another sum"
+                )
+        if abs(self.conservation) > CONSERVATION:
+            raise ValueError(
+                f"buckets: with the gaps {self.charged_ms:.3f} ms, the wall clock is {self.ms:.3f} ms: "
+                f"{self.conservation:+.1%}, more than {CONSERVATION:.0%}"
+            )

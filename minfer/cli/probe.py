@@ -1,0 +1,122 @@
+"""`minfer probe`: list the campaign's probes, show one, run some."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minfer.cli.common import JsonOption, print_json
+from minfer.cli.tables import table
+
+app = typer.Typer(help="Questions about two configs: gates, interleaved A/B, verdict, record.")
+
+PathsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--probes", metavar="PATH", help="A file or folder with probes of your own; may be repeated."
+    ),
+]
+
+
+@app.command("list")
+def list_(probes: PathsOption = None, as_json: JsonOption = False) -> None:
+    """List every probe: the seed's verdict, and ours by device. Needs no GPU."""
+    from minfer.campaign.discovery import find
+    from minfer.campaign.records import load_records
+    from minfer.campaign.table import probe_rows
+
+    rows = probe_rows(find(probes or ()).values(), load_records(kind="probe"))
+    if as_json:
+        print_json(rows)
+        return
+    headings = ("probe", "question", "seed", "ours")
+    cells = [
+        (
+            row["probe"],
+            row["title"],
+            row["seed verdict"] or "-",
+            ", ".join(f"{key}: {run['verdict']}" for key, run in row["runs"].items()) or "not run",
+        )
+        for row in rows
+    ]
+    typer.echo(table([headings, *cells]))
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A probe's name; `minfer probe list` has them.")],
+    probes: PathsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one probe: hypothesis, prediction, configs, gates, the seed's figures, our runs. Needs no GPU."""
+    from minfer.campaign.discovery import choose
+    from minfer.campaign.records import load_records
+    from minfer.campaign.table import describe, probe_rows
+
+    (probe,) = choose([name], probes or ())
+    runs = [run for run in load_records(kind="probe") if run.probe == probe.name]
+    if as_json:
+        print_json(probe_rows([probe], runs)[0])
+    else:
+        typer.echo(describe(probe, runs))
+
+
+@app.command()
+def run(
+    names: Annotated[list[str] | None, typer.Argument(help="Probes to run.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Run every probe.")] = False,
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE",
+            help="gpu, the number of one, or simulator: the gates alone, on small cases, and no record.",
+        ),
+    ] = "gpu",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "-m", "--model", help="Time whole prefills of this model too: a GGUF file or a pulled name."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=5, help="Rounds of each kernel's A/B.")] = 30,
+    prefill_rounds: Annotated[int, typer.Option(min=5, help="Rounds of the prefill's A/B.")] = 15,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a prefill.")] = 2048,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the records [default: data/records of the repository].")
+    ] = None,
+    probes: PathsOption = None,
+) -> None:
+    """Run probes on a GPU and write a record of each: gates, then the interleaved A/B, then the verdict.
+
+    Exits with 1 if a probe's gate failed.
+    """
+    from minfer.campaign import session
+    from minfer.campaign.discovery import choose, find
+
+    if bool(names) == everything:
+        raise typer.BadParameter("name the probes to run, or give --all")
+    paths = probes or ()
+    chosen = list(find(paths).values()) if everything else choose(names or (), paths)
+    if device == "simulator":
+        failed = session.simulate(chosen, typer.echo)
+    else:
+        if device.isdigit():
+            os.environ["CUDA_VISIBLE_DEVICES"] = device
+        elif device != "gpu":
+            raise typer.BadParameter(f"--device {device}: gpu, the number of a GPU, or simulator")
+        failed = session.run(
+            chosen,
+            model=model,
+            rounds=rounds,
+            prefill_rounds=prefill_rounds,
+            tokens=tokens,
+            folder=out,
+            say=typer.echo,
+        )
+    if failed:
+        print(f"minfer: gates failed in {', '.join(failed)}", file=sys.stderr)
+        raise typer.Exit(1)

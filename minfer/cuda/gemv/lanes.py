@@ -1,0 +1,152 @@
+"""A block of quantized weights times activations that stay in registers: the inner step of `gemv_stream`.
+
+A lane always works on the same columns, so its share of the q8 records is loaded once a launch; a block then
+costs shared memory nothing but its own bytes. In `minfer.cuda.block_dots` the records are read again for
+every row: 320 bytes beside a Q4_K block's 144.
+
+A lane's activations of one block are `words` u32 registers (int8, or a small integer each) and 4 floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numba.cuda.types import float32, int32, uint32
+
+from minfer.cuda import ptx
+from minfer.cuda.block_dots import LOW, scales_k4, two_words
+from minfer.cuda.instruction import device_function, unroll, unrolled
+
+HIGH = 0xF0F0F0F0
+SIX_BITS = 0x3F3F3F3F
+MINUS_32 = 0xE0E0E0E0  # four int8
+
+_choose = ptx.lop3(0xE2)  # bits of a where b is 1, else of c
+
+
+@dataclass(frozen=True)
+class LaneDot:
+    """How lanes take blocks of 256 weights of one format.
+
+    Attributes:
+        lanes: lanes a block.
+        words: u32 registers of a lane that hold its activations of a block; its floats are 4.
+        load: device function (words, floats, step, record, part, inside): fill the registers of step
+            `step` from the block's records at a shared address; zeros if not `inside`.
+        dot: device function (words, floats, step, block, part) -> f32, `block` a shared address.
+    """
+
+    lanes: int
+    words: int
+    load: Callable
+    dot: Callable
+
+
+@device_function
+@unrolled
+def _load_q4_k(words, floats, step, record, part, inside):
+    at = record + uint32(part * 80)
+    for i in unroll(4):
+        w0, w1, w2, w3 = ptx.ld_shared_v4_u32(at + uint32(i * 16))
+        words[step * 16 + i * 4] = w0
+        words[step * 16 + i * 4 + 1] = w1
+        words[step * 16 + i * 4 + 2] = w2
+        words[step * 16 + i * 4 + 3] = w3
+    d0, d1, s0, s1 = ptx.ld_shared_v4_f32(at + uint32(64))
+    keep = float32(0)
+    if inside:
+        keep = float32(1)
+    floats[step * 4] = d0 * keep
+    # High nibbles are multiplied where they are: 16 times too large.
+    floats[step * 4 + 1] = d1 * keep * float32(0.0625)
+    floats[step * 4 + 2] = s0 * keep
+    floats[step * 4 + 3] = s1 * keep
+
+
+@device_function
+@unrolled
+def _dot_q4_k(words, floats, step, block, part):
+    """Lane t takes the 32 bytes of sub-blocks 2t (low nibbles) and 2t + 1 (high nibbles)."""
+    h0, h1, h2, h3 = ptx.ld_shared_v4_u32(block)
+    quants = block + uint32(16 + part * 32)
+    low = int32(0)
+    high = int32(0)
+    for half in unroll(2):
+        w0, w1, w2, w3 = ptx.ld_shared_v4_u32(quants + uint32(half * 16))
+        at = step * 16 + half * 4
+        low = ptx.dp4a_u8s8(w0 & uint32(LOW), words[at], low)
+        high = ptx.dp4a_u8s8(w0 & uint32(HIGH), words[at + 8], high)
+        low = ptx.dp4a_u8s8(w1 & uint32(LOW), words[at + 1], low)
+        high = ptx.dp4a_u8s8(w1 & uint32(HIGH), words[at + 9], high)
+        low = ptx.dp4a_u8s8(w2 & uint32(LOW), words[at + 2], low)
+        high = ptx.dp4a_u8s8(w2 & uint32(HIGH), words[at + 10], high)
+        low = ptx.dp4a_u8s8(w3 & uint32(LOW), words[at + 3], low)
+        high = ptx.dp4a_u8s8(w3 & uint32(HIGH), words[at + 11], high)
+    scales, minima = scales_k4(h1, h2, h3, part)
+    byte = uint32(255)
+    eight = uint32(8)
+    at = step * 4
+    products = ptx.cvt_rn_f32_u32(scales & byte) * floats[at] * ptx.cvt_rn_f32_s32(low)
+    products += ptx.cvt_rn_f32_u32((scales >> eight) & byte) * floats[at + 1] * ptx.cvt_rn_f32_s32(high)
+    offsets = ptx.cvt_rn_f32_u32(minima & byte) * floats[at + 2]
+    offsets += ptx.cvt_rn_f32_u32((minima >> eight) & byte) * floats[at + 3]
+    return ptx.unpack_f16x2_lo(h0) * products - ptx.unpack_f16x2_hi(h0) * offsets
+
+
+@device_function
+@unrolled
+def _load_q6_k(words, floats, step, record, part, inside):
+    """8 int8 of each of the half's 4 sub-blocks, and what their weights' offset of -32 contributes."""
+    at = record + uint32((part >> 2) * 160 + (part & 3) * 8)
+    keep = float32(0)
+    if inside:
+        keep = float32(1)
+    for p in unroll(4):
+        x0, x1 = ptx.ld_shared_v2_u32(at + uint32((p >> 1) * 80 + (p & 1) * 32))
+        words[step * 12 + p * 2] = x0
+        words[step * 12 + p * 2 + 1] = x1
+        offset = ptx.dp4a(uint32(MINUS_32), x1, ptx.dp4a(uint32(MINUS_32), x0, int32(0)))
+        words[step * 12 + 8 + p] = uint32(offset)
+        scale = record + uint32((part >> 2) * 160 + (p >> 1) * 80 + 64 + (p & 1) * 4)
+        floats[step * 4 + p] = ptx.ld_shared_f32(scale) * keep
+
+
+@device_function
+def _six_bits(low, high):
+    """Four weights of 6 bits: nibbles of `low`, and the two bits above them in place in `high`."""
+    return _choose(low, uint32(LOW), high) & uint32(SIX_BITS)
+
+
+@device_function
+def _piece_q6_k(words, floats, step, p, q0, q1, scales):
+    offset = int32(words[step * 12 + 8 + p])
+    v = ptx.dp4a(q1, words[step * 12 + p * 2 + 1], ptx.dp4a(q0, words[step * 12 + p * 2], offset))
+    return floats[step * 4 + p] * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales + uint32(2 * p)))
+
+
+@device_function
+def _dot_q6_k(words, floats, step, block, part):
+    """Lane (half, i) takes bytes 8 i ... 8 i + 7 of each of the 4 sub-blocks of 32 of its half. 210-byte
+    blocks are 2-byte aligned: words come from the aligned address below, funnel-shifted."""
+    half = part >> 2
+    i = part & 3
+    two = uint32(2)
+    four = uint32(4)
+    p0, p1 = two_words(block + uint32(half * 64 + i * 8))
+    r0, r1 = two_words(block + uint32(half * 64 + 32 + i * 8))
+    z0, z1 = two_words(block + uint32(128 + half * 32 + i * 8))
+    scales = block + uint32(192 + half * 8 + (i >> 1))
+    total = _piece_q6_k(words, floats, step, 0, _six_bits(p0, z0 << four), _six_bits(p1, z1 << four), scales)
+    total += _piece_q6_k(words, floats, step, 1, _six_bits(r0, z0 << two), _six_bits(r1, z1 << two), scales)
+    total += _piece_q6_k(words, floats, step, 2, _six_bits(p0 >> four, z0), _six_bits(p1 >> four, z1), scales)
+    total += _piece_q6_k(
+        words, floats, step, 3, _six_bits(r0 >> four, z0 >> two), _six_bits(r1 >> four, z1 >> two), scales
+    )
+    return ptx.unpack_f16x2_lo(ptx.ld_shared_u16(block + uint32(208))) * total
+
+
+LANE_DOTS = {
+    "Q4_K": LaneDot(4, 16, _load_q4_k, _dot_q4_k),
+    "Q6_K": LaneDot(8, 12, _load_q6_k, _dot_q6_k),
+}

@@ -1,0 +1,28 @@
+"""MMQ: matrix products on int8 tensor cores straight from quantized blocks (seed 003).
+
+The weights stay as the file has them; the activations are int8 a chunk of 32 (pad40). `MmqConfig` names a
+variant, `mmq` makes its kernel, `minfer.cuda.mmq.reference` computes what it must give.
+"""
+
+from minfer.cuda.mmq.config import (
+    CHUNK_BYTES,
+    WEIGHT_TYPES,
+    MmqConfig,
+    narrow,
+    r1,
+    shipped_configs,
+    wide,
+)
+from minfer.cuda.mmq.kernel import mmq, shipped
+
+__all__ = [
+    "CHUNK_BYTES",
+    "WEIGHT_TYPES",
+    "MmqConfig",
+    "mmq",
+    "narrow",
+    "r1",
+    "shipped",
+    "shipped_configs",
+    "wide",
+]

@@ -1,0 +1,216 @@
+"""Tiles of the W4A16 GEMM: what fits a multiprocessor, and which one for a product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from minfer.cuda.gemm import MAX_SHARED_BYTES
+from minfer.cuda.kernel import ConfigRefused
+from minfer.cuda.tile.hopper import ALIGNMENT, BOX_COLUMNS, MbarrierRing, chunk_starts
+from minfer.cuda.tile.transposed import CHUNK_ROWS, chunk_bytes
+from minfer.cuda.w4a16.formats import FORMATS, ROWS, SCALES_BYTES, PackedFormat
+
+CONSUMERS = 2
+#: Warps of the first warpgroup that bring the weights; the warp before them brings the activations.
+MOVERS = 3
+#: Registers a thread after setmaxnreg: 56 + 2 x 224 = 3 x 168, what 384 threads start with.
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 56, 224
+#: Tokens that a group of token tiles should hold: their activations stay in L2 while the weights pass.
+GROUP_TOKENS = 2048
+OUTPUTS = ("f16", "f32")
+STORES = ("tma", "direct")
+
+
+@dataclass(frozen=True)
+class W4A16Config:
+    """Tile of 128 weight rows x `tokens`, k-tiles of 64.
+
+    Attributes:
+        format: of the weights, "Q4_K" or "Q6_K".
+        tokens: the tile's, a multiple of 8 from 64 to 256.
+        stages: k-tiles of activations in flight; slots: blocks of 256 weights a row in flight.
+        out: "f16" or "f32".
+        store: "tma" (f16 only; whole lines through shared memory, rows of C must be whole 16 bytes) or
+            "direct" (any width, an element at a time; f32 fills its sectors).
+        bias: an f32 vector is added to every row of C.
+        gated: the weights are two matrices of `od` rows, gate and up, and C is silu(gate) * up.
+    """
+
+    format: str = "Q4_K"
+    tokens: int = 256
+    stages: int = 4
+    slots: int = 2
+    out: str = "f16"
+    store: str = "tma"
+    bias: bool = False
+    gated: bool = False
+
+    tile_k = BOX_COLUMNS
+    threads = 128 * (CONSUMERS + 1)
+
+    def __post_init__(self):
+        for name, allowed in (("format", FORMATS), ("out", OUTPUTS), ("store", STORES)):
+            if getattr(self, name) not in allowed:
+                raise ConfigRefused(
+                    f"w4a16: {name} = {getattr(self, name)!r}: must be one of {', '.join(allowed)}"
+                )
+        if self.tokens % 8 or not 64 <= self.tokens <= 256:
+            raise ConfigRefused(f"w4a16: {self.tokens} tokens a tile: a multiple of 8 from 64 to 256")
+        if self.store == "tma" and self.out != "f16":
+            raise ConfigRefused(f'w4a16: {self.out} cannot be stored by TMA here: take store="direct"')
+        if self.gated and (self.store != "tma" or self.bias):
+            raise ConfigRefused("w4a16: a gated product is stored by TMA and has no bias")
+        if min(self.stages, self.slots) < 2:
+            raise ConfigRefused(
+                f"w4a16: {self.stages} stages, {self.slots} slots: to copy ahead of computing takes 2"
+            )
+        if self.shared_bytes > MAX_SHARED_BYTES or (self.store == "tma" and self.buffers < 1):
+            raise ConfigRefused(
+                f"w4a16: {self.stages} stages of {self.stage_bytes} bytes and {self.slots} slots of "
+                f"{self.slot_bytes} leave no room for the epilogue's {CONSUMERS * self.chunk_bytes} bytes in "
+                f"{MAX_SHARED_BYTES} of shared memory: use fewer stages"
+            )
+
+    def __str__(self) -> str:
+        text = f"{self.format} {ROWS}x{self.tokens}x{self.tile_k}"
+        text += f" {self.stages} stages {self.slots} slots {self.out}" + (
+            " direct" if self.store == "direct" else ""
+        )
+        return text + (" bias" if self.bias else "") + (" gated" if self.gated else "")
+
+    @property
+    def outputs(self) -> int:
+        """Columns of C in a tile."""
+        return ROWS // 2 if self.gated else ROWS
+
+    @property
+    def chunk_bytes(self) -> int:
+        """A chunk of a consumer's part of C."""
+        return chunk_bytes(self.outputs // CONSUMERS)
+
+    @property
+    def packed(self) -> PackedFormat:
+        return FORMATS[self.format]
+
+    @cached_property
+    def ring(self) -> MbarrierRing:
+        """Of the activations' stages: a warpgroup arrives once."""
+        return MbarrierRing(self.stages, CONSUMERS)
+
+    @cached_property
+    def slot_ring(self) -> MbarrierRing:
+        """Of the weights' slots: every consumer warp arrives, since each reads them by itself."""
+        return MbarrierRing(self.slots, 4 * CONSUMERS)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Activations of a k-tile."""
+        return self.tokens * self.tile_k * 2
+
+    @property
+    def packed_bytes(self) -> int:
+        """Blocks of a slot."""
+        return ROWS * self.packed.pitch
+
+    @property
+    def slot_bytes(self) -> int:
+        """A slot: the blocks, their scales as f16, and where each row's block starts if that differs."""
+        return self.packed_bytes + SCALES_BYTES + (0 if self.packed.by_tma else 4 * ROWS)
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Both rings' mbarriers, one a slot that says that the scales are there, and a constant."""
+        return self.ring.size_bytes + self.slot_ring.size_bytes + 8 * self.slots + 8
+
+    @property
+    def buffers(self) -> int:
+        """Chunks of C that a consumer may have in flight: what fits."""
+        if self.store != "tma":
+            return 0
+        used = self.stages * self.stage_bytes + self.slots * self.slot_bytes + self.barrier_bytes + ALIGNMENT
+        return min(
+            len(chunk_starts(self.tokens)), (MAX_SHARED_BYTES - used) // (CONSUMERS * self.chunk_bytes)
+        )
+
+    @property
+    def buffers_start(self) -> int:
+        """Where the epilogue's buffers lie: behind the activations."""
+        return self.stages * self.stage_bytes
+
+    @property
+    def slots_start(self) -> int:
+        """Where the weights lie: behind the epilogue's buffers."""
+        return self.buffers_start + max(0, self.buffers) * CONSUMERS * self.chunk_bytes
+
+    @property
+    def barriers_start(self) -> int:
+        return self.slots_start + self.slots * self.slot_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory a block, with room to align its start to 1024 bytes."""
+        return self.barriers_start + self.barrier_bytes + ALIGNMENT
+
+    @property
+    def boxes(self) -> dict[str, tuple[int, int, int]]:
+        """Argument -> (rows, columns, swizzle) of its tensor map's boxes; weights are bytes."""
+        boxes = {"a": (self.tokens, BOX_COLUMNS, 128)}
+        if self.packed.by_tma:
+            boxes["w"] = (self.outputs, self.packed.block_bytes, 0)
+        if self.store == "tma":
+            boxes["c"] = (CHUNK_ROWS, self.outputs // CONSUMERS, self.outputs)
+        return boxes
+
+    def check(self, nt: int, od: int, depth: int, width: int) -> None:
+        """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C."""
+        if min(nt, od, depth) < 1 or depth % 256:
+            raise ConfigRefused(f"w4a16: {nt} x {od} x {depth}: sizes from 1, id a multiple of 256")
+        if self.store == "tma" and width % 8:
+            raise ConfigRefused(
+                f"w4a16: rows of {width} f16: TMA stores rows of whole 16 bytes: take the direct store"
+            )
+
+    def tiles(self, nt: int, od: int) -> tuple[int, int]:
+        """(token tiles, output tiles)."""
+        return -(-nt // self.tokens), -(-od // self.outputs)
+
+    def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
+        """Blocks of a persistent launch: one a multiprocessor, at most one a tile."""
+        token_tiles, output_tiles = self.tiles(nt, od)
+        return min(multiprocessors, token_tiles * output_tiles), 1, 1
+
+    def group(self, nt: int) -> int:
+        """Token tiles a group of the schedule: about 2048 tokens."""
+        token_tiles = -(-nt // self.tokens)
+        return -(-token_tiles // max(1, round(nt / GROUP_TOKENS)))
+
+
+#: (tokens, stages) of the tiles that `choose` picks from.
+TILES = ((256, 4), (232, 4), (192, 4), (152, 5), (128, 6), (96, 6), (64, 6))
+
+
+def choose(
+    format: str,
+    nt: int,
+    od: int,
+    depth: int,
+    multiprocessors: int = 132,
+    out: str = "f16",
+    width: int = 8,
+    gated: bool = False,
+) -> W4A16Config:
+    """The config with the fewest cycles over whole waves of blocks, for an nt x od x depth product into a C
+    of this `width`; gated: of 2 od rows of weights.
+
+    A k-tile costs its wgmmas (4 cycles a token for 128 outputs), or what unpacking its weights takes; a tile
+    about 1500 cycles outside its main loop."""
+    unpacking = 400 if format == "Q4_K" else 550
+
+    def cost(tokens: int) -> int:
+        waves = -(-(-(-nt // tokens) * -(-od * (1 + gated) // ROWS)) // multiprocessors)
+        return waves * (depth // 64 * max(4 * tokens, unpacking) + 1500)
+
+    tokens, stages = min(TILES, key=lambda tile: cost(tile[0]))
+    store = "tma" if out == "f16" and width % 8 == 0 else "direct"
+    return W4A16Config(format, tokens, stages, out=out, store=store, gated=gated)

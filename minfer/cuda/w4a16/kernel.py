@@ -1,0 +1,331 @@
+"""C[nt, od] = A[nt, id] W[od, id]^T on Hopper with W as Q4_K or Q6_K blocks: no f16 copy of the weights.
+
+The product is computed transposed, since only wgmma's A operand may come from registers: a tile's rows are
+128 outputs, its columns up to 256 tokens. Warpgroup 0 brings both operands: one thread loads the activations'
+k-tiles of 64 by TMA into a ring of stages, three warps the weights' blocks into a ring of slots
+(`minfer.cuda.w4a16.movers`). Warpgroups 1 and 2 hold 64 rows each: they unpack a k-tile's weights into
+fragments (`minfer.cuda.w4a16.formats`) while the tensor cores work on the one before; no unpacked weight is
+written anywhere. One block a multiprocessor takes tile after tile.
+
+- Each weight becomes f16 with one rounding (Q4_K) or is an exact 6-bit number times an f16 scale (Q6_K): the
+  result is as exact as that of a GEMM over an f16 copy, up to the scales' own rounding to f16.
+- The tokens of a tile are chosen so that the tiles fill whole waves of multiprocessors (`choose`).
+- While wgmma is in flight nothing branches by lane (C7518), and fragments are pinned before the next wait.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from minfer.cuda.kernel import Argument, Kernel
+from minfer.cuda.tile.hopper import ALIGNMENT
+from minfer.cuda.w4a16.config import (
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    MOVERS,
+    PRODUCER_REGISTERS,
+    TILES,
+    W4A16Config,
+)
+from minfer.cuda.w4a16.formats import FORMATS, ROWS, SCALE_BYTES
+
+
+@cache
+def w4a16(config: W4A16Config) -> Kernel:
+    """The kernel of a config: (a, w, [bias], c, nt, od, depth, first, width, group). With `gated` c is
+    silu(gate) * up of products with od rows each, which follow each other in w.
+
+    a is the tensor map of A [nt, depth] f16. w holds the blocks of `od` rows (gated: 2 od): a tensor map of
+    uint8 [rows, row bytes] for Q4_K, the uint8 array itself for Q6_K. bias is f32 [od]. c is C [nt, width],
+    f16 or f32: a tensor map with store="tma", else the array; the product's columns start at `first`. (Boxes
+    and swizzles: `config.boxes`.) Sizes are int32; depth is a multiple of 256; group is `config.group(nt)`,
+    the grid `config.grid`.
+
+    Every element of the product is written. With store="tma" a product that ends before `width` writes zeros
+    or rubbish to columns past its end, up to the next multiple of 64 columns from `first`: products into
+    neighbouring columns must be launched in ascending order."""
+    from numba import cuda
+    from numba.cuda import types
+
+    from minfer.cuda import ptx
+    from minfer.cuda.elementwise.activation import LOG2_E, silu_product_by
+    from minfer.cuda.instruction import device_function, unroll, unrolled
+    from minfer.cuda.tile.scheduler import tile_xy
+    from minfer.cuda.tile.transposed import store_accumulators_transposed, store_tile_transposed
+    from minfer.cuda.w4a16.movers import move_weights, row_start
+
+    tokens, tile_k, outputs = config.tokens, config.tile_k, config.outputs
+    stages, stage_bytes = config.stages, config.stage_bytes
+    slots, slot_bytes, packed_bytes = config.slots, config.slot_bytes, config.packed_bytes
+    buffers_start, slots_start, barriers_start = (
+        config.buffers_start,
+        config.slots_start,
+        config.barriers_start,
+    )
+    slot_barriers = config.ring.size_bytes
+    ready_start = slot_barriers + config.slot_ring.size_bytes
+    accumulators, words = tokens // 2, config.packed.words
+    by_tma, stored_by_tma, biased = config.packed.by_tma, config.store == "tma", config.bias
+    # Gates and the ups that belong to them are rows g and g + 8 of the fragments.
+    combine = silu_product_by if config.gated else None
+    constant_start, minus_log2_e = ready_start + 8 * slots, -LOG2_E
+    gated, consumer_outputs = config.gated, outputs // CONSUMERS
+    # Weight rows of a warp, and from row g of its fragments to row g + 8.
+    warp_rows, apart = (8, ROWS // 2) if gated else (16, 8)
+    scales_apart = apart * SCALE_BYTES
+    buffers_bytes = max(0, config.buffers) * config.chunk_bytes
+    element_bytes = 2 if config.out == "f16" else 4
+    advance, advance_slot = config.ring.advance, config.slot_ring.advance
+    initialise, initialise_slots = config.ring.initialise, config.slot_ring.initialise
+    fewer, more_registers = (
+        ptx.setmaxnreg("dec", PRODUCER_REGISTERS),
+        ptx.setmaxnreg("inc", CONSUMER_REGISTERS),
+    )
+    fragments, block_start, move = config.packed.fragments, row_start(config), move_weights(config)
+    # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
+    multiply_first = ptx.wgmma(tokens, a="registers", k_steps=4, accumulate="operand", wait=1)
+    multiply = ptx.wgmma(tokens, a="registers", k_steps=4, wait=1)
+    wait_sums, pin = ptx.wgmma_wait(0, accumulators), ptx.pin(16)
+    wait_stores = ptx.bulk_wait_group_read(0)
+    store_tile = store_tile_transposed(tokens, config.buffers, combine) if stored_by_tma else None
+    store_elements = store_accumulators_transposed(tokens, config.out)
+    descriptor = ptx.wgmma_descriptor
+
+    @device_function
+    def bring_activations(a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group):
+        stage, parity = types.uint32(0), types.uint32(1)
+        while tile < token_tiles * output_tiles:
+            token_tile, _ = tile_xy(tile, token_tiles, output_tiles, group)
+            token = types.int32(token_tile * tokens)
+            k = types.int32(0)
+            while k < k_tiles:
+                full = barriers + 8 * stage
+                ptx.mbarrier_wait(full + 8 * stages, parity)
+                ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+                ptx.tma_load_2d(base + stage * stage_bytes, a_map, full, k * tile_k, token)
+                stage, parity = advance(stage, parity)
+                k = types.int32(k + 1)
+            tile = types.int32(tile + step)
+
+    @device_function
+    def add_bias(sums, low, high):
+        for j in range(tokens // 8):
+            sums[4 * j] += low
+            sums[4 * j + 1] += low
+            sums[4 * j + 2] += high
+            sums[4 * j + 3] += high
+
+    @device_function
+    def bias_of(bias, row, od):
+        return ptx.ld_global_nc_f32(bias + types.uint64(min(row, od - 1)) * types.uint64(4))
+
+    @device_function
+    @unrolled
+    def consume(
+        bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks,
+        nt, od, first, width, group, consumer, thread,
+    ):  # fmt: skip
+        lane, warp = thread & 31, ptx.uniform(thread >> 5)
+        row = types.int32(consumer * consumer_outputs + warp * warp_rows + (lane >> 2))
+        byte = types.uint32((lane & 3) * 2)
+        sums = cuda.local.array(accumulators, dtype=types.float32)
+        even = cuda.local.array(16, dtype=types.uint32)
+        odd = cuda.local.array(16, dtype=types.uint32)
+        raw = cuda.local.array(words, dtype=types.uint32)
+        for i in range(accumulators):
+            sums[i] = types.float32(0)
+        low_bias, high_bias = types.float32(0), types.float32(0)
+        a_start = descriptor(base, 16)
+        slots_at, ready = types.uint32(base + slots_start), types.uint32(barriers + ready_start)
+        constant = types.uint32(barriers + constant_start)
+        buffer = types.uint32(base + buffers_start + consumer * buffers_bytes)
+        stage, parity, previous = types.uint32(0), types.uint32(0), types.uint32(0)
+        slot, slot_parity = types.uint32(0), types.uint32(0)
+        token_tile, output_tile = types.int32(0), types.int32(0)
+        ptx.mbarrier_wait(ready, 0)
+        near, far = block_start(slots_at, row) + byte, block_start(slots_at, row + apart) + byte
+        scales = types.uint32(slots_at + packed_bytes + row * SCALE_BYTES)
+        fragments(even, raw, near, far, scales, scales_apart, 0)
+        pin(even)
+        while tile < token_tiles * output_tiles:
+            block = types.int32(0)
+            while block < blocks:
+                for quarter in unroll(4):
+                    ptx.mbarrier_wait(barriers + 8 * stage, parity)
+                    activations = a_start + stage * (stage_bytes >> 4)
+                    if quarter == 0:
+                        multiply_first(sums, even, activations, block)
+                    if quarter == 2:
+                        multiply(sums, even, activations)
+                    if quarter % 2 == 1:
+                        multiply(sums, odd, activations)
+                    # The k-tile before is done: its stage and its fragments are free.
+                    if quarter > 0:
+                        ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
+                    if quarter == 0:
+                        if block > 0:
+                            ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
+                        else:
+                            # Divisions that run under the tensor cores' work.
+                            x, y = tile_xy(tile, token_tiles, output_tiles, group)
+                            token_tile, output_tile = ptx.uniform(x), ptx.uniform(y)
+                            if biased:
+                                low_bias = bias_of(bias, output_tile * outputs + row, od)
+                                high_bias = bias_of(bias, output_tile * outputs + row + 8, od)
+                    previous = stage
+                    stage, parity = advance(stage, parity)
+                    # The next k-tile's fragments while this one is multiplied.
+                    if quarter == 0:
+                        fragments(odd, raw, near, far, scales, scales_apart, 1)
+                        pin(odd)
+                    if quarter == 1:
+                        fragments(even, raw, near, far, scales, scales_apart, 2)
+                        pin(even)
+                    if quarter == 2:
+                        fragments(odd, raw, near, far, scales, scales_apart, 3)
+                        pin(odd)
+                        ptx.syncwarp()
+                        ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
+                    if quarter == 3:
+                        # At the very end the last block is unpacked once more, for nothing.
+                        if block + 1 < blocks or tile + step < token_tiles * output_tiles:
+                            slot, slot_parity = advance_slot(slot, slot_parity)
+                            ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
+                        place = types.uint32(slots_at + slot * slot_bytes)
+                        near, far = block_start(place, row) + byte, block_start(place, row + apart) + byte
+                        scales = types.uint32(place + packed_bytes + row * SCALE_BYTES)
+                        fragments(even, raw, near, far, scales, scales_apart, 0)
+                        pin(even)
+                block = types.int32(block + 1)
+            wait_sums(sums)
+            ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
+            if biased:
+                add_bias(sums, low_bias, high_bias)
+            token, column = token_tile * tokens, output_tile * outputs + consumer * consumer_outputs
+            if stored_by_tma:
+                store_tile(sums, c, buffer, token, first + column, thread, 1 + consumer, constant)
+            else:
+                store_elements(
+                    sums,
+                    c + types.uint64(first * element_bytes),
+                    width,
+                    token,
+                    column + warp * 16,
+                    nt,
+                    od,
+                    lane,
+                )
+            tile = types.int32(tile + step)
+        if stored_by_tma and thread == 0:
+            wait_stores()
+
+    @device_function
+    def work(a_map, source, bias, c, nt, od, depth, first, width, group, pitch):
+        start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
+        base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
+        barriers = types.uint32(base + barriers_start)
+        thread = cuda.threadIdx.x
+        warpgroup = ptx.uniform(thread >> 7)
+        if thread == 0:
+            ptx.prefetch_tensor_map(a_map)
+            if by_tma:
+                ptx.prefetch_tensor_map(source)
+            if stored_by_tma:
+                ptx.prefetch_tensor_map(c)
+            initialise(barriers)
+            initialise_slots(barriers + slot_barriers)
+            for slot in range(slots):
+                ptx.mbarrier_init(barriers + ready_start + 8 * slot, MOVERS)
+            ptx.fence_mbarrier_init()
+            if gated:
+                ptx.st_shared_f32(barriers + constant_start, types.float32(minus_log2_e))
+        cuda.syncthreads()
+        token_tiles = types.int32((nt + (tokens - 1)) // tokens)
+        output_tiles = types.int32((od + (outputs - 1)) // outputs)
+        blocks, k_tiles = types.int32(depth >> 8), types.int32(depth >> 6)
+        tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
+        if warpgroup == 0:
+            fewer()
+            if thread == 0:
+                bring_activations(
+                    a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group
+                )
+            if thread >= 32:
+                landed = types.uint32(barriers + slot_barriers)
+                ready, first_slot = types.uint32(barriers + ready_start), types.uint32(base + slots_start)
+                move(
+                    source, first_slot, landed, ready, tile, step,
+                    token_tiles, output_tiles, blocks, od, pitch, group, types.int32(thread - 32),
+                )  # fmt: skip
+        else:
+            more_registers()
+            consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
+            consume(
+                bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks,
+                nt, od, first, width, group, consumer, within,
+            )  # fmt: skip
+
+    pitch_of_256 = config.packed.block_bytes
+
+    @device_function
+    def start_work(a, w, bias, c, nt, od, depth, first, width, group):
+        if by_tma:
+            source = ptx.tensor_map_address(w)
+        else:
+            source = ptx.global_address(w)
+        if stored_by_tma:
+            target = ptx.tensor_map_address(c)
+        else:
+            target = ptx.global_address(c)
+        pitch = types.int32((depth >> 8) * pitch_of_256)
+        a_map = ptx.tensor_map_address(a)
+        work(a_map, source, bias, target, nt, od, depth, first, width, group, pitch)
+
+    def plain(a, w, c, nt, od, depth, first, width, group):
+        start_work(a, w, types.uint64(0), c, nt, od, depth, first, width, group)
+
+    def with_bias(a, w, bias, c, nt, od, depth, first, width, group):
+        start_work(a, w, ptx.global_address(bias), c, nt, od, depth, first, width, group)
+
+    tensor_map = Argument("w", "tensor_map", "uint8")
+    arguments = (
+        Argument("a", "tensor_map", "float16"),
+        tensor_map if by_tma else Argument("w", "in", "uint8"),
+        *((Argument("bias", "in", "float32"),) if biased else ()),
+        Argument("c", "tensor_map", "float16", stored=True)
+        if stored_by_tma
+        else Argument("c", "out", {"f16": "float16", "f32": "float32"}[config.out]),
+        *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "first", "width", "group")),
+    )
+
+    def signature():
+        def parameter(argument):
+            if argument.kind == "scalar":
+                return types.int32
+            if argument.kind == "tensor_map":
+                return types.CPointer(types.uint8)
+            return types.CPointer(getattr(types, argument.dtype))
+
+        return types.void(*map(parameter, arguments))
+
+    return Kernel(
+        name="w4a16",
+        config=config,
+        function=with_bias if biased else plain,
+        signature=signature,
+        threads=config.threads,
+        shared_bytes=config.shared_bytes,
+        arguments=arguments,
+        min_arch=90,
+        arch_specific=True,
+        min_blocks=1,
+    )
+
+
+def shipped() -> list[Kernel]:
+    """Every tile that `choose` picks for f16, for gated products of Q4_K, and one of every other form."""
+    tiles = [W4A16Config(name, *tile) for name in FORMATS for tile in TILES]
+    others = [W4A16Config(name, 128, 6, out="f32", store="direct", bias=True) for name in FORMATS]
+    gated = [W4A16Config("Q4_K", *tile, gated=True) for tile in TILES]
+    gated.append(W4A16Config("Q6_K", 128, 6, gated=True))
+    return [w4a16(config) for config in (*tiles, *others, *gated)]

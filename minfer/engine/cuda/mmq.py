@@ -1,0 +1,154 @@
+"""Products straight from quantized blocks: which MMQ kernel a matrix takes, and what where one cannot.
+
+A route names a chain of kernels, the best first. A matrix takes the first one that can run: a kernel is
+passed over for a format that it does not read, for rows that are no whole super-blocks, for shared memory
+that the device does not allow, or because it does not compile or the driver refuses it. What no kernel of
+the chain takes goes through the f16 GEMM, dequantized before each product. Every step down is told, once for
+each format and row length; nothing is ever left unwritten.
+
+    mmq_raw_wide   wide KD=8 -> wide KD=4 -> narrow KD=8 -> R1 -> f16
+    mmq_raw                                  narrow KD=8 -> R1 -> f16
+    mmq                                                     R1 -> f16
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
+from minfer.cuda.mmq import MmqConfig, mmq
+
+if TYPE_CHECKING:
+    from minfer.engine.cuda.devices import Device
+    from minfer.engine.cuda.weights import Run, Stack
+
+
+@dataclass(frozen=True)
+class Step:
+    """A kernel of a chain, without the format."""
+
+    variant: str
+    tokens: int
+    kd: int
+
+    def __str__(self) -> str:
+        if self.variant == "r1":
+            return "R1"
+        return f"{'wide' if self.tokens == 128 else 'narrow'} KD={self.kd}"
+
+    def config(self, format: str) -> MmqConfig:
+        """Its config for a block format. Raises ConfigRefused for one that it does not read."""
+        return MmqConfig(self.variant, format, tokens_tile=self.tokens, kd=self.kd)
+
+
+_R1, _NARROW = Step("r1", 64, 8), Step("raw", 64, 8)
+CHAINS: dict[str, tuple[Step, ...]] = {
+    "mmq": (_R1,),
+    "mmq_raw": (_NARROW, _R1),
+    "mmq_raw_wide": (Step("raw", 128, 8), Step("raw", 128, 4), _NARROW, _R1),
+}
+"""The kernels of each route, the best first. Behind the last one stands the f16 GEMM."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernel of a matrix: a step of its chain, or None for the f16 GEMM, and why not an earlier one."""
+
+    place: int
+    config: MmqConfig | None
+    passed_over: tuple[str, ...] = ()
+
+
+@cache
+def choose(route: str, format: str, columns: int, shared_bytes: int, first: int = 0) -> Choice:
+    """What a route does with rows of `columns` weights on a device that allows `shared_bytes` a block; from
+    the chain's step `first` on."""
+    chain, passed_over = CHAINS[route], []
+    for place in range(first, len(chain)):
+        reason = None
+        try:
+            config = chain[place].config(format)
+            config.check(1, 1, columns)
+        except ConfigRefused as error:
+            reason = str(error)
+        else:
+            if config.shared_bytes > shared_bytes:
+                reason = (
+                    f"it takes {config.shared_bytes:,} bytes of shared memory a block, the device allows "
+                    f"{shared_bytes:,}"
+                )
+        if reason is None:
+            return Choice(place, config, tuple(passed_over))
+        passed_over.append(step_down(route, place, format, columns, reason))
+    return Choice(len(chain), None, tuple(passed_over))
+
+
+def step_down(route: str, place: int, format: str, columns: int, reason: str) -> str:
+    """The line that tells why a step of a route's chain is not taken, and what comes next."""
+    chain = CHAINS[route]
+    following = chain[place + 1] if place + 1 < len(chain) else "the f16 GEMM"
+    return f"{route}: {chain[place]} refused for {format} rows of {columns}: {reason}; next: {following}"
+
+
+def takes(route: str, shapes: Sequence[tuple[str, int]], shared_bytes: int) -> bool:
+    """Whether MMQ kernels take all of these (format, columns): matrices that are multiplied at once."""
+    return all(choose(route, *shape, shared_bytes).config is not None for shape in shapes)
+
+
+class MmqProducts:
+    """Launches the MMQ kernels of a route. `tell` gets a line for each step down."""
+
+    def __init__(self, device: Device, route: str, tell: Callable[[str], None]):
+        self.device, self.route, self.tell = device, route, tell
+        self._first: dict[tuple[str, int], int] = {}
+        self._told: set[str] = set()
+
+    def multiply(self, out: Any, operand: Callable[[str], Any], stack: Stack) -> bool:
+        """out = x . stack^T, f32 or f16 (tokens, rows). operand("pad40"): x as chunks, uint8 (tokens, bytes).
+
+        Returns False, with nothing launched or a refused launch behind it, where the stack must take the f16
+        GEMM instead: in that case `out` is to be written by that.
+        """
+        if not all(self._choice(run).config is not None for run in stack.runs):
+            return False
+        chunks, first = operand("pad40"), 0
+        stride = stack.rows if len(stack.runs) > 1 else None
+        for run in stack.runs:
+            if not self._launch(run, chunks, out.reshape(-1)[first:] if stride else out, stride):
+                return False
+            first += run.rows
+        return True
+
+    def _choice(self, run: Run) -> Choice:
+        first = self._first.get((run.format, run.columns), 0)
+        choice = choose(self.route, run.format, run.columns, self.device.shared_bytes, first)
+        for line in choice.passed_over:
+            if line not in self._told:
+                self._told.add(line)
+                self.tell(line)
+        return choice
+
+    def _launch(self, run: Run, chunks: Any, out: Any, stride: int | None) -> bool:
+        """Multiply one run, into some columns of rows of `stride` elements or a matrix of its own; steps down
+        where the compiler or the driver refuses. False: no step is left."""
+        from minfer.engine.cuda.weights import kernel
+
+        nt = len(chunks)
+        while (config := (choice := self._choice(run)).config) is not None:
+            args = run.blocks, chunks, out, nt, run.rows, run.columns
+            if stride is not None:
+                config, args = replace(config, strided=True), (*args, stride)
+            if out.dtype == np.float16:
+                config = replace(config, out="f16")
+            try:
+                self.device.launch(kernel(mmq, config), config.grid(nt, run.rows), *args)
+                return True
+            except (LaunchRefused, CompileError) as error:
+                self.tell(step_down(self.route, choice.place, run.format, run.columns, str(error)))
+                self._first[run.format, run.columns] = choice.place + 1
+        return False

@@ -1,0 +1,147 @@
+"""The lane player: a time slider through one block of a simulated kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from types import CellType, FunctionType
+from typing import Any
+
+import ipywidgets
+import numpy as np
+
+from minfer.cuda.kernel import Kernel
+from minfer.lab.explorer import Explorer, dropdown, integers
+from minfer.lab.lane_film import Film, Frame, TileAt, film
+from minfer.lab.lane_view import draw_frame, frame_html
+
+FAULTS = {
+    "none": "the kernel as it is",
+    "late wait": "waits for one copy group too few",
+}
+"""What can be wrong with the toy kernel of `gemm_film`."""
+
+
+def with_names(kernel: Kernel, **names: Any) -> Kernel:
+    """A copy of a kernel in which names of its function's closure mean something else: a planted fault.
+
+    Raises:
+        KeyError: the function has no such free variable.
+    """
+    function = kernel.function
+    free = function.__code__.co_freevars
+    unknown = names.keys() - set(free)
+    if unknown:
+        raise KeyError(f"{kernel.name} uses no {', '.join(sorted(unknown))}; it has {', '.join(free)}")
+    cells = tuple(
+        CellType(names[name]) if name in names else cell
+        for name, cell in zip(free, function.__closure__ or (), strict=True)
+    )
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
+    return replace(kernel, function=copy)
+
+
+@lru_cache(maxsize=16)
+def gemm_film(layout: str = "padded", fault: str = "none") -> Film:
+    """A 32 x 32 x 48 product by one block of two warps of the f16 GEMM kernel, k-steps of 16, two stages.
+
+    Args:
+        layout: "plain", "padded" or "swizzled" rows. fault: a key of `FAULTS`.
+
+    Raises:
+        ConfigRefused: an unknown layout. KeyError: an unknown fault.
+    """
+    from minfer.cuda import ptx, simulator
+    from minfer.cuda.gemm import GemmConfig, make_gemm
+    from minfer.cuda.trace import Trace
+
+    FAULTS[fault]
+    config = GemmConfig(32, 32, 16, stages=2, warps=2, warps_n=1, layout=layout)
+    kernel = make_gemm(config)
+    if fault == "late wait":
+        kernel = with_names(kernel, wait=ptx.cp_async_wait_group(config.stages - 1))
+    nt = od = 32
+    depth = 48
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((rows, depth)).astype(np.float16) for rows in (nt, od))
+    c = np.full((nt, od), np.nan, np.float32)
+    trace = Trace()
+    arguments = (a, b, c, nt, od, depth)
+    simulator.launch(kernel, config.grid(nt, od), *arguments, trace=trace, strict=False)
+    return film(trace, tiles=gemm_tiles(config))
+
+
+def gemm_tiles(config: Any) -> dict[str, TileAt]:
+    """Where the stages of a GEMM's f16 tiles lie in shared memory."""
+    where = {}
+    a, b = config.tiles
+    for stage in range(config.stages):
+        start = stage * config.stage_bytes
+        for name, tile, at in (("A", a, start), ("B", b, start + a.size_bytes)):
+            where[f"{name}, stage {stage}"] = TileAt(at, tile.rows, tile.row_bytes, tile.address)
+    return where
+
+
+class LanePlayer(Explorer):
+    """A time slider through the films of one kernel.
+
+    Args:
+        films: name -> film, the first one shown first.
+        step: where the slider stands at first.
+    """
+
+    def __init__(self, films: Mapping[str, Film], step: int = 0) -> None:
+        self.films = dict(films)
+        first = next(iter(self.films))
+        controls = {
+            "name": dropdown({name: name for name in self.films}, first, "kernel"),
+            "step": integers(0, len(self.films[first]) - 1, step, "step"),
+        }
+        super().__init__("lane player", controls, self._frame, draw_frame, frame_html)
+        self.play = ipywidgets.Play(step, max=len(self.films[first]) - 1, interval=1200)
+        ipywidgets.jslink((self.play, "value"), (controls["step"], "value"))
+        self.to_conflict = ipywidgets.Button(description="next conflict", icon="step-forward")
+        self.to_hazard = ipywidgets.Button(description="next hazard", icon="exclamation-triangle")
+        self.to_conflict.on_click(lambda _: self.jump("conflicts"))
+        self.to_hazard.on_click(lambda _: self.jump("hazards"))
+        self._buttons()
+        left = self.box.children[0]
+        left.children = (*left.children, self.play, ipywidgets.HBox([self.to_conflict, self.to_hazard]))
+
+    @property
+    def film(self) -> Film:
+        """The film that is shown."""
+        return self.films[self.controls["name"].value]
+
+    def jump(self, what: str) -> None:
+        """Go to the next step with one of "conflicts" or "hazards", from the start again at the end."""
+        number = self.film.next(getattr(self.film, what), self.controls["step"].value)
+        if number is not None:
+            self.set(step=number)
+
+    def _frame(self, name: str, step: int) -> Frame:
+        return self.films[name].frame(step)
+
+    def _changed(self, change) -> None:
+        if change["owner"] is self.controls["name"]:
+            self.controls["step"].max = self.play.max = len(self.film) - 1
+            self._buttons()
+        super()._changed(change)
+
+    def _buttons(self) -> None:
+        for button, numbers in ((self.to_conflict, self.film.conflicts), (self.to_hazard, self.film.hazards)):
+            button.disabled = not numbers
+
+
+def gemm_player(step: int = 20) -> LanePlayer:
+    """The small GEMM with three layouts of its rows, and with its wait one group too late."""
+    return LanePlayer(
+        {
+            "plain rows": gemm_film("plain"),
+            "padded rows": gemm_film("padded"),
+            "XOR swizzle": gemm_film("swizzled"),
+            "padded rows, wait missing": gemm_film("padded", "late wait"),
+        },
+        step,
+    )

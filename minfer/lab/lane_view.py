@@ -1,0 +1,273 @@
+"""The lane player's picture and text: shared memory by bank, the tile, the banks' load, the source line."""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from minfer.cuda.trace import Finding, Place
+from minfer.lab import style
+from minfer.lab.bank_view import verdict
+from minfer.lab.lane_film import (
+    EMPTY,
+    FLIGHT,
+    NAMES,
+    STATES,
+    WRITTEN,
+    Film,
+    Frame,
+    Step,
+    TileAt,
+    file_name,
+    source_lines,
+)
+from minfer.lab.picture import Picture
+
+STATE_COLOURS = {
+    EMPTY: style.PAPER,
+    FLIGHT: style.tint(style.ORANGE, 0.45),
+    WRITTEN: style.tint(style.SKY, 0.65),
+}
+TOUCHED, CONFLICT, HAZARD = style.BLUE, style.RED, style.INK
+KIND_COLOURS = {
+    "copy": style.ORANGE,
+    "wait": style.YELLOW,
+    "load": style.BLUE,
+    "store": style.SKY,
+    "mma": style.GREEN,
+    "barrier": style.QUIET,
+    "global": style.PINK,
+}
+MOST_LABELLED = 40
+"""Rows up to which a map has a lane's number in every touched word."""
+
+
+def draw_frame(frame: Frame) -> Picture:
+    """A step of a film: every warp's steps on top, shared memory by bank with its load, the touched tile."""
+    fig = Figure(figsize=(9.6, 7.4), layout="constrained", facecolor="white")
+    grid = fig.add_gridspec(3, 2, height_ratios=(1.1, 5.2, 1.3), width_ratios=(1.75, 1))
+    top, memory = style.dress(fig.add_subplot(grid[0, :])), style.dress(fig.add_subplot(grid[1, 0]))
+    load = style.dress(fig.add_subplot(grid[2, 0], sharex=memory))
+    cells = style.dress(fig.add_subplot(grid[1:, 1]))
+    rows = [{"panel": "steps", **row} for row in _timeline(top, frame.film, frame.step)]
+    rows += [{"panel": "words", **row} for row in frame.words]
+    _memory(memory, frame)
+    rows += [{"panel": "load", "bank": bank, "words": count} for bank, count in enumerate(_load(load, frame))]
+    _tile(cells, frame)
+    _legend(fig)
+    alt = f"{frame.film.name}, step {frame.step.number + 1} of {len(frame.film)}: {frame.step}"
+    return Picture(fig, alt, rows)
+
+
+def _timeline(ax: Axes, film: Film, now: Step) -> list[dict]:
+    colours = np.ones((film.warps, len(film), 3))
+    for step in film.steps:
+        colours[step.warp, step.number] = _rgb(KIND_COLOURS[step.kind])
+    style.bare(ax)
+    ax.imshow(colours, extent=(0, len(film), film.warps, 0), aspect="auto", interpolation="nearest")
+    for numbers, marker, colour in ((film.conflicts, "v", CONFLICT), (film.hazards, "X", HAZARD)):
+        if numbers:
+            ax.plot(
+                [n + 0.5 for n in numbers],
+                [film.steps[n].warp + 0.5 for n in numbers],
+                linestyle="",
+                marker=marker,
+                markersize=4.5,
+                color=colour,
+                markeredgecolor="white",
+                markeredgewidth=0.5,
+            )
+    ax.axvspan(now.number, now.number + 1, facecolor="none", edgecolor=style.INK, linewidth=1.4, zorder=5)
+    ax.set_yticks([w + 0.5 for w in range(film.warps)], [str(w) for w in range(film.warps)])
+    ax.set_xlim(0, len(film))
+    ax.tick_params(length=0)
+    style.label(ax, "step (one instruction of one warp)", "warp")
+    note = f"step {now.number + 1} of {len(film)}: {now}"
+    style.title(ax, _headline(now), note)
+    return [
+        {
+            "step": step.number,
+            "warp": step.warp,
+            "kind": step.kind,
+            "wavefronts": step.banks.wavefronts if step.banks else None,
+            "degree": step.banks.degree if step.banks else None,
+            "hazard": bool(step.findings),
+        }
+        for step in film.steps
+    ]
+
+
+def _headline(step: Step) -> str:
+    if step.findings:
+        return step.findings[0].kind
+    if step.banks is not None:
+        return verdict(step.banks)
+    return {
+        "copy": "copies are on their way",
+        "wait": f"{len(step.landed)} copies have landed",
+        "mma": "no memory is touched",
+        "barrier": "warps wait for each other",
+    }.get(step.kind, NAMES.get(step.op, step.op.name.lower()))
+
+
+def _memory(ax: Axes, frame: Frame) -> None:
+    """All of shared memory as it lies in the banks, 128 bytes a row."""
+    style.bare(ax)
+    height = -(-len(frame.states) // 32)
+    states = np.full(height * 32, EMPTY)
+    states[: len(frame.states)] = frame.states
+    colours = np.array([_rgb(STATE_COLOURS[state]) for state in (EMPTY, FLIGHT, WRITTEN)])
+    picture = colours[states].reshape(height, 32, 3)
+    for word in frame.words:
+        picture[word["word"] // 32, word["bank"]] = _rgb(_word_colour(word))
+    style.cells(ax, picture)
+    if height <= MOST_LABELLED:
+        _numbers(ax, [(word["word"] // 32, word["bank"], word["lane"]) for word in frame.words])
+    for name, tile in frame.film.tiles.items():
+        first, size = tile.start / 128, (max(tile.words) + 1) * 4 / 128 - tile.start / 128
+        ax.plot([32.25, 32.25], [first + 0.1, first + size - 0.1], color=style.QUIET, lw=1.5, clip_on=False)
+        look = {"rotation": 90, "fontsize": 8, "color": style.INK, "va": "center"}
+        ax.text(32.5, first + size / 2, name, **look)
+    ax.set_xlim(-0.1, 33.6)
+    ax.set_ylim(height + 0.05, -0.05)
+    step = max(height // 8, 1)
+    ax.set_yticks([r + 0.5 for r in range(0, height, step)], [f"{r * 128:,}" for r in range(0, height, step)])
+    ax.tick_params(length=0, labelbottom=False)
+    style.label(ax, "bank", "shared memory (byte)")
+    style.title(ax, "Shared memory, bank by bank", "a number is the lane")
+
+
+def _load(ax: Axes, frame: Frame) -> list[int]:
+    colours = [CONFLICT if count > 1 else TOUCHED for count in frame.load]
+    ax.bar([bank + 0.5 for bank in range(32)], frame.load, width=0.86, color=colours)
+    ax.set_ylim(0, max(4, *frame.load) * 1.1)
+    ax.set_xticks([b + 0.5 for b in range(0, 32, 4)], [str(b) for b in range(0, 32, 4)])
+    ax.grid(axis="x", visible=False)
+    style.label(ax, "bank", "words a phase")
+    style.title(ax, "What a phase wants from each bank")
+    return frame.load
+
+
+def _tile(ax: Axes, frame: Frame) -> None:
+    """The tile that the step touches most, in rows and columns."""
+    style.bare(ax)
+    names = [word["tile"] for word in frame.words if word["tile"] is not None]
+    if not names:
+        ax.set_xticks([])
+        ax.set_yticks([])
+        style.title(ax, "No tile is touched", "the step stays in registers or global memory")
+        return
+    name = max(set(names), key=names.count)
+    tile: TileAt = frame.film.tiles[name]
+    width = tile.row_bytes // 4
+    picture = np.empty((tile.rows, width, 3))
+    for word, (row, byte) in tile.words.items():
+        picture[row, byte // 4] = _rgb(STATE_COLOURS[int(frame.states[word])])
+    mine = [word for word in frame.words if word["tile"] == name]
+    for word in mine:
+        picture[word["row"], word["byte"] // 4] = _rgb(_word_colour(word))
+    style.cells(ax, picture)
+    if tile.rows <= MOST_LABELLED:
+        _numbers(ax, sorted((word["row"], word["byte"] // 4, word["lane"]) for word in mine))
+    ax.set_xlim(-0.1, width + 0.1)
+    ax.set_ylim(tile.rows + 0.1, -0.1)
+    every = max(width // 8, 1)
+    ax.set_xticks([c + 0.5 for c in range(0, width, every)], [str(c * 4) for c in range(0, width, every)])
+    ax.set_yticks([r + 0.5 for r in range(0, tile.rows, 8)], [str(r) for r in range(0, tile.rows, 8)])
+    ax.tick_params(length=0)
+    style.label(ax, "byte in the row (B)", "row of the tile")
+    style.title(ax, name, "the same words, where the matrix has them")
+
+
+def _numbers(ax: Axes, cells: list[tuple[int, int, int]]) -> None:
+    """The lanes of (row, column, lane), one number for neighbours of one lane."""
+    runs: list[list[int]] = []
+    for row, column, lane in cells:
+        if runs and runs[-1][:2] == [row, lane] and runs[-1][3] == column:
+            runs[-1][3] += 1
+        else:
+            runs.append([row, lane, column, column + 1])
+    for row, lane, first, end in runs:
+        x = (first + end) / 2
+        ax.text(x, row + 0.54, lane, ha="center", va="center", fontsize=6, color="white").set_in_layout(False)
+
+
+def _word_colour(word: dict) -> str:
+    return HAZARD if word["hazard"] else CONFLICT if word["conflict"] else TOUCHED
+
+
+def _rgb(colour) -> tuple[float, float, float]:
+    return style.tint(colour, 0)
+
+
+def _legend(fig: Figure) -> None:
+    handles = [Patch(color=STATE_COLOURS[i], label=STATES[i]) for i in (EMPTY, FLIGHT, WRITTEN)]
+    handles[0].set_edgecolor(style.RULE)
+    handles += [
+        Patch(color=TOUCHED, label="touched now"),
+        Patch(color=CONFLICT, label="bank conflict (v above)"),
+        Patch(color=HAZARD, label="read before it is there (x above)"),
+    ]
+    handles += [Patch(color=colour, label=f"step: {kind}") for kind, colour in KIND_COLOURS.items()]
+    fig.legend(handles=handles, loc="outside lower left", ncols=5, fontsize=8, frameon=False)
+
+
+def frame_html(frame: Frame) -> str:
+    """The step in words, its faults, and the source line that it executes."""
+    step = frame.step
+    head = f"<b>Step {step.number + 1} of {len(frame.film)}</b>: {escape(str(step))}"
+    facts = [head, _headline(step)] if not step.findings else [head]
+    if step.kind == "global" or step.in_shared:
+        facts.append(f"{len(step.lanes)} lanes, {step.width} B each")
+    faults = "".join(
+        f'<p style="color:{CONFLICT}"><b>{escape(text)}</b></p>'
+        for text in dict.fromkeys(_fault(finding, frame.words) for finding in step.findings)
+    )
+    inner = "".join(
+        f"<br>&nbsp;&nbsp;↳ {escape(file_name(place))}:{place.line} in {escape(place.function)}: "
+        f"<code>{escape(_line(place))}</code>"
+        for place in reversed(step.chain[:-1])
+    )
+    return (
+        f'<div style="line-height:1.4">{"<br>".join(facts)}{faults}</div>'
+        f"{source_html(step)}"
+        f'<div style="font-size:85%;line-height:1.4">{inner.removeprefix("<br>")}</div>'
+    )
+
+
+def _fault(finding: Finding, words: list[dict]) -> str:
+    """A fault as this step has it: `finding` names the first place and thread of many such accesses."""
+    late = sum(word["hazard"] for word in words)
+    text = f"{finding.kind}: {late} words of this step" if late else finding.kind
+    if finding.other_place is None:
+        return text
+    place = finding.other_place
+    return f"{text}; the other side is {file_name(place)}:{place.line} in {place.function}"
+
+
+def _line(place: Place) -> str:
+    current = [row["text"].strip() for row in source_lines(place, 0)]
+    return current[0] if current else "?"
+
+
+def source_html(step: Step, around: int = 5) -> str:
+    """The kernel's source around the step's line, that line marked."""
+    rows = source_lines(step.place, around)
+    if not rows:
+        return "<p>(the source of this kernel cannot be read)</p>"
+    indent = min(len(row["text"]) - len(row["text"].lstrip()) for row in rows if row["text"].strip())
+    body = "".join(
+        f'<div style="background:{"#FFF3B0" if row["current"] else "transparent"};color:#1F2933">'
+        f'<span style="color:#7B8794">{row["number"]:>4} </span>{escape(row["text"][indent:])}</div>'
+        for row in rows
+    )
+    place = step.place
+    return (
+        f'<div style="margin:.5em 0 .2em;color:#7B8794">{escape(file_name(place))}, {escape(place.function)}'
+        f'</div><pre style="font-size:11px;line-height:1.35;background:#F5F7FA;padding:.5em;overflow-x:auto;'
+        f'margin:0">{body}</pre>'
+    )

@@ -1,0 +1,74 @@
+"""The W4A16 GEMM's configs, and its kernels compiled without a GPU."""
+
+import pytest
+
+from minfer.cuda.kernel import ConfigRefused
+from minfer.cuda.registry import shipped_kernels
+from minfer.cuda.runtime import compile_kernel
+from minfer.cuda.w4a16 import TILES, W4A16Config, choose, w4a16
+
+
+def test_shared_memory():
+    config = W4A16Config("Q4_K", 256, 4)
+    assert config.stage_bytes == 256 * 64 * 2
+    # 128 blocks of 144 bytes, and 8 f16 pairs of scale and minimum a row
+    assert config.slot_bytes == 128 * 144 + 128 * 32
+    assert config.buffers == 3
+    assert config.shared_bytes == 4 * 32_768 + 3 * 2 * 8192 + 2 * 22_528 + (4 + 2) * 16 + 3 * 8 + 1024
+
+
+def test_q6_k_slots_hold_aligned_chunks():
+    config = W4A16Config("Q6_K", 152, 5)
+    assert config.slot_bytes == 128 * 240 + 128 * 32 + 128 * 4
+    assert "w" not in config.boxes
+
+
+@pytest.mark.parametrize(
+    ("od", "depth", "tokens"),
+    [(4608, 3584, 192), (4096, 3584, 256), (37888, 3584, 256)],
+)
+def test_choice_fills_whole_waves(od, depth, tokens):
+    assert choose("Q4_K", 2048, od, depth).tokens == tokens
+
+
+def test_the_choice_is_shipped_and_stores_any_width():
+    kernels = {kernel.config for kernel in shipped_kernels()["w4a16"]}
+    for nt in (1, 65, 300, 2048):
+        assert choose("Q6_K", nt, 3584, 18944) in kernels
+    assert choose("Q4_K", 100, 100, 256, width=100).store == "direct"
+    assert choose("Q4_K", 100, 104, 256, out="f32", width=104).store == "direct"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "Q5_K"}, "one of Q4_K, Q6_K"),
+        ({"tokens": 264}, "264 tokens"),
+        ({"tokens": 56}, "56 tokens"),
+        ({"out": "f32"}, 'take store="direct"'),
+        ({"stages": 1}, "1 stages"),
+        ({"stages": 7}, "use fewer stages"),
+    ],
+)
+def test_configs_that_cannot_run_are_refused(changes, message):
+    with pytest.raises(ConfigRefused, match=message):
+        W4A16Config(**changes)
+
+
+def test_products_that_do_not_fit_are_refused():
+    W4A16Config().check(1, 1, 256, 8)
+    for shape, message in (((1, 1, 128, 8), "multiple of 256"), ((1, 1, 256, 12), "direct store")):
+        with pytest.raises(ConfigRefused, match=message):
+            W4A16Config().check(*shape)
+
+
+@pytest.mark.parametrize("config", [W4A16Config("Q4_K", *TILES[0]), W4A16Config("Q6_K", *TILES[3])], ids=str)
+def test_assembled_without_spills_and_serialisation(config):
+    compiled = compile_kernel(w4a16(config), "sm_90a")
+    resources = compiled.resources
+    assert ".local" not in compiled.ptx
+    assert resources.spill_bytes == resources.stack_bytes == 0
+    assert resources.warnings == ()
+    assert resources.registers == 168
+    assert resources.instructions["wgmma"] == 16
+    assert "USETMAXREG" in compiled.sass

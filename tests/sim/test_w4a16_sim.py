@@ -1,0 +1,49 @@
+"""The W4A16 GEMM's own source in the simulator, on shapes that are ragged everywhere."""
+
+import numpy as np
+import pytest
+
+from minfer.cuda import simulator
+from minfer.cuda.trace import Op, Trace, check, shared_lines
+from minfer.cuda.w4a16 import W4A16Config
+from tests.cuda.w4a16_cases import Product
+
+
+def run(product: Product, multiprocessors: int, **options) -> np.ndarray:
+    c = product.c.copy()
+    args = product.arguments(simulator.tensor_map, product.a, product.blocks, product.bias, c)
+    simulator.launch(product.kernel, product.grid(multiprocessors), *args, **options)
+    return c
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize(
+    ("tile", "shape", "multiprocessors"),
+    [
+        ({"tokens": 64, "stages": 2}, (100, 136, 2), 1),  # four tiles for one block, rings that wrap
+        (
+            {"tokens": 72, "stages": 3},
+            (70, 72, 1),
+            3,
+        ),  # the last chunk of C overlaps; a block of weights only
+        (
+            {"tokens": 64, "stages": 3, "slots": 3, "out": "f32", "store": "direct", "bias": True},
+            (65, 131, 1),
+            2,
+        ),
+        ({"tokens": 64, "stages": 2, "store": "direct"}, (3, 5, 2), 1),
+        ({"tokens": 72, "stages": 2, "gated": True}, (100, 144, 2), 1),  # 72 outputs: two tiles, one of 8
+    ],
+    ids=str,
+)
+def test_product(format, tile, shape, multiprocessors):
+    product = Product.random(W4A16Config(format, **tile), *shape)
+    product.check(run(product, multiprocessors, seed=0))
+
+
+@pytest.mark.parametrize(("format", "gated"), [("Q4_K", False), ("Q4_K", True), ("Q6_K", False)])
+def test_traced_run_has_no_race_and_no_conflict(format, gated):
+    product, trace = Product.random(W4A16Config(format, 64, 2, gated=gated), 64, 128, 3), Trace()
+    product.check(run(product, 1, trace=trace))
+    assert check(trace) == []
+    assert {line.degree for line in shared_lines(trace) if line.op is Op.STMATRIX} == {1}
