@@ -141,6 +141,7 @@ def _consumer(config: HopperAttentionConfig):
     )
     wait_scores, wait_scores_behind = ptx.wgmma_wait(0, REGISTERS), ptx.wgmma_wait(1, REGISTERS)
     pin_weights = ptx.pin(weight_count)
+    wait_sums_behind, chained = ptx.wgmma_wait(1, sum_count), config.chained
     wait_sums, wait_stores = ptx.wgmma_wait(0, sum_count), ptx.bulk_wait_group_read(0)
     half_diagonal, half_registers = config.half_diagonal, HALF // 2
     wait_half, mask_half, half_weights = (
@@ -169,10 +170,23 @@ def _consumer(config: HopperAttentionConfig):
             weights[i] = ptx.pack_f16x2(scores[2 * i], scores[2 * i + 1])
 
     @device_function
-    def end_first_product(bars, k_empty, consumer, thread, first):
+    def clear(sums, weights):
+        for i in range(sum_count):
+            sums[i] = float32(0)
+        for i in range(weight_count):
+            weights[i] = uint32(0)
+
+    @device_function
+    def finish(sums, factor_low, factor_high, out_map, buffer, token, column):
+        """A warp's output: the sums over those of the weights."""
+        scale_sums(sums, factor_low, factor_high)
+        store(sums, out_map, buffer, token, column, ptx.lane_id())
+
+    @device_function
+    def end_first_product(bars, k_empty, consumer, thread, first, waits):
         """The diagonal tile's scores are there: the other warpgroup may begin; K, and Q if it is the last KV
         tile, may be overwritten."""
-        if stagger == "scores" and consumer == 0:
+        if stagger == "scores" and waits and consumer == 0:
             ptx.bar_arrive(TURN, CONSUMER_THREADS)
         ptx.mbarrier_arrive_if(k_empty, thread == 0)
         if not in_registers:
@@ -195,40 +209,66 @@ def _consumer(config: HopperAttentionConfig):
         k_empty, v_empty = k_full + 8 * STAGES, v_full + 8 * STAGES
         k_stage, k_parity, v_stage, v_parity = uint32(0), uint32(0), uint32(0), uint32(0)
         q_parity = uint32(0)
-        tile = ptx.uniform(int32(cuda.blockIdx.x))
+        tile, token, column = ptx.uniform(int32(cuda.blockIdx.x)), int32(-1), int32(0)
+        factor_low, factor_high = float32(0), float32(0)
+        if chained:
+            clear(sums, weights)
         while tile >= 0:
+            if not chained and token >= 0:
+                multiply_pv(sums, weights, values + v_stage * tile_units)
+                wait_sums(sums)
+                ptx.mbarrier_arrive_if(v_empty + 8 * v_stage, thread == 0)
+                v_stage, v_parity = advance(v_stage, v_parity)
+                finish(sums, factor_low, factor_high, out_map, buffer, token, column)
             block, head = block_and_head(tile, nt, heads)
             upcoming = successors[tile]  # its latency passes under this tile
-            first = first_row(block, q_offset, kv_end)
+            first, position = first_row(block, q_offset, kv_end), int32(q_offset + block * TILE)
             # The diagonal KV tile: every row sees its own key, or the last one stored.
             ptx.mbarrier_wait(bars, q_parity)
+            q_parity = uint32(q_parity ^ 1)
             if in_registers:
                 load_queries(queries, base + q_start + consumer * SHARE_BYTES + warp * WARP_BYTES)
                 ptx.syncwarp()
                 ptx.mbarrier_arrive_if(bars + 8, lane == 0)
             ptx.mbarrier_wait(k_full + 8 * k_stage, k_parity)
-            if stagger != "none" and consumer == 1:
+            waits = stagger != "none" and (not chained or token < 0)
+            if waits and consumer == 1:
                 ptx.bar_sync(TURN, CONSUMER_THREADS)
-            k_place, position = keys + k_stage * tile_units, int32(q_offset + block * TILE)
+            k_place = keys + k_stage * tile_units
+            if chained:
+                # Behind the last product of the tile before, whose output leaves under this one. The first
+                # time that product is of zeros and what is there already, K.
+                v_place = values + v_stage * tile_units
+                if token < 0:
+                    v_place = descriptor(base + k_start, BOX_BYTES)
+                multiply_pv(sums, weights, v_place)
+                multiply_qk(scores, queries, k_place)
+                wait_sums_behind(sums)
+                if token >= 0:
+                    ptx.mbarrier_arrive_if(v_empty + 8 * v_stage, thread == 0)
+                    v_stage, v_parity = advance(v_stage, v_parity)
+                    finish(sums, factor_low, factor_high, out_map, buffer, token, column)
             if half_diagonal and consumer == 0 and first == position:
                 multiply_half(scores, queries, k_place)
                 wait_half(scores)
-                end_first_product(bars, k_empty + 8 * k_stage, consumer, thread, first)
+                end_first_product(bars, k_empty + 8 * k_stage, consumer, thread, first, waits)
                 mask_half(scores, warp_row)
                 low, high, sum_low, sum_high = half_weights(scores, c)
                 for i in range(half_registers, REGISTERS):
                     scores[i] = float32(0)
             else:
-                multiply_qk(scores, queries, k_place)
+                if not chained:
+                    multiply_qk(scores, queries, k_place)
                 wait_scores(scores)
-                end_first_product(bars, k_empty + 8 * k_stage, consumer, thread, first)
+                end_first_product(bars, k_empty + 8 * k_stage, consumer, thread, first, waits)
                 mask_whole(scores, int32(position + warp_row - first))
                 if first < 0:
                     mask_before(scores, int32(-first))
                 low, high, sum_low, sum_high = whole_weights(scores, c)
+            token, column = int32(block * TILE + warp_row), int32(head * head_dim)
             k_stage, k_parity = advance(k_stage, k_parity)
             pack(weights, scores)
-            if stagger == "weights" and consumer == 0:
+            if stagger == "weights" and waits and consumer == 0:
                 pin_weights(weights)
                 ptx.bar_arrive(TURN, CONSUMER_THREADS)
             for i in range(sum_count):
@@ -277,16 +317,11 @@ def _consumer(config: HopperAttentionConfig):
                         part_high, first, q, k_cache, int32(block * TILE + warp_row), nt, head,
                     )  # fmt: skip
                     pack(weights, scores)
-            multiply_pv(sums, weights, values + v_stage * tile_units)
             factor_low, factor_high = ptx.rcp_approx(quad_sum(sum_low)), ptx.rcp_approx(quad_sum(sum_high))
-            wait_sums(sums)
-            ptx.mbarrier_arrive_if(v_empty + 8 * v_stage, thread == 0)
-            v_stage, v_parity = advance(v_stage, v_parity)
-            scale_sums(sums, factor_low, factor_high)
-            first_token = int32(block * TILE + warp_row)
-            store(sums, out_map, buffer, first_token, head * head_dim, ptx.lane_id())
-            q_parity = uint32(q_parity ^ 1)
             tile = ptx.uniform(upcoming)
+        multiply_pv(sums, weights, values + v_stage * tile_units)
+        wait_sums(sums)
+        finish(sums, factor_low, factor_high, out_map, buffer, token, column)
         if lane == 0:
             wait_stores()
 

@@ -57,6 +57,8 @@ class HopperAttentionConfig:
         half_diagonal: the first consumer, whose 64 rows see nothing of the diagonal tile's second half,
             computes half of its scores.
         query: where the products read Q from: "shared" memory, or "registers", loaded once a tile.
+        chained: a tile's first product is issued behind the last one of the tile before, whose output leaves
+            under it.
         schedule: "strided" (block b takes tiles b, b + blocks, ..., longest first) or "lpt" (longest
             processing time first: each tile goes to the block that has the least to do).
         rescue_above: a lane's sum of P in a KV tile beyond which its warp moves the reference; at most 32768,
@@ -72,6 +74,7 @@ class HopperAttentionConfig:
     stagger: str = "scores"
     half_diagonal: bool = False
     query: str = "shared"
+    chained: bool = False
     schedule: str = "lpt"
     rescue_above: float = 32768.0
 
@@ -87,6 +90,8 @@ class HopperAttentionConfig:
             raise ConfigRefused(
                 f"attention_hopper: {self.heads} heads on {self.kv_heads} kv heads; take a multiple"
             )
+        if self.chained and self.half_diagonal:
+            raise ConfigRefused("attention_hopper: a chained first product is whole: half_diagonal=False")
         if not 0 < self.rescue_above <= 32768:
             raise ConfigRefused(
                 f"attention_hopper: rescue_above={self.rescue_above}; above 0, at most 32768 (f16 ends at "
@@ -100,6 +105,7 @@ class HopperAttentionConfig:
         text += " late-v" if self.late_values else ""
         text += f" stagger={self.stagger}" if self.stagger != "none" else ""
         text += " half-diagonal" if self.half_diagonal else ""
+        text += " chained" if self.chained else ""
         text += " q-registers" if self.query == "registers" else ""
         text += "" if self.rescue_above == 32768 else f" rescue>{self.rescue_above:g}"
         return f"{text} {self.schedule}"
@@ -205,7 +211,7 @@ def hopper_steps(heads: int, kv_heads: int, head_dim: int = 128) -> dict[str, Ho
         "Q in registers": {"query": "registers"},
     }
     config = HopperAttentionConfig(
-        heads, kv_heads, head_dim, False, False, "running", "none", False, "shared", "strided"
+        heads, kv_heads, head_dim, False, False, "running", "none", False, "shared", False, "strided"
     )
     steps = {}
     for name, change in changes.items():
