@@ -15,6 +15,8 @@ from minfer.cli.common import (
     KVTypeOption,
     ModelOption,
     RouteOption,
+    Weights,
+    WeightsOption,
     loading_bar,
     print_json,
     read_text,
@@ -32,9 +34,19 @@ def bench(
         typer.Option("-n", "--n-gen", min=0, help="Tokens to decode; 0: no such test; may be given again."),
     ] = None,
     repetitions: Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Runs of each test.")] = 5,
+    sustained: Annotated[
+        float,
+        typer.Option(
+            "--sustained",
+            min=0,
+            metavar="SECONDS",
+            help="Run each test so long, and until its speed is steady, before it is timed; 0: a burst.",
+        ),
+    ] = 0,
     kv_type: KVTypeOption = KVType.f16,
     backend: BackendOption = Backend.auto,
     route: RouteOption = "auto",
+    weights: WeightsOption = Weights.auto,
     as_json: JsonOption = False,
 ) -> None:
     """Measure prefill (pp) and decode (tg) in tokens a second, as llama-bench does.
@@ -47,7 +59,7 @@ def bench(
     from minfer.model.model import Model
 
     loaded = Model.load(model)
-    chosen, why = choose_backend(backend.value, route)
+    chosen, why = choose_backend(backend.value, route, weights.value)
     results = measure(
         loaded,
         chosen,
@@ -55,14 +67,25 @@ def bench(
         generations=[128] if generate is None else generate,
         repetitions=repetitions,
         kv_dtype=kv_type.value,
+        sustained=sustained,
         on_sample=_progress if sys.stderr.isatty() else None,
     )
     if as_json:
         print_json([result.as_dict() for result in results])
         return
     for result in results:
-        print(f"{result.test:<8} {result.avg_ts:>10,.1f} ± {result.stddev_ts:,.1f} tok/s")
+        speed = f"{result.test:<8} {result.avg_ts:>10,.1f} ± {result.stddev_ts:,.1f} tok/s"
+        print(speed + _conditions(result.regime, result.sensors))
     print(why, file=sys.stderr)
+
+
+def _conditions(regime: str, sensors: dict[str, float]) -> str:
+    """What a speed was measured under, where there is something to say."""
+    units = {"sm_mhz": "{:.0f} MHz", "power_w": "{:.0f} W", "temperature_c": "{:.0f} °C"}
+    said = [text.format(sensors[name]) for name, text in units.items() if name in sensors]
+    if regime != "burst":
+        said.insert(0, regime)
+    return f"  ({', '.join(said)})" if said else ""
 
 
 def _progress(test: str, done: int, of: int) -> None:
@@ -81,6 +104,7 @@ def perplexity(
     kv_type: KVTypeOption = KVType.f16,
     backend: BackendOption = Backend.auto,
     route: RouteOption = "auto",
+    weights: WeightsOption = Weights.auto,
     as_json: JsonOption = False,
 ) -> None:
     """Measure how well a model predicts a text, as llama.cpp does: the second half of each window counts."""
@@ -92,7 +116,7 @@ def perplexity(
     text = read_text(file)
     loaded = Model.load(model)
     tokenizer = loaded.tokenizer
-    chosen, why = choose_backend(backend.value, route)
+    chosen, why = choose_backend(backend.value, route, weights.value)
     result = measure(
         Session(loaded, chosen, n_ctx=context, kv_dtype=kv_type.value, progress=loading_bar()),
         tokenizer.encode(text, parse_special=False),

@@ -1,13 +1,16 @@
-"""C[nt, od] = A[nt, id] B[od, id]^T on Hopper: wgmma, TMA, persistent warp-specialised blocks; f16 in and
-out, f32 sums.
+"""C[nt, od] = A[nt, id] B[od, id]^T on Hopper: wgmma, TMA, persistent warp-specialised blocks; f16 operands,
+f32 sums, f16 or f32 results.
 
 Warpgroup 0 of a block is the producer: one thread issues TMA loads of k-tiles of 64 into a ring of stages.
-Warpgroups 1 and 2 are consumers of 64 rows x `tile_m` columns each; they write their f16 tile through shared
+Warpgroups 1 and 2 are consumers of 64 rows x `tile_m` columns each; they write their tile through shared
 memory with TMA stores that drain under the next tile's main loop. One block a multiprocessor takes tile after
-tile.
+tile. What is done to a tile on its way out is the epilogue: nothing ("store"), the sum with what C holds
+("add": the residual stream, in L2 by TMA), or the activation of a gated feed-forward ("swiglu": B is the gate
+and the up matrix one above the other, and a tile takes half of its rows from each, so that both values of an
+output are in one thread).
 
 - The tile is chosen for each problem so that its count fills whole waves of multiprocessors (`choose`).
-- A cluster of two blocks shares one tile of B: each loads half of it, by multicast to both.
+- The blocks of a cluster share one tile of B: each loads its part of it, by multicast to all.
 - What is the same in a whole warp goes through `ptx.uniform`, so that descriptors live in uniform registers.
 - The ring's mbarriers are used without cluster scope (each such release or acquire is a fence of the whole
   GPU), and a consumer releases a stage one k-tile late, when its wgmmas have certainly read it.
@@ -18,9 +21,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from minfer.cuda.gemm import MAX_SHARED_BYTES
-from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
-from minfer.cuda.tile.hopper import ALIGNMENT, BOX_COLUMNS, BUFFER_BYTES, MbarrierRing, chunk_starts
+from minfer.cuda.kernel import MAX_SHARED_BYTES, Argument, ConfigRefused, Kernel, require_integers
+from minfer.cuda.tile.hopper import (
+    ALIGNMENT,
+    BOX_COLUMNS,
+    BUFFER_BYTES,
+    MbarrierRing,
+    chunk_columns,
+    chunk_starts,
+)
 
 CONSUMERS = 2
 WARPS = 4 * CONSUMERS
@@ -29,29 +38,50 @@ WARPS = 4 * CONSUMERS
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
 #: Tokens of A that a group of tile rows should hold: they stay in L2 while B passes.
 GROUP_ROWS = 2048
+CLUSTERS = (1, 2)
+EPILOGUES = ("store", "add", "swiglu")
+OUTPUTS = ("f16", "f32")
+#: (tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
+TILES = ((256, 4), (240, 4), (224, 4), (192, 4), (160, 5), (144, 5), (128, 6), (112, 6))
 
 
 @dataclass(frozen=True)
 class GemmHopperConfig:
-    """Tile of 128 tokens x `tile_m` outputs, `stages` k-tiles of 64 in flight, clusters of 1 or 2 blocks
-    along nt."""
+    """Tile of 128 tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight, clusters of 1 or 2 blocks
+    along nt (an H200 holds 30 clusters of 4: 120 of its 132 multiprocessors); C as `out`, by an epilogue.
+    `pdl`: a programmatic dependent launch, which loads its first tiles of B (weights, which no kernel before
+    it may write) while the kernel before it ends."""
 
     tile_m: int = 256
     stages: int = 4
     cluster: int = 1
+    out: str = "f16"
+    epilogue: str = "store"
+    pdl: bool = False
 
     tile_n = 64 * CONSUMERS
     tile_k = BOX_COLUMNS
     threads = 128 * (CONSUMERS + 1)
 
     def __post_init__(self):
-        if self.tile_m % 16 or not 64 <= self.tile_m <= 256:
+        require_integers("gemm_hopper", self, "tile_m", "stages", "cluster")
+        for name, value, allowed in (
+            ("cluster", self.cluster, CLUSTERS),
+            ("out", self.out, OUTPUTS),
+            ("epilogue", self.epilogue, EPILOGUES),
+        ):
+            if value not in allowed:
+                raise ConfigRefused(
+                    f"gemm_hopper: {name} = {value!r} is not one of {', '.join(map(str, allowed))}"
+                )
+        if self.epilogue == "add" and self.out != "f32":
+            raise ConfigRefused("gemm_hopper: add is for f32 results: rounding every sum to f16 loses them")
+        # Every load brings whole groups of 8 rows of B; a warp's part of C fills a chunk.
+        granule, least = 8 * self.loads, chunk_columns(self.out) * (self.tile_m // self.out_m)
+        if self.tile_m % granule or not least <= self.tile_m <= 256:
             raise ConfigRefused(
-                f"gemm_hopper: tile_m = {self.tile_m}: must be a multiple of 16 from 64 to 256"
-            )
-        if self.cluster not in (1, 2) or self.tile_m // self.cluster % 8:
-            raise ConfigRefused(
-                f"gemm_hopper: clusters of {self.cluster}: 1, or 2 with a tile_m that is 16 n"
+                f"gemm_hopper: tile_m = {self.tile_m}: must be a multiple of {granule} from {least} to 256 "
+                f"({self.epilogue}, clusters of {self.cluster})"
             )
         if self.stages < 2:
             raise ConfigRefused(f"gemm_hopper: {self.stages} stages: to copy ahead of computing takes 2")
@@ -64,7 +94,23 @@ class GemmHopperConfig:
 
     def __str__(self) -> str:
         text = f"{self.tile_n}x{self.tile_m}x{self.tile_k} {self.stages} stages"
-        return text + (f" clusters of {self.cluster}" if self.cluster > 1 else "")
+        if self.cluster > 1:
+            text += f" clusters of {self.cluster}"
+        if self.epilogue != "store":
+            text += f" {self.epilogue}"
+        if self.pdl:
+            text += " pdl"
+        return text + (f" -> {self.out}" if self.out != "f16" else "")
+
+    @property
+    def out_m(self) -> int:
+        """Columns of C in a tile."""
+        return self.tile_m // 2 if self.epilogue == "swiglu" else self.tile_m
+
+    @property
+    def loads(self) -> int:
+        """TMA loads that bring a tile of B: one a block of the cluster, with swiglu at least one a matrix."""
+        return max(self.cluster, 2 if self.epilogue == "swiglu" else 1)
 
     @cached_property
     def ring(self) -> MbarrierRing:
@@ -82,9 +128,10 @@ class GemmHopperConfig:
 
     @property
     def store_buffers(self) -> int:
-        """Buffers of 64 columns that a warp has for its part of C: what fits, at most all of its columns."""
+        """Buffers of a chunk that a warp has for its part of C: what fits, at most all of its columns."""
         left = MAX_SHARED_BYTES - ALIGNMENT - 16 * self.stages - self.stages * self.stage_bytes
-        return min(len(chunk_starts(self.tile_m)), left // (WARPS * BUFFER_BYTES))
+        chunks = len(chunk_starts(self.out_m, chunk_columns(self.out)))
+        return min(chunks, left // (WARPS * BUFFER_BYTES))
 
     @property
     def barriers_start(self) -> int:
@@ -101,8 +148,8 @@ class GemmHopperConfig:
         """Argument -> (rows, columns) of its tensor map's boxes; all have the 128-byte swizzle."""
         return {
             "a": (self.tile_n, BOX_COLUMNS),
-            "b": (self.tile_m // self.cluster, BOX_COLUMNS),
-            "c": (16, BOX_COLUMNS),
+            "b": (self.tile_m // self.loads, BOX_COLUMNS),
+            "c": (16, chunk_columns(self.out)),
         }
 
     def check(self, nt: int, od: int, depth: int) -> None:
@@ -115,7 +162,7 @@ class GemmHopperConfig:
 
     def tiles(self, nt: int, od: int) -> tuple[int, int]:
         """(rows, columns) of tiles; a row of tiles is one of clusters."""
-        return -(-nt // (self.tile_n * self.cluster)), -(-od // self.tile_m)
+        return -(-nt // (self.tile_n * self.cluster)), -(-od // self.out_m)
 
     def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
         """Blocks of a persistent launch: one a multiprocessor, at most one a tile."""
@@ -128,52 +175,64 @@ class GemmHopperConfig:
         return -(-rows // max(1, round(nt / GROUP_ROWS)))
 
 
-def choose(nt: int, od: int, depth: int, multiprocessors: int = 132) -> GemmHopperConfig:
+def choose(
+    nt: int, od: int, depth: int, multiprocessors: int = 132, out: str = "f16", epilogue: str = "store"
+) -> GemmHopperConfig:
     """The config with the fewest tensor-core cycles over whole waves of blocks, for an nt x od x depth
     product.
 
     A k-tile costs its wgmmas (4096 FLOP a cycle) or its bytes from L2 (56 a cycle), a tile about 1500 cycles
     outside its main loop (measured on an H200). Clusters pay from four waves on."""
+    halves = 2 if epilogue == "swiglu" else 1
+    tiles = [tile for tile in TILES if tile[0] >= 128] if epilogue == "swiglu" else TILES
+
+    def waves(tile_m: int) -> int:
+        return -(-(-(-nt // 128) * -(-od * halves // tile_m)) // multiprocessors)
 
     def cost(tile_m: int) -> float:
-        waves = -(-(-(-nt // 128) * -(-od // tile_m)) // multiprocessors)
         step = max(4 * tile_m, (128 + tile_m) * 128 / 56)
-        return waves * (-(-depth // 64) * step + 1500)
+        return waves(tile_m) * (-(-depth // 64) * step + 1500)
 
-    tile_m, stages = min(((256, 4), (224, 4), (192, 4), (160, 5), (128, 6)), key=lambda tile: cost(tile[0]))
-    waves = -(-(-(-nt // 128) * -(-od // tile_m)) // multiprocessors)
-    paired = waves >= 4 and -(-nt // 128) % 2 == 0 and multiprocessors % 2 == 0
-    return GemmHopperConfig(tile_m, stages, 2 if paired else 1)
+    tile_m, stages = min(tiles, key=lambda tile: cost(tile[0]))
+    paired = waves(tile_m) >= 4 and -(-nt // 128) % 2 == 0 and multiprocessors % 2 == 0
+    return GemmHopperConfig(tile_m, stages, 2 if paired else 1, out, epilogue)
 
 
 @cache
 def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     """The kernel of a config: (a, b, c, nt, od, depth, group).
 
-    a, b, c are tensor maps (`config.boxes`, 128-byte swizzle) of A [nt, depth], B [od, depth] and C [nt, od],
-    f16 row-major, od and depth multiples of 8; the sizes are int32; group is `config.group(nt, od)`. The grid
-    is `config.grid`. Every element of C is written."""
+    a, b, c are tensor maps (`config.boxes`, 128-byte swizzle) of A [nt, depth] and B [od, depth], f16
+    row-major, and C [nt, od] of `config.out`, od and depth multiples of 8; the sizes are int32; group is
+    `config.group(nt, od)`. The grid is `config.grid`. Every element of C is written; with epilogue "add" C
+    += A B^T, each element rounded once. With "swiglu" B is [2 od, depth]: the gate's rows, then the up
+    matrix's, and C = silu(gate) * up."""
     from numba import cuda
     from numba.cuda import types
 
     from minfer.cuda import ptx
     from minfer.cuda.instruction import device_function
+    from minfer.cuda.tile.activation import gate_columns
     from minfer.cuda.tile.hopper import store_tile
     from minfer.cuda.tile.scheduler import tile_xy
 
     tile_n, tile_m, tile_k, cluster = config.tile_n, config.tile_m, config.tile_k, config.cluster
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
     barriers_start, ring_bytes = config.barriers_start, config.stages * config.stage_bytes
-    # 64 rows of A for each consumer; the rows of B that each block of a cluster loads for all.
-    consumer_bytes, b_share = 64 * tile_k * 2, tile_m // cluster
+    out_m, loads, gated, pdl = config.out_m, config.loads, config.epilogue == "swiglu", config.pdl
+    # 64 rows of A for each consumer; the rows of B of one load.
+    consumer_bytes, b_share = 64 * tile_k * 2, tile_m // loads
     share_bytes, everyone = b_share * tile_k * 2, (1 << cluster) - 1
+    # Loads of the gate's rows, before those of the up matrix; loads of this block.
+    gate_loads, own_loads = loads // 2, loads // cluster
     store_bytes, accumulators = config.store_buffers * BUFFER_BYTES, tile_m // 2
     initialise, advance = config.ring.initialise, config.ring.advance
     fewer, more = ptx.setmaxnreg("dec", PRODUCER_REGISTERS), ptx.setmaxnreg("inc", CONSUMER_REGISTERS)
     # The first k-tile overwrites the sums; afterwards at most this stage's group is in flight.
     multiply = ptx.wgmma(tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1)
     wait_sums = ptx.wgmma_wait(0, accumulators)
-    store, wait_stores = store_tile(tile_m, config.store_buffers), ptx.bulk_wait_group_read(0)
+    store = store_tile(out_m, config.store_buffers, config.out, config.epilogue == "add")
+    wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(accumulators // 2)
     descriptor = ptx.wgmma_descriptor
 
     @device_function
@@ -186,23 +245,62 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             ptx.mbarrier_arrive_if(barrier, thread == 0)
 
     @device_function
-    def produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group):
-        stage, parity = types.uint32(0), types.uint32(1)
+    def first_b(column, load, od):
+        """First row of B of a tile's load."""
+        row = types.int32(column * out_m + load * b_share)
+        if gated:
+            # Past the gate's loads come those of the up matrix, `od` rows further on.
+            up = load >= gate_loads
+            row = types.int32(column * out_m + (load - gate_loads * up) * b_share + od * up)
+        return row
+
+    @device_function
+    def load_b(b_map, place, full, k, b_row, rank, od):
+        """A tile of B, or this block's part of it for the whole cluster."""
+        b_place = place + a_bytes + rank * share_bytes
+        if cluster > 1:
+            ptx.tma_load_2d_multicast(b_place, b_map, full, k * tile_k, b_row, everyone)
+        else:
+            ptx.tma_load_2d(b_place, b_map, full, k * tile_k, b_row)
+            if gated:
+                ptx.tma_load_2d(b_place + share_bytes, b_map, full, k * tile_k, b_row + od)
+
+    @device_function
+    def load_ahead(b_map, base, barriers, rank, b_row, k_tiles, od):
+        """The ring's first tiles of B, then wait for the kernel before; returns how many."""
+        ahead = types.int32(min(k_tiles, types.int32(stages)))
+        k = types.int32(0)
+        while k < ahead:
+            full = barriers + 8 * k
+            ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+            load_b(b_map, base + k * stage_bytes, full, k, b_row, rank, od)
+            k = types.int32(k + 1)
+        ptx.griddepcontrol_wait()
+        return ahead
+
+    @device_function
+    def produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, od):
+        stage, parity, ahead = types.uint32(0), types.uint32(1), types.int32(0)
+        if pdl:
+            _, column = tile_xy(tile, rows, columns, group)
+            ahead = load_ahead(
+                b_map, base, barriers, rank, first_b(column, rank * own_loads, od), k_tiles, od
+            )
         while tile < rows * columns:
             row, column = tile_xy(tile, rows, columns, group)
             a_row = types.int32((row * cluster + rank) * tile_n)
-            b_row = types.int32(column * tile_m + rank * b_share)
+            b_row = first_b(column, rank * own_loads, od)
             k = types.int32(0)
             while k < k_tiles:
                 full, place = barriers + 8 * stage, base + stage * stage_bytes
-                ptx.mbarrier_wait(full + 8 * stages, parity)
-                ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
-                ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
-                b_place = place + a_bytes + rank * share_bytes
-                if cluster > 1:
-                    ptx.tma_load_2d_multicast(b_place, b_map, full, k * tile_k, b_row, everyone)
+                if ahead > 0:
+                    ahead = types.int32(ahead - 1)
+                    ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
                 else:
-                    ptx.tma_load_2d(b_place, b_map, full, k * tile_k, b_row)
+                    ptx.mbarrier_wait(full + 8 * stages, parity)
+                    ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+                    ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
+                    load_b(b_map, place, full, k, b_row, rank, od)
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             tile = types.int32(tile + step)
@@ -235,13 +333,17 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 k = types.int32(k + 1)
             wait_sums(sums)
             release(barriers + 8 * (stages + previous), thread)
+            if gated:
+                activate(sums)
             first_row = (row * cluster + rank) * tile_n + consumer * 64 + warp * 16
-            store(sums, c_map, buffer, first_row, column * tile_m, lane)
+            store(sums, c_map, buffer, first_row, column * out_m, lane)
             tile = types.int32(tile + step)
         if lane == 0:
             wait_stores()
 
     def gemm_hopper(a, b, c, nt, od, depth, group):
+        if pdl:
+            ptx.griddepcontrol_launch_dependents()
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
         base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
         barriers = types.uint32(base + barriers_start)
@@ -261,13 +363,13 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         else:
             cuda.syncthreads()
         rows = types.int32((nt + (cluster * tile_n - 1)) // (cluster * tile_n))
-        columns = types.int32((od + (tile_m - 1)) // tile_m)
+        columns = types.int32((od + (out_m - 1)) // out_m)
         k_tiles = types.int32((depth + (tile_k - 1)) // tile_k)
         tile, step = types.int32(cuda.blockIdx.x // cluster), types.int32(cuda.gridDim.x // cluster)
         if warpgroup == 0:
             fewer()
             if thread == 0:
-                produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group)
+                produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, od)
         else:
             more()
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
@@ -290,7 +392,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         arguments=(
             Argument("a", "tensor_map", "float16"),
             Argument("b", "tensor_map", "float16"),
-            Argument("c", "tensor_map", "float16", stored=True),
+            Argument("c", "tensor_map", f"float{config.out[1:]}", stored=config.epilogue != "add"),
             *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "group")),
         ),
         min_arch=90,
@@ -301,6 +403,13 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """Every tile that `choose` may pick, alone and in clusters."""
-    tiles = ((256, 4), (224, 4), (192, 4), (160, 5), (128, 6))
-    return [make_gemm_hopper(GemmHopperConfig(*tile, cluster)) for tile in tiles for cluster in (1, 2)]
+    """Every tile that `choose` may pick, alone; those of many waves also in clusters, and with the epilogues
+    of a model's layers."""
+    plain = [GemmHopperConfig(*tile) for tile in TILES]
+    pairs = [GemmHopperConfig(*tile, 2) for tile in ((256, 4), (224, 4), (192, 4))]
+    fused = [
+        GemmHopperConfig(tile_m, stages, cluster, *form)
+        for form in (("f32", "add"), ("f16", "swiglu"))
+        for tile_m, stages, cluster in ((256, 4, 1), (256, 4, 2), (224, 4, 1), (192, 4, 1), (128, 6, 1))
+    ]
+    return [make_gemm_hopper(config) for config in (*plain, *pairs, *fused, GemmHopperConfig(pdl=True))]

@@ -29,6 +29,8 @@ def test_refusals():
         choose_route("f16", "sm_90a", {"MINFER_GEMM_K64": "yes"})
     with pytest.raises(InputError, match="route 'f16' is of the cuda backend"):
         choose_backend("host", "f16")
+    with pytest.raises(InputError, match="weights 'blocks' is of the cuda backend"):
+        choose_backend("host", weights="blocks")
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,12 @@ def test_tiles_by_shape():
     hopper = choose_route("f16-wgmma", "sm_90a", {})
     assert hopper.config(65, 3584, 132) is None
     assert hopper.mma_config(2048, 8192, 132) == WIDE_TILE
+
+
+def test_no_wide_tile_where_the_gemm_dequantizes():
+    route = choose_route("f16", "sm_90a", {})
+    assert route.block_config(64) == SMALL_TILE
+    assert route.block_config(2048) == LARGE_TILE
 
 
 def test_what_activations_are():
@@ -106,7 +114,7 @@ def test_mmq_refusals():
 
 def test_settings_name_the_choices():
     hopper = choose_route("f16-wgmma", "sm_90a", {}).settings()
-    assert hopper["gemm"] == "wgmma, tile by shape"
+    assert hopper["gemm"] == "wgmma, tile by shape, fused sums and swiglu"
     assert hopper["attention"] == "wgmma, no running maximum"
     assert choose_route("f16", "sm_89", {}).settings() == {
         "route": "f16",

@@ -70,6 +70,7 @@ from minfer.cuda.ptx.hopper import (
     mbarrier_wait,
     prefetch_tensor_map,
     setmaxnreg,
+    tma_add_2d,
     tma_load_2d,
     tma_load_2d_multicast,
     tma_store_2d,
@@ -129,11 +130,11 @@ from minfer.cuda.ptx.memory import (
     stmatrix_x4_trans,
 )
 from minfer.cuda.ptx.mma import (
-    mma_m16n8k8_tf32,
     mma_m16n8k16_bf16,
     mma_m16n8k16_f16,
     mma_m16n8k16_s8,
     mma_m16n8k32_s8,
+    mma_m16n8k32_s8u8,
     mma_m16n8k32_u8s8,
 )
 from minfer.cuda.ptx.warp import (
@@ -243,6 +244,7 @@ __all__ = [
     "mma_m16n8k16_f16",
     "mma_m16n8k16_s8",
     "mma_m16n8k32_s8",
+    "mma_m16n8k32_s8u8",
     "mma_m16n8k32_u8s8",
     "pack_bf16x2",
     "pack_f16x2",
@@ -282,6 +284,7 @@ __all__ = [
     "stmatrix_x4_trans",
     "syncwarp",
     "tensor_map_address",
+    "tma_add_2d",
     "tma_load_2d",
     "tma_load_2d_multicast",
     "tma_store_2d",

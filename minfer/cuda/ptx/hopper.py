@@ -97,6 +97,15 @@ def tma_store_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
 
 
 @instruction(
+    "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [$0, {$2, $3}], [$1];",
+    section="9.7.9.25.5.4 cp.reduce.async.bulk.tensor",
+    arch=90,
+)
+def tma_add_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
+    """As `tma_store_2d`, but L2 adds the box to what is there, each element rounded once."""
+
+
+@instruction(
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
     section="9.7.9.25.4.1 cp.async.bulk",
     arch=90,

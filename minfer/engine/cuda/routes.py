@@ -1,8 +1,8 @@
 """Routes: which kernels a prefill takes.
 
     f16         mma.sync GEMMs (128x128x64 or 128x256x64, 3 stages, swizzled) over f16 weights; from sm_80 on
-    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. It writes f16: a model whose layers
-                add more than 65504 to the residual stream needs f16, which keeps those sums in f32
+    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. It adds to the f32 residual stream
+                and applies the gated activation on its way out
     mmq, mmq_raw, mmq_raw_wide
                 int8 tensor cores straight from the quantized blocks, on activations quantized to int8 (seed
                 003): weights expanded in shared memory, staged as raw bytes, and that on a wider tile. No
@@ -55,6 +55,10 @@ class Route:
             8 elements a thread ("vector") or one ("scalar").
         mmq: the chain of MMQ kernels that products take, a name in MMQ_ROUTES; None: f16 alone. The other
             fields are then of what no MMQ kernel takes.
+        overlap: Hopper's GEMM starts while the kernel before it ends (programmatic dependent launch), and so
+            do the kernels around it.
+        fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself; else later
+            kernels do, from f16 results.
     """
 
     name: str
@@ -65,6 +69,8 @@ class Route:
     attention: str = "FAP2, TKV=64"
     hopper_attention: bool = False
     convert: str = "fused"
+    overlap: bool = True
+    fused: bool = True
     mmq: str | None = None
 
     def __post_init__(self) -> None:
@@ -96,7 +102,9 @@ class Route:
 
     def settings(self) -> dict[str, str]:
         """Its choices, as records keep them."""
-        gemm = "wgmma, tile by shape" if self.wgmma else str(self.gemm)
+        gemm = str(self.gemm)
+        if self.wgmma:
+            gemm = "wgmma, tile by shape" + (", fused sums and swiglu" if self.fused else "")
         gemm += f" or {self.wide}" if self.wide is not None and not self.wgmma else ""
         if self.mmq is not None:
             gemm = " -> ".join([*self.chain(), gemm])
@@ -124,6 +132,11 @@ class Route:
             if rows * columns >= FULL_WAVES * sms * -(-rows * columns // sms):
                 return self.wide
         return self.gemm
+
+    def block_config(self, tokens: int) -> GemmConfig:
+        """The mma.sync config of a product on weights that it dequantizes itself: no wide tile, whose
+        registers would not hold a k-tile of blocks too."""
+        return self.small if tokens <= SMALL_TOKENS and self.small is not None else self.gemm
 
 
 def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
