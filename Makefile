@@ -50,6 +50,7 @@ test-gpu: $(TEST_SETUP)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 lab: $(RUN_SETUP)
+	$(BIN)/python -m jupyter trust notebooks/*.ipynb  # so that they open with the widgets that they were saved with
 	$(BIN)/python -m jupyter lab $(AS_ROOT) $(LAB_ARGS) notebooks
 
 notebooks: $(RUN_SETUP)

@@ -52,9 +52,9 @@ def keep(*sides: Sequence[float]) -> np.ndarray:
     Raises:
         ValueError: sides of different lengths, no rounds, or a sample that is not above 0.
     """
-    samples = np.array(sides, float)
-    if samples.ndim != 2 or samples.shape[1] < 1:
+    if len({len(side) for side in sides}) != 1 or not sides[0]:
         raise ValueError("every side needs the same number of samples, at least one")
+    samples = np.array(sides, float)
     if not np.isfinite(samples).all() or samples.min() <= 0:
         raise ValueError("a sample is a time above 0")
     medians = np.median(samples, axis=1, keepdims=True)

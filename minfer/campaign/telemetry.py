@@ -55,6 +55,7 @@ class Nvml:
         try:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
+            self.read()
         except pynvml.NVMLError as error:
             raise OSError(f"NVML: {error}") from error
 

@@ -125,6 +125,11 @@ class Workload(ABC):
         None: there is none, and the wall clock's gain follows from the kernels' share."""
         return None
 
+    @property
+    def wall_route(self) -> str:
+        """The route whose decomposition these kernels belong to."""
+        return "f16"
+
     def bucket(self) -> str | None:
         """The class of the wall decomposition that these kernels are; None: none."""
         return None

@@ -52,7 +52,7 @@ def show(
     probes: PathsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one probe: hypothesis, prediction, configs, gates, the seed's figures and our runs. Needs no GPU."""
+    """Show one probe: hypothesis, prediction, configs, gates, the seed's figures, our runs. Needs no GPU."""
     from minfer.campaign.discovery import choose
     from minfer.campaign.records import load_records
     from minfer.campaign.table import describe, probe_rows
@@ -90,7 +90,7 @@ def run(
     ] = None,
     probes: PathsOption = None,
 ) -> None:
-    """Run probes on a GPU and write a record of each: gates first, then the interleaved A/B, then the verdict.
+    """Run probes on a GPU and write a record of each: gates, then the interleaved A/B, then the verdict.
 
     Exits with 1 if a probe's gate failed.
     """
@@ -115,7 +115,6 @@ def run(
             prefill_rounds=prefill_rounds,
             tokens=tokens,
             folder=out,
-            sources=paths,
             say=typer.echo,
         )
     if failed:

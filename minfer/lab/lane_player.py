@@ -99,15 +99,15 @@ class LanePlayer(Explorer):
             "step": integers(0, len(self.films[first]) - 1, step, "step"),
         }
         super().__init__("lane player", controls, self._frame, draw_frame, frame_html)
-        play = ipywidgets.Play(max=10_000, interval=900, description="play")
-        ipywidgets.jslink((play, "value"), (controls["step"], "value"))
+        self.play = ipywidgets.Play(step, max=len(self.films[first]) - 1, interval=1200)
+        ipywidgets.jslink((self.play, "value"), (controls["step"], "value"))
         self.to_conflict = ipywidgets.Button(description="next conflict", icon="step-forward")
         self.to_hazard = ipywidgets.Button(description="next hazard", icon="exclamation-triangle")
         self.to_conflict.on_click(lambda _: self.jump("conflicts"))
         self.to_hazard.on_click(lambda _: self.jump("hazards"))
         self._buttons()
         left = self.box.children[0]
-        left.children = (*left.children, play, ipywidgets.HBox([self.to_conflict, self.to_hazard]))
+        left.children = (*left.children, self.play, ipywidgets.HBox([self.to_conflict, self.to_hazard]))
 
     @property
     def film(self) -> Film:
@@ -125,7 +125,7 @@ class LanePlayer(Explorer):
 
     def _changed(self, change) -> None:
         if change["owner"] is self.controls["name"]:
-            self.controls["step"].max = len(self.film) - 1
+            self.controls["step"].max = self.play.max = len(self.film) - 1
             self._buttons()
         super()._changed(change)
 

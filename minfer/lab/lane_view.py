@@ -126,8 +126,7 @@ def _memory(ax: Axes, frame: Frame) -> None:
         picture[word["word"] // 32, word["bank"]] = _rgb(_word_colour(word))
     style.cells(ax, picture)
     if height <= MOST_LABELLED:
-        for word in frame.words:
-            _number(ax, word["bank"], word["word"] // 32, word)
+        _numbers(ax, [(word["word"] // 32, word["bank"], word["lane"]) for word in frame.words])
     for name, tile in frame.film.tiles.items():
         first, size = tile.start / 128, (max(tile.words) + 1) * 4 / 128 - tile.start / 128
         ax.plot([32.25, 32.25], [first + 0.1, first + size - 0.1], color=style.QUIET, lw=1.5, clip_on=False)
@@ -173,8 +172,7 @@ def _tile(ax: Axes, frame: Frame) -> None:
         picture[word["row"], word["byte"] // 4] = _rgb(_word_colour(word))
     style.cells(ax, picture)
     if tile.rows <= MOST_LABELLED:
-        for word in mine:
-            _number(ax, word["byte"] // 4, word["row"], word)
+        _numbers(ax, sorted((word["row"], word["byte"] // 4, word["lane"]) for word in mine))
     ax.set_xlim(-0.1, width + 0.1)
     ax.set_ylim(tile.rows + 0.1, -0.1)
     every = max(width // 8, 1)
@@ -185,9 +183,17 @@ def _tile(ax: Axes, frame: Frame) -> None:
     style.title(ax, name, "the same words, where the matrix has them")
 
 
-def _number(ax: Axes, x: float, y: float, word: dict) -> None:
-    text = ax.text(x + 0.5, y + 0.54, word["lane"], ha="center", va="center", fontsize=5.6, color="white")
-    text.set_in_layout(False)
+def _numbers(ax: Axes, cells: list[tuple[int, int, int]]) -> None:
+    """The lanes of (row, column, lane), one number for neighbours of one lane."""
+    runs: list[list[int]] = []
+    for row, column, lane in cells:
+        if runs and runs[-1][:2] == [row, lane] and runs[-1][3] == column:
+            runs[-1][3] += 1
+        else:
+            runs.append([row, lane, column, column + 1])
+    for row, lane, first, end in runs:
+        x = (first + end) / 2
+        ax.text(x, row + 0.54, lane, ha="center", va="center", fontsize=6, color="white").set_in_layout(False)
 
 
 def _word_colour(word: dict) -> str:

@@ -199,6 +199,8 @@ _REGISTER_CASES: dict[str, tuple[Callable, float, float]] = {
     ),
     "mma_m16n8k32_s8": (lambda g: [_words(g) for _ in range(10)], 0, 0),
     "mma_m16n8k32_u8s8": (lambda g: [_words(g) for _ in range(10)], 0, 0),
+    "mma_m16n8k32_s8u8": (lambda g: [_words(g) for _ in range(10)], 0, 0),
+    "mma_m16n8k16_s8": (lambda g: [_words(g) for _ in range(7)], 0, 0),
 }
 
 

@@ -29,13 +29,21 @@ from minfer.cuda.attention.hopper_config import (
     HopperAttentionConfig,
     hopper_steps,
 )
-from minfer.cuda.attention.hopper_softmax import REGISTERS, first_tile, mask_after, mask_before, softmax_step
+from minfer.cuda.attention.hopper_softmax import (
+    REGISTERS,
+    first_weights,
+    mask_after,
+    mask_before,
+    softmax_step,
+)
 from minfer.cuda.attention.softmax import quad_sum
 from minfer.cuda.attention.tiles import scale_rows
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT, BOX_COLUMNS, store_tile
 
+#: Half a KV tile: what a tile's first 64 rows see of the diagonal one.
+HALF = TILE // 2
 #: A box of Q, K or V: 128 rows of 64 columns. 64 rows of it, a consumer's share of Q.
 BOX_BYTES, SHARE_BYTES = TILE * BOX_COLUMNS * 2, 64 * BOX_COLUMNS * 2
 #: Registers a thread after setmaxnreg: 24 + 2 x 240 = 3 x 168, what 384 threads start with.
@@ -127,7 +135,14 @@ def _consumer(config: HopperAttentionConfig):
     )
     wait_scores, wait_scores_behind = ptx.wgmma_wait(0, REGISTERS), ptx.wgmma_wait(1, REGISTERS)
     wait_sums, wait_stores = ptx.wgmma_wait(0, sum_count), ptx.bulk_wait_group_read(0)
-    start_softmax, (before, after) = first_tile(), softmax_step(config)
+    half_diagonal, half_registers = config.half_diagonal, HALF // 2
+    multiply_half = ptx.wgmma(HALF, k_steps=len(steps), accumulate=False, a_offsets=steps, b_offsets=steps)
+    wait_half, mask_half, half_weights = (
+        ptx.wgmma_wait(0, half_registers),
+        mask_after(HALF),
+        first_weights(HALF),
+    )
+    mask_whole, whole_weights, (before, after) = mask_after(TILE), first_weights(TILE), softmax_step(config)
     scale_sums, store = scale_rows(head_dim), store_tile(head_dim, head_dim // BOX_COLUMNS)
 
     @device_function
@@ -135,6 +150,15 @@ def _consumer(config: HopperAttentionConfig):
         """The accumulators' map is that of the next product's A operand."""
         for i in range(weight_count):
             weights[i] = ptx.pack_f16x2(scores[2 * i], scores[2 * i + 1])
+
+    @device_function
+    def end_first_product(bars, k_empty, consumer, thread, first):
+        """The diagonal tile's scores are there: the other warpgroup may begin; K, and Q if it is the last KV
+        tile, may be overwritten."""
+        if stagger and consumer == 0:
+            ptx.bar_arrive(TURN, CONSUMER_THREADS)
+        ptx.mbarrier_arrive_if(k_empty, thread == 0)
+        ptx.mbarrier_arrive_if(bars + 8, (thread == 0) & (first <= 0))
 
     @device_function
     def consume(out_map, successors, q, k_cache, base, bars, nt, q_offset, kv_end, c, consumer, thread):
@@ -161,17 +185,24 @@ def _consumer(config: HopperAttentionConfig):
             ptx.mbarrier_wait(k_full + 8 * k_stage, k_parity)
             if stagger and consumer == 1:
                 ptx.bar_sync(TURN, CONSUMER_THREADS)
-            multiply_qk(scores, queries, keys + k_stage * tile_units)
-            wait_scores(scores)
-            if stagger and consumer == 0:
-                ptx.bar_arrive(TURN, CONSUMER_THREADS)
-            ptx.mbarrier_arrive_if(k_empty + 8 * k_stage, thread == 0)
-            ptx.mbarrier_arrive_if(bars + 8, (thread == 0) & (first <= 0))
+            k_place, position = keys + k_stage * tile_units, int32(q_offset + block * TILE)
+            if half_diagonal and consumer == 0 and first == position:
+                multiply_half(scores, queries, k_place)
+                wait_half(scores)
+                end_first_product(bars, k_empty + 8 * k_stage, consumer, thread, first)
+                mask_half(scores, column, row)
+                low, high, sum_low, sum_high = half_weights(scores, c)
+                for i in range(half_registers, REGISTERS):
+                    scores[i] = float32(0)
+            else:
+                multiply_qk(scores, queries, k_place)
+                wait_scores(scores)
+                end_first_product(bars, k_empty + 8 * k_stage, consumer, thread, first)
+                mask_whole(scores, column, int32(position + row - first))
+                if first < 0:
+                    mask_before(scores, column, int32(-first))
+                low, high, sum_low, sum_high = whole_weights(scores, c)
             k_stage, k_parity = advance(k_stage, k_parity)
-            mask_after(scores, column, int32(q_offset + block * TILE + row - first))
-            if first < 0:
-                mask_before(scores, column, int32(-first))
-            low, high, sum_low, sum_high = start_softmax(scores, c)
             pack(weights, scores)
             for i in range(sum_count):
                 sums[i] = float32(0)

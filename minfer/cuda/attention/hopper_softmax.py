@@ -7,6 +7,7 @@ turns scores into weights; only `after` it may touch the sums of P V. What the v
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from numba.cuda.types import float32, int32, uint32, uint64
@@ -16,7 +17,7 @@ from minfer.cuda.attention.config import NEVER
 from minfer.cuda.attention.hopper_config import LAZY_BITS, TILE, HopperAttentionConfig
 from minfer.cuda.attention.softmax import exponentials, row_max
 from minfer.cuda.attention.tiles import scale_rows
-from minfer.cuda.instruction import device_function
+from minfer.cuda.instruction import DeviceFunction, device_function
 
 REGISTERS = TILE // 2  # scores a lane
 LARGEST = 3e38  # weights above are infinite: what they came from must be computed again
@@ -25,19 +26,24 @@ largest, exponentiate = row_max(TILE), exponentials(TILE)
 scale_scores = scale_rows(TILE)
 
 
-@device_function
-def mask_after(scores, column, last):
-    """Columns past `last` (row lane / 4) and `last` + 8 (row + 8) never count; `column` is the lane's
-    first."""
-    for j in range(TILE // 8):
-        if column + 8 * j > last:
-            scores[4 * j] = float32(NEVER)
-        if column + (8 * j + 1) > last:
-            scores[4 * j + 1] = float32(NEVER)
-        if column + 8 * j > last + 8:
-            scores[4 * j + 2] = float32(NEVER)
-        if column + (8 * j + 1) > last + 8:
-            scores[4 * j + 3] = float32(NEVER)
+@functools.cache
+def mask_after(columns: int) -> DeviceFunction:
+    """Factory: (scores, column, last): columns past `last` (row lane / 4) and `last` + 8 (row + 8) never
+    count; `column` is the lane's first."""
+
+    @device_function
+    def mask(scores, column, last):
+        for j in range(columns // 8):
+            if column + 8 * j > last:
+                scores[4 * j] = float32(NEVER)
+            if column + (8 * j + 1) > last:
+                scores[4 * j + 1] = float32(NEVER)
+            if column + 8 * j > last + 8:
+                scores[4 * j + 2] = float32(NEVER)
+            if column + (8 * j + 1) > last + 8:
+                scores[4 * j + 3] = float32(NEVER)
+
+    return mask
 
 
 @device_function
@@ -52,15 +58,17 @@ def mask_before(scores, column, first):
             scores[4 * j + 3] = float32(NEVER)
 
 
-def first_tile() -> Callable:
-    """Device function (scores, c) -> (n low, n high, sum low, sum high): the weights of the diagonal tile,
-    relative to its own maxima."""
+@functools.cache
+def first_weights(columns: int) -> DeviceFunction:
+    """Factory: (scores, c) -> (n low, n high, sum low, sum high): the weights of the diagonal tile, relative
+    to its own maxima."""
+    maximum, weigh = row_max(columns), exponentials(columns)
 
     @device_function
     def start(scores, c):
-        top_low, top_high = largest(scores, float32(NEVER), float32(NEVER))
+        top_low, top_high = maximum(scores, float32(NEVER), float32(NEVER))
         low, high = -top_low * c, -top_high * c
-        sum_low, sum_high = exponentiate(scores, c, low, high)
+        sum_low, sum_high = weigh(scores, c, low, high)
         return low, high, sum_low, sum_high
 
     return start

@@ -437,21 +437,22 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
                     ptx.st_global_v4_f32(target, a0, a1, a2, a3)
                     if d == 0:
                         ptx.st_global_v2_f32(statistics + index * uint64(8), top, weight)
-        if active > 1:
-            if is_last(shared, counters + uint64(cuda.blockIdx.y) * uint64(4), active):
-                split_factors(sums, statistics, first_head, active)
-                cuda.syncthreads()
-                for i in range(four_rounds):
-                    item = thread + i * threads
-                    inside = item < fours
-                    if not inside:
-                        item = int32(0)
-                    h = item * 4 // head_dim
-                    a0, a1, a2, a3 = combine(sums, partial, first_head, h, item * 4 - h * head_dim, active)
-                    index = int32(heads * head_dim)
-                    if inside:
-                        index = first_head * head_dim + item * 4
-                    store(out, index, int32(heads * head_dim), a0, a1, a2, a3)
+        if active == 1:
+            return
+        if is_last(shared, counters + uint64(cuda.blockIdx.y) * uint64(4), active):
+            split_factors(sums, statistics, first_head, active)
+            cuda.syncthreads()
+            for i in range(four_rounds):
+                item = thread + i * threads
+                inside = item < fours
+                if not inside:
+                    item = int32(0)
+                h = item * 4 // head_dim
+                a0, a1, a2, a3 = combine(sums, partial, first_head, h, item * 4 - h * head_dim, active)
+                index = int32(heads * head_dim)
+                if inside:
+                    index = first_head * head_dim + item * 4
+                store(out, index, int32(heads * head_dim), a0, a1, a2, a3)
 
     address = ptx.global_address
 

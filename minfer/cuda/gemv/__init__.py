@@ -6,14 +6,17 @@ activation or the residual addition around the product in the same kernel.
 
 from minfer.cuda.gemv import ring, stream
 from minfer.cuda.gemv.ring import GemvConfig, gemv
-from minfer.cuda.gemv.stream import GemvStreamConfig, gemv_stream
+from minfer.cuda.gemv.stream import gemv_stream, gemv_stream_two
+from minfer.cuda.gemv.stream_config import GemvStreamConfig, GemvTwoConfig
 from minfer.cuda.kernel import Kernel
 
 __all__ = [
     "GemvConfig",
     "GemvStreamConfig",
+    "GemvTwoConfig",
     "gemv",
     "gemv_stream",
+    "gemv_stream_two",
     "shipped",
 ]
 

@@ -131,11 +131,11 @@ from minfer.cuda.ptx.memory import (
     stmatrix_x4_trans,
 )
 from minfer.cuda.ptx.mma import (
-    mma_m16n8k8_tf32,
     mma_m16n8k16_bf16,
     mma_m16n8k16_f16,
     mma_m16n8k16_s8,
     mma_m16n8k32_s8,
+    mma_m16n8k32_s8u8,
     mma_m16n8k32_u8s8,
 )
 from minfer.cuda.ptx.warp import (
@@ -245,6 +245,7 @@ __all__ = [
     "mma_m16n8k16_f16",
     "mma_m16n8k16_s8",
     "mma_m16n8k32_s8",
+    "mma_m16n8k32_s8u8",
     "mma_m16n8k32_u8s8",
     "pack_bf16x2",
     "pack_f16x2",

@@ -46,9 +46,10 @@ class PackedFormat:
         words: registers of packed weights that a consumer keeps from a quarter to the next.
         scales: (block, target): a row's scales as f16 to shared memory, `target` the row's place in the first
             quarter.
-        fragments: (a, raw, first, second, scales, quarter): the 16 words of A of four k16 steps; `first` and
-            `second` are the shared addresses of the blocks of the lane's rows g and g + 8, plus 2 t, `scales`
-            that of row g's scales. `raw` is a local array of `words`. Quarters come in order.
+        fragments: (a, raw, first, second, scales, apart, quarter): the 16 words of A of four k16 steps;
+            `first` and `second` are the shared addresses of the blocks of the lane's rows g and g + 8, plus
+            2 t, `scales` that of row g's scales, the other row's are `apart` bytes behind them. `raw` is a
+            local array of `words`. Quarters come in order.
     """
 
     block_bytes: int
@@ -133,14 +134,14 @@ def _unpack_q4_k(a, o, word, low, high):
 
 @device_function
 @unrolled
-def _fragments_q4_k(a, raw, first, second, scales, quarter):
+def _fragments_q4_k(a, raw, first, second, scales, apart, quarter):
     run = uint32(16 + 32 * quarter)
     for half in unroll(2):
         raw[2 * half] = _four_bytes(first + run + 16 * half)
         raw[2 * half + 1] = _four_bytes(second + run + 16 * half)
     place = scales + QUARTER_BYTES * quarter
     low0, high0 = ptx.ld_shared_v2_u32(place)
-    low1, high1 = ptx.ld_shared_v2_u32(place + 8 * SCALE_BYTES)
+    low1, high1 = ptx.ld_shared_v2_u32(place + apart)
     for half in unroll(2):
         _unpack_q4_k(a, 4 * half, raw[2 * half], low0, high0)
         _unpack_q4_k(a, 4 * half + 1, raw[2 * half + 1], low1, high1)
@@ -184,7 +185,7 @@ def _unpack_q6_k(a, o, low, high, quarter, sub_block, scale):
 
 @device_function
 @unrolled
-def _fragments_q6_k(a, raw, first, second, scales, quarter):
+def _fragments_q6_k(a, raw, first, second, scales, apart, quarter):
     """Two quarters share their bytes: the first takes low nibbles, the second high ones."""
     if quarter & 1 == 0:
         low, high = uint32(32 * quarter), uint32(128 + 16 * quarter)
@@ -196,7 +197,7 @@ def _fragments_q6_k(a, raw, first, second, scales, quarter):
             raw[9 + 2 * half] = _four_bytes(second + high + 16 * half)
     place = scales + QUARTER_BYTES * quarter
     for row in unroll(2):
-        near, far = ptx.ld_shared_v2_u32(place + 8 * SCALE_BYTES * row)
+        near, far = ptx.ld_shared_v2_u32(place + apart * row)
         _unpack_q6_k(a, row, raw[row], raw[8 + row], quarter, 0, _both_low(near))
         _unpack_q6_k(a, 4 + row, raw[2 + row], raw[10 + row], quarter, 0, _both_high(near))
         _unpack_q6_k(a, 8 + row, raw[4 + row], raw[8 + row], quarter, 1, _both_low(far))

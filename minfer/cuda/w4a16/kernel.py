@@ -19,26 +19,27 @@ from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT
-from minfer.cuda.tile.transposed import CHUNK_BYTES
 from minfer.cuda.w4a16.config import (
     CONSUMER_REGISTERS,
+    CONSUMERS,
     MOVERS,
     PRODUCER_REGISTERS,
     TILES,
     W4A16Config,
 )
-from minfer.cuda.w4a16.formats import FORMATS, SCALE_BYTES
+from minfer.cuda.w4a16.formats import FORMATS, ROWS, SCALE_BYTES
 
 
 @cache
 def w4a16(config: W4A16Config) -> Kernel:
-    """The kernel of a config: (a, w, [bias], c, nt, od, depth, first, width, group).
+    """The kernel of a config: (a, w, [bias], c, nt, od, depth, first, width, group). With `gated` c is
+    silu(gate) * up of products with od rows each, which follow each other in w.
 
-    a is the tensor map of A [nt, depth] f16. w holds the blocks of `od` rows: a tensor map of uint8 [od, row
-    bytes] for Q4_K, the uint8 array itself for Q6_K. bias is f32 [od]. c is C [nt, width], f16 or f32: a
-    tensor map with store="tma", else the array; the product's columns start at `first`. (boxes and swizzles:
-    `config.boxes`.) Sizes are int32; depth is a multiple of 256; group is `config.group(nt)`, the grid
-    `config.grid`.
+    a is the tensor map of A [nt, depth] f16. w holds the blocks of `od` rows (gated: 2 od): a tensor map of
+    uint8 [rows, row bytes] for Q4_K, the uint8 array itself for Q6_K. bias is f32 [od]. c is C [nt, width],
+    f16 or f32: a tensor map with store="tma", else the array; the product's columns start at `first`. (Boxes
+    and swizzles: `config.boxes`.) Sizes are int32; depth is a multiple of 256; group is `config.group(nt)`,
+    the grid `config.grid`.
 
     Every element of the product is written. With store="tma" a product that ends before `width` writes zeros
     or rubbish to columns past its end, up to the next multiple of 64 columns from `first`: products into
@@ -47,6 +48,7 @@ def w4a16(config: W4A16Config) -> Kernel:
     from numba.cuda import types
 
     from minfer.cuda import ptx
+    from minfer.cuda.elementwise.activation import LOG2_E, silu_product_by
     from minfer.cuda.instruction import device_function, unroll, unrolled
     from minfer.cuda.tile.scheduler import tile_xy
     from minfer.cuda.tile.transposed import store_accumulators_transposed, store_tile_transposed
@@ -64,7 +66,14 @@ def w4a16(config: W4A16Config) -> Kernel:
     ready_start = slot_barriers + config.slot_ring.size_bytes
     accumulators, words = tokens // 2, config.packed.words
     by_tma, stored_by_tma, biased = config.packed.by_tma, config.store == "tma", config.bias
-    buffers_bytes = max(0, config.buffers) * CHUNK_BYTES
+    # Gates and the ups that belong to them are rows g and g + 8 of the fragments.
+    combine = silu_product_by if config.gated else None
+    constant_start, minus_log2_e = ready_start + 8 * slots, -LOG2_E
+    gated, consumer_outputs = config.gated, outputs // CONSUMERS
+    # Weight rows of a warp, and from row g of its fragments to row g + 8.
+    warp_rows, apart = (8, ROWS // 2) if gated else (16, 8)
+    scales_apart = apart * SCALE_BYTES
+    buffers_bytes = max(0, config.buffers) * config.chunk_bytes
     element_bytes = 2 if config.out == "f16" else 4
     advance, advance_slot = config.ring.advance, config.slot_ring.advance
     initialise, initialise_slots = config.ring.initialise, config.slot_ring.initialise
@@ -78,7 +87,7 @@ def w4a16(config: W4A16Config) -> Kernel:
     multiply = ptx.wgmma(tokens, a="registers", k_steps=4, wait=1)
     wait_sums, pin = ptx.wgmma_wait(0, accumulators), ptx.pin(16)
     wait_stores = ptx.bulk_wait_group_read(0)
-    store_tile = store_tile_transposed(tokens, config.buffers) if stored_by_tma else None
+    store_tile = store_tile_transposed(tokens, config.buffers, combine) if stored_by_tma else None
     store_elements = store_accumulators_transposed(tokens, config.out)
     descriptor = ptx.wgmma_descriptor
 
@@ -117,7 +126,8 @@ def w4a16(config: W4A16Config) -> Kernel:
         nt, od, first, width, group, consumer, thread,
     ):  # fmt: skip
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
-        row, byte = types.int32(consumer * 64 + warp * 16 + (lane >> 2)), types.uint32((lane & 3) * 2)
+        row = types.int32(consumer * consumer_outputs + warp * warp_rows + (lane >> 2))
+        byte = types.uint32((lane & 3) * 2)
         sums = cuda.local.array(accumulators, dtype=types.float32)
         even = cuda.local.array(16, dtype=types.uint32)
         odd = cuda.local.array(16, dtype=types.uint32)
@@ -127,14 +137,15 @@ def w4a16(config: W4A16Config) -> Kernel:
         low_bias, high_bias = types.float32(0), types.float32(0)
         a_start = descriptor(base, 16)
         slots_at, ready = types.uint32(base + slots_start), types.uint32(barriers + ready_start)
+        constant = types.uint32(barriers + constant_start)
         buffer = types.uint32(base + buffers_start + consumer * buffers_bytes)
         stage, parity, previous = types.uint32(0), types.uint32(0), types.uint32(0)
         slot, slot_parity = types.uint32(0), types.uint32(0)
         token_tile, output_tile = types.int32(0), types.int32(0)
         ptx.mbarrier_wait(ready, 0)
-        near, far = block_start(slots_at, row) + byte, block_start(slots_at, row + 8) + byte
+        near, far = block_start(slots_at, row) + byte, block_start(slots_at, row + apart) + byte
         scales = types.uint32(slots_at + packed_bytes + row * SCALE_BYTES)
-        fragments(even, raw, near, far, scales, 0)
+        fragments(even, raw, near, far, scales, scales_apart, 0)
         pin(even)
         while tile < token_tiles * output_tiles:
             block = types.int32(0)
@@ -165,13 +176,13 @@ def w4a16(config: W4A16Config) -> Kernel:
                     stage, parity = advance(stage, parity)
                     # The next k-tile's fragments while this one is multiplied.
                     if quarter == 0:
-                        fragments(odd, raw, near, far, scales, 1)
+                        fragments(odd, raw, near, far, scales, scales_apart, 1)
                         pin(odd)
                     if quarter == 1:
-                        fragments(even, raw, near, far, scales, 2)
+                        fragments(even, raw, near, far, scales, scales_apart, 2)
                         pin(even)
                     if quarter == 2:
-                        fragments(odd, raw, near, far, scales, 3)
+                        fragments(odd, raw, near, far, scales, scales_apart, 3)
                         pin(odd)
                         ptx.syncwarp()
                         ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
@@ -181,18 +192,18 @@ def w4a16(config: W4A16Config) -> Kernel:
                             slot, slot_parity = advance_slot(slot, slot_parity)
                             ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
                         place = types.uint32(slots_at + slot * slot_bytes)
-                        near, far = block_start(place, row) + byte, block_start(place, row + 8) + byte
+                        near, far = block_start(place, row) + byte, block_start(place, row + apart) + byte
                         scales = types.uint32(place + packed_bytes + row * SCALE_BYTES)
-                        fragments(even, raw, near, far, scales, 0)
+                        fragments(even, raw, near, far, scales, scales_apart, 0)
                         pin(even)
                 block = types.int32(block + 1)
             wait_sums(sums)
             ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
             if biased:
                 add_bias(sums, low_bias, high_bias)
-            token, column = token_tile * tokens, output_tile * outputs + consumer * 64
+            token, column = token_tile * tokens, output_tile * outputs + consumer * consumer_outputs
             if stored_by_tma:
-                store_tile(sums, c, buffer, token, first + column, thread, 1 + consumer)
+                store_tile(sums, c, buffer, token, first + column, thread, 1 + consumer, constant)
             else:
                 store_elements(
                     sums,
@@ -226,6 +237,8 @@ def w4a16(config: W4A16Config) -> Kernel:
             for slot in range(slots):
                 ptx.mbarrier_init(barriers + ready_start + 8 * slot, MOVERS)
             ptx.fence_mbarrier_init()
+            if gated:
+                ptx.st_shared_f32(barriers + constant_start, types.float32(minus_log2_e))
         cuda.syncthreads()
         token_tiles = types.int32((nt + (tokens - 1)) // tokens)
         output_tiles = types.int32((od + (outputs - 1)) // outputs)
@@ -310,7 +323,9 @@ def w4a16(config: W4A16Config) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """Every tile that `choose` picks for f16, and one of every other form."""
+    """Every tile that `choose` picks for f16, for gated products of Q4_K, and one of every other form."""
     tiles = [W4A16Config(name, *tile) for name in FORMATS for tile in TILES]
     others = [W4A16Config(name, 128, 6, out="f32", store="direct", bias=True) for name in FORMATS]
-    return [w4a16(config) for config in (*tiles, *others)]
+    gated = [W4A16Config("Q4_K", *tile, gated=True) for tile in TILES]
+    gated.append(W4A16Config("Q6_K", 128, 6, gated=True))
+    return [w4a16(config) for config in (*tiles, *others, *gated)]

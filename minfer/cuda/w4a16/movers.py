@@ -36,13 +36,15 @@ def row_start(config: W4A16Config) -> DeviceFunction:
 
 
 def _copy_box(config: W4A16Config) -> DeviceFunction:
-    block_bytes, packed_bytes = config.packed.block_bytes, config.packed_bytes
+    block_bytes, packed_bytes, gated = config.packed.block_bytes, config.packed_bytes, config.gated
 
     @device_function
     def copy(source, slot, landed, row, block, od, pitch, thread):
         if thread == 0:
             ptx.mbarrier_arrive_expect_tx(landed, packed_bytes)
             ptx.tma_load_2d(slot, source, landed, block * block_bytes, row)
+            if gated:
+                ptx.tma_load_2d(slot + packed_bytes // 2, source, landed, block * block_bytes, od + row)
 
     return copy
 
@@ -52,7 +54,7 @@ def _copy_chunks(config: W4A16Config) -> DeviceFunction:
     block_bytes, row_bytes = config.packed.block_bytes, config.packed.pitch
     starts = config.packed_bytes + SCALES_BYTES
     chunks, at_once = -(-(block_bytes + 14) // 16), THREADS // 8
-    rest = chunks - 8
+    rest, gated = chunks - 8, config.gated
 
     @device_function
     def chunk(target, address, end):
@@ -61,11 +63,14 @@ def _copy_chunks(config: W4A16Config) -> DeviceFunction:
 
     @device_function
     def copy(source, slot, landed, row, block, od, pitch, thread):
-        end = source + types.uint64(od) * types.uint64(pitch)
+        end = source + types.uint64(od * (1 + gated)) * types.uint64(pitch)
         part = thread & 7
         line = types.int32(thread >> 3)
         while line < ROWS:
-            start = source + types.uint64(min(row + line, od - 1)) * types.uint64(pitch)
+            weight_row = types.int32(min(row + line, od - 1))
+            if gated and line >= ROWS // 2:
+                weight_row = types.int32(od + min(row + line - ROWS // 2, od - 1))
+            start = source + types.uint64(weight_row) * types.uint64(pitch)
             start += types.uint64(block * block_bytes)
             offset = types.uint32(start) & types.uint32(15)
             address = start - types.uint64(offset) + types.uint64(16 * part)
@@ -85,7 +90,7 @@ def move_weights(config: W4A16Config) -> DeviceFunction:
     thread): bring the blocks of all tiles of this thread block. `source` is the address of the tensor map
     (Q4_K) or of the weights, whose rows are `pitch` bytes apart."""
     slots, slot_bytes, packed_bytes = config.slots, config.slot_bytes, config.packed_bytes
-    by_tma, scales = config.packed.by_tma, config.packed.scales
+    by_tma, scales, outputs = config.packed.by_tma, config.packed.scales, config.outputs
     copy = _copy_box(config) if by_tma else _copy_chunks(config)
     advance, start = config.slot_ring.advance, row_start(config)
     wait_copies = ptx.cp_async_wait_group(slots - 2)
@@ -123,7 +128,7 @@ def move_weights(config: W4A16Config) -> DeviceFunction:
             if tile < tiles:
                 if block == 0:
                     _, column = tile_xy(tile, token_tiles, output_tiles, group)
-                    row = types.int32(column * ROWS)
+                    row = types.int32(column * outputs)
                 ptx.mbarrier_wait(landed + 8 * (slots + next_slot), next_parity)
                 place = types.uint32(first + next_slot * slot_bytes)
                 copy(source, place, landed + 8 * next_slot, row, block, od, pitch, thread)

@@ -2,9 +2,9 @@
 
 A route names a chain of kernels, the best first. A matrix takes the first one that can run: a kernel is
 passed over for a format that it does not read, for rows that are no whole super-blocks, for shared memory
-that the device does not allow, or because the driver refuses it. What no kernel of the chain takes goes
-through the f16 GEMM, dequantized before each product. Every step down is told, once for each format and row
-length; nothing is ever left unwritten.
+that the device does not allow, or because it does not compile or the driver refuses it. What no kernel of
+the chain takes goes through the f16 GEMM, dequantized before each product. Every step down is told, once for
+each format and row length; nothing is ever left unwritten.
 
     mmq_raw_wide   wide KD=8 -> wide KD=4 -> narrow KD=8 -> R1 -> f16
     mmq_raw                                  narrow KD=8 -> R1 -> f16
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minfer.cuda.kernel import ConfigRefused, LaunchRefused
+from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
 from minfer.cuda.mmq import MmqConfig, mmq
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class MmqProducts:
 
     def _launch(self, run: Run, chunks: Any, out: Any, stride: int | None) -> bool:
         """Multiply one run, into some columns of rows of `stride` elements or a matrix of its own; steps down
-        where the driver refuses. False: no step is left."""
+        where the compiler or the driver refuses. False: no step is left."""
         from minfer.engine.cuda.weights import kernel
 
         nt = len(chunks)
@@ -148,7 +148,7 @@ class MmqProducts:
             try:
                 self.device.launch(kernel(mmq, config), config.grid(nt, run.rows), *args)
                 return True
-            except LaunchRefused as error:
+            except (LaunchRefused, CompileError) as error:
                 self.tell(step_down(self.route, choice.place, run.format, run.columns, str(error)))
                 self._first[run.format, run.columns] = choice.place + 1
         return False

@@ -22,14 +22,15 @@ from minfer.cuda.convert import ConvertConfig, convert_f32_f16
 from minfer.cuda.gemv import GemvConfig, gemv
 from minfer.cuda.q8 import RUN, pad40_bytes, q8_record_bytes
 from minfer.cuda.quantize import QuantizePad40Config, QuantizeQ8Config, quantize_q8, quantize_q8_0_pad40
-from minfer.engine.backend import LayerWeights, Progress, Role
+from minfer.engine.backend import LayerWeights, Progress, Role, Weights
 from minfer.engine.cuda.activations import Activations, Storage
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.hopper_attention import HopperAttention
 from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.routes import Route
-from minfer.engine.cuda.weights import Loader, Stack, kernel
+from minfer.engine.cuda.step import DecodeStep
+from minfer.engine.cuda.weights import Loader, Run, Stack, kernel
 from minfer.engine.errors import EngineError
 from minfer.model.model import Model
 from minfer.model.rope import frequencies
@@ -37,7 +38,8 @@ from minfer.model.rope import frequencies
 
 class CudaRuntime:
     """See `minfer.engine.backend.Runtime`. plan: what `plan_memory` decided, kept as an attribute; tell: gets
-    a line where a kernel of the route cannot run and another one takes its place."""
+    a line where a kernel of the route cannot run and another one takes its place; loaded: the weights of
+    another runtime of the same model and device, to share them."""
 
     def __init__(
         self,
@@ -47,11 +49,13 @@ class CudaRuntime:
         plan: MemoryPlan,
         progress: Progress | None = None,
         tell: Callable[[str], None] = lambda line: None,
+        loaded: tuple[Weights, Run] | None = None,
     ):
         self.config = config = model.config
         self.device, self.route, self.plan = device, route, plan
         self._pdl = int(device.arch.removeprefix("sm_").rstrip("af")) >= 90
-        self.weights, self._embedding = Loader(device, model, plan, progress).load()
+        self.loaded = loaded or Loader(device, model, plan, progress).load()
+        self.weights, self._embedding = self.loaded
         self._products = Products(device, route, plan, tell)
         kv_dim = config.n_kv_heads * config.head_dim
         shape = plan.n_ctx, kv_dim
@@ -84,6 +88,12 @@ class CudaRuntime:
         self._pending: tuple[int, int, str] | None = None
         self._gated: tuple[Any, Stack] | None = None
         self._forms = self._decode_forms()
+        self._fused: DecodeStep | None = None
+        if DecodeStep.fits(config, self.weights, device):
+            self._fused = DecodeStep(
+                config, self.weights, device, plan.n_ctx,
+                self._positions(), self._rope_table, self._keys, self._values,
+            )  # fmt: skip
 
     def _angles(self, model: Model) -> tuple[np.ndarray, int, float]:
         inv_freq, scale = frequencies(self.config, model.rope_freqs)
@@ -152,6 +162,11 @@ class CudaRuntime:
         products of a prefill do."""
         return self._pdl and (self._count == 1 or (self.route.wgmma and self.route.overlap))
 
+    @property
+    def _step(self) -> DecodeStep | None:
+        """What takes this pass's operations, if it is a decode step of a model that has fused kernels."""
+        return self._fused if self._count == 1 else None
+
     def _form(self, role: str, rows: int) -> str:
         """What to write an operand of `rows` tokens as."""
         return self._forms[role] if rows <= FEW_TOKENS else self.plan.forms[role]
@@ -175,6 +190,9 @@ class CudaRuntime:
 
     def rmsnorm(self, out: Activations, x: Activations, *, weights: Any) -> None:
         """See Runtime.rmsnorm. Adds the product that waits for it to x first."""
+        if self._step is not None:
+            self._step.rmsnorm(out, x, weights)
+            return
         form = self._form("normed", len(x))
         hidden, target = x.matrix("f32"), out.matrix(form)
         width = x.storage.columns
@@ -195,6 +213,9 @@ class CudaRuntime:
 
     def linear(self, out: Activations, x: Activations, matrix: Stack, add: bool = False) -> None:
         """See Runtime.linear. Biases are left to `rotate_and_store`."""
+        if self._step is not None:
+            self._step.linear(out, x, matrix, add)
+            return
         if len(x) <= FEW_TOKENS and x.storage.form in ("f32", "q8"):
             self._multiply_few(out, x, matrix, add)
             return
@@ -218,7 +239,7 @@ class CudaRuntime:
             return x.matrix(form)
         if form == "pad40":
             chunks = self._converted[: n * pad40_bytes(columns)].reshape(n, -1)
-            config = QuantizePad40Config(source=source)
+            config = QuantizePad40Config(source=source, unroll={"f32": 2, "f16": 4}[source])
             grid, count = config.grid(n, columns), n * columns // RUN
             self._launch(quantize_q8_0_pad40, config, grid, x.matrix(source), chunks, count)
             return chunks
@@ -263,6 +284,8 @@ class CudaRuntime:
         self, layer: int, q: Activations, k: Activations, v: Activations, first_query: int
     ) -> None:
         """See Runtime.rotate_and_store. Adds the biases too; the queries go to a buffer of their own."""
+        if self._step is not None:
+            return  # its attention does
         config, weights = self.config, self.weights.layers[layer]
         whole = q.storage.parent
         n = len(k)
@@ -329,6 +352,9 @@ class CudaRuntime:
 
     def attention(self, layer: int, out: Activations, q: Activations, first_query: int) -> None:
         """See Runtime.attention. One query reads the context's length from device memory."""
+        if self._step is not None:
+            self._step.attention(layer, out, q)
+            return
         config, n = self.config, len(q)
         scale = config.head_dim**-0.5
         form = self._form("attended", n)
@@ -363,6 +389,9 @@ class CudaRuntime:
 
     def swiglu(self, out: Activations, gate_up: Activations) -> None:
         """See Runtime.swiglu. A product that waits for it is made here, and needs no gate_up."""
+        if self._step is not None:
+            self._step.swiglu(out, gate_up)
+            return
         if self._gated is not None:
             self._products.gate(out, *self._gated)
             self._gated = None

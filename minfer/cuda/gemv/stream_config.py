@@ -1,0 +1,236 @@
+"""How the decode GEMV of sm_90 is cut: rows to warps, columns to lanes, copies to slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minfer.cuda.blocks import BLOCKS
+from minfer.cuda.checks import check_choice
+from minfer.cuda.gemv.lanes import LANE_DOTS
+from minfer.cuda.kernel import ConfigRefused
+from minfer.cuda.q8 import q8_record_bytes
+
+SHARED_LIMIT = 113 * 1024  # two blocks an SM of sm_90: 228 KiB, of which 1 KiB a block is the system's
+SOURCES = ("q8", "f32", "norm")
+WEIGHTS = 256  # a block's
+TEAM_OUTPUTS = 64  # most outputs of a block whose warps share rows
+MOST_WORDS = 64  # registers of activations a lane
+LOADS = 8  # 16-byte loads of activations that a thread has in flight
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class GemvStreamConfig:
+    """y[od] = W[od, dim] x[dim] (+ addend[od]), or y[od] = silu(W[:od] x) * (W[od:] x).
+
+    Attributes:
+        format: W's block format (a key of `minfer.cuda.gemv.lanes.LANE_DOTS`).
+        dim: weights a row, a multiple of 256.
+        source: what x is: "q8" records, "f32", quantized by every block for itself, or "norm": f32 that
+            goes through an RMS norm first.
+        pairs: W has 2 od rows, gate above up; the outputs are their gated activation.
+        addend: add a vector (the residual stream).
+        rows: rows that a warp takes at a time (even for pairs).
+        warps: warps a block.
+        team: warps that share a row, each a range of its columns: 1, or all of the block's.
+        slots: turns of `rows` rows that a warp has in flight.
+    """
+
+    format: str
+    dim: int
+    source: str = "q8"
+    pairs: bool = False
+    addend: bool = False
+    rows: int = 2
+    warps: int = 8
+    team: int = 1
+    slots: int = 2
+
+    def __post_init__(self) -> None:
+        check_choice("gemv_stream", "format", self.format, tuple(LANE_DOTS))
+        check_choice("gemv_stream", "source", self.source, SOURCES)
+        check_choice("gemv_stream", "warps", self.warps, tuple(range(1, 17)))
+        check_choice("gemv_stream", "rows", self.rows, tuple(range(1, 9)))
+        check_choice("gemv_stream", "slots", self.slots, tuple(range(1, 9)))
+        check_choice("gemv_stream", "team", self.team, tuple(sorted({1, self.warps})))
+        if self.dim <= 0 or self.dim % WEIGHTS:
+            raise ConfigRefused(f"gemv_stream: rows of {self.dim} weights; take a multiple of {WEIGHTS}")
+        if self.team > self.units:
+            raise ConfigRefused(
+                f"gemv_stream: {self.team} warps share rows of {self.units} blocks; take fewer"
+            )
+        if self.pairs and (self.rows % 2 or self.addend):
+            raise ConfigRefused(
+                f"gemv_stream: pairs with rows={self.rows}, addend={self.addend}; take even rows, no addend"
+            )
+        if self.steps * LANE_DOTS[self.format].words > MOST_WORDS:
+            raise ConfigRefused(
+                f"gemv_stream: a lane would hold activations of {self.steps} blocks; let more warps share"
+            )
+        if self.source == "norm" and self.dim > 4 * LOADS * self.threads:
+            raise ConfigRefused(
+                f"gemv_stream: a row of {self.dim} does not fit the registers of {self.threads} threads that "
+                "norm it; take more warps"
+            )
+        if self.shared_bytes > SHARED_LIMIT:
+            raise ConfigRefused(
+                f"gemv_stream: {self.shared_bytes} bytes of shared memory a block, the limit is "
+                f"{SHARED_LIMIT}: take fewer rows, warps or slots"
+            )
+
+    def __str__(self) -> str:
+        extra = (" pairs" if self.pairs else "") + (" addend" if self.addend else "")
+        tile = f"rows={self.rows} warps={self.warps} team={self.team} slots={self.slots}"
+        return f"{self.format} dim={self.dim} {self.source} {tile}{extra}"
+
+    @property
+    def units(self) -> int:
+        """Blocks of weights a row."""
+        return self.dim // WEIGHTS
+
+    @property
+    def unit_bytes(self) -> int:
+        return BLOCKS[self.format].row_bytes(WEIGHTS)
+
+    @property
+    def across(self) -> int:
+        """Blocks that a warp works on at a time."""
+        return 32 // LANE_DOTS[self.format].lanes
+
+    @property
+    def steps(self) -> int:
+        """Times that a warp goes on along its part of a row."""
+        return _ceil(_ceil(self.units, self.team), self.across)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a warp's turn."""
+        return self.rows // 2 if self.pairs else self.rows
+
+    @property
+    def piece_bytes(self) -> int:
+        """Shared memory of a warp's part of a row: copies begin and end at 16-byte lines."""
+        slack = 0 if self.unit_bytes % 16 == 0 else 30
+        return -(-(-(-self.units // self.team) * self.unit_bytes + slack) // 16) * 16
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.rows * self.piece_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """mbarriers, and a float a warp."""
+        return -(-(self.warps * (self.slots * 8 + 4)) // 128) * 128
+
+    @property
+    def partial_bytes(self) -> int:
+        """Sums of the warps that share rows."""
+        rows = -(-TEAM_OUTPUTS // self.outputs) * self.rows
+        return 0 if self.team == 1 else rows * self.team * 4
+
+    @property
+    def ring_offset(self) -> int:
+        size = self.head_bytes + q8_record_bytes(self.dim) + self.partial_bytes
+        return -(-size // 128) * 128
+
+    @property
+    def threads(self) -> int:
+        return self.warps * 32
+
+    @property
+    def shared_bytes(self) -> int:
+        """Barriers, the activations' records, partial sums, then a ring of slots a warp."""
+        return self.ring_offset + self.warps * self.slots * self.slot_bytes
+
+    def grid(self, od: int, sms: int = 132) -> tuple[int, int, int]:
+        """A block an SM; more where its warps share rows and there are many."""
+        blocks = min(sms, -(-od // self.outputs))
+        return (max(1, blocks if self.team == 1 else max(blocks, -(-od // TEAM_OUTPUTS))), 1, 1)
+
+    @classmethod
+    def for_shape(
+        cls, format: str, dim: int, od: int, source: str = "q8", pairs: bool = False, addend: bool = False,
+        sms: int = 132,
+    ) -> GemvStreamConfig:  # fmt: skip
+        """A good config for od outputs from rows of dim. Raises ConfigRefused where there is none."""
+        check_choice("gemv_stream", "format", format, tuple(LANE_DOTS))
+        units, across, words = dim // WEIGHTS, 32 // LANE_DOTS[format].lanes, LANE_DOTS[format].words
+        options = {"source": source, "pairs": pairs, "addend": addend}
+
+        def steps(team: int) -> int:
+            return _ceil(_ceil(units, team), across)
+
+        shares = [{"warps": warps} for warps in (8, 4, 2, 1)]
+        if steps(1) * words > MOST_WORDS:
+            # Whole rows for all warps: the number that idles the fewest lanes, the larger of equals.
+            fitting = [t for t in range(4, 13) if steps(t) * words <= MOST_WORDS] or [16]
+            team = max(fitting, key=lambda t: (units / (t * steps(t)), t))
+            shares = [{"warps": team, "team": team}]
+        refused: ConfigRefused | None = None
+        for share in shares:
+            for rows, slots in ((2, 3), (2, 2), (2, 1), (1, 1)):
+                try:
+                    return cls(format, dim, rows=rows, slots=slots, **share, **options)
+                except ConfigRefused as error:
+                    refused = error
+        raise refused
+
+
+@dataclass(frozen=True)
+class GemvTwoConfig:
+    """A matrix whose upper rows are of one format and whose lower rows of another, in one launch.
+
+    Attributes:
+        upper, lower: how either is multiplied; of the same dim, source and number of warps.
+    """
+
+    upper: GemvStreamConfig
+    lower: GemvStreamConfig
+
+    def __post_init__(self) -> None:
+        for config in (self.upper, self.lower):
+            if config.pairs or config.addend:
+                raise ConfigRefused("gemv_stream_two: pairs or an addend; take plain products")
+        shapes = [(config.dim, config.source, config.warps) for config in (self.upper, self.lower)]
+        if shapes[0] != shapes[1]:
+            raise ConfigRefused(
+                f"gemv_stream_two: (dim, source, warps) {shapes[0]} and {shapes[1]}; take the same"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.upper} and {self.lower}"
+
+    @property
+    def threads(self) -> int:
+        return self.upper.threads
+
+    @property
+    def shared_bytes(self) -> int:
+        return max(self.upper.shared_bytes, self.lower.shared_bytes)
+
+    def grid(self, sms: int = 132) -> tuple[int, int, int]:
+        """A block an SM."""
+        return (max(2, sms), 1, 1)
+
+    def split(self, od_upper: int, od_lower: int, sms: int = 132) -> int:
+        """Blocks for the upper rows: in proportion to the bytes, and at least one for either."""
+        blocks = self.grid(sms)[0]
+        sizes = [
+            od * config.units * config.unit_bytes
+            for config, od in ((self.upper, od_upper), (self.lower, od_lower))
+        ]
+        return min(max(1, round(blocks * sizes[0] / sum(sizes))), blocks - 1)
+
+    @classmethod
+    def for_shapes(
+        cls, upper: str, od_upper: int, lower: str, od_lower: int, dim: int, source: str, sms: int = 132
+    ) -> GemvTwoConfig:
+        """A good config for od_upper rows of format `upper` above od_lower ones of `lower`. Raises
+        ConfigRefused where there is none."""
+        return cls(
+            GemvStreamConfig.for_shape(upper, dim, od_upper, source, sms=sms),
+            GemvStreamConfig.for_shape(lower, dim, od_lower, source, sms=sms),
+        )

@@ -1,0 +1,68 @@
+"""The decode GEMV of sm_90 in the simulator: sources, epilogues, teams, ragged rows and rings."""
+
+import numpy as np
+import pytest
+
+from minfer.cuda.gemv import GemvStreamConfig
+from minfer.cuda.kernel import ConfigRefused
+from tests.cuda.gemv_cases import stream_case
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize(
+    ("dim", "od", "grid", "options"),
+    [
+        (256, 1, 1, {"warps": 1, "slots": 2}),
+        (512, 7, 2, {"warps": 2, "rows": 2, "slots": 2, "addend": True}),
+        (768, 5, 1, {"warps": 2, "rows": 2, "slots": 1, "source": "norm", "pairs": True}),
+        (1280, 7, 2, {"warps": 2, "team": 2, "rows": 2, "source": "f32", "addend": True}),
+        (1280, 5, 1, {"warps": 2, "team": 2, "rows": 2, "source": "norm", "pairs": True}),
+    ],
+)
+def test_sources_and_epilogues(format, dim, od, grid, options):
+    stream_case(GemvStreamConfig(format, dim, **options), od, grid).run_simulated()
+
+
+def test_more_blocks_than_outputs():
+    stream_case(GemvStreamConfig("Q4_K", 256, warps=2, source="norm"), 3, grid=5).run_simulated()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_thread_order_gives_the_same(seed):
+    """Arbitrary orders and early copies: a missing wait or barrier would show."""
+    config = GemvStreamConfig("Q6_K", 512, warps=2, team=2, rows=1, slots=2, source="f32")
+    case = stream_case(config, 9, grid=1)
+    case.run_simulated()
+    expected = case.results["y"]
+    case.run_simulated(seed=seed)
+    np.testing.assert_array_equal(case.results["y"], expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"format": "Q4_0", "dim": 256}, "Q4_0"),
+        ({"format": "Q4_K", "dim": 300}, "300"),
+        ({"format": "Q4_K", "dim": 512, "team": 3}, "team=3"),
+        ({"format": "Q4_K", "dim": 512, "pairs": True, "rows": 3}, "rows=3"),
+        ({"format": "Q4_K", "dim": 512, "pairs": True, "addend": True}, "no addend"),
+        ({"format": "Q4_K", "dim": 512, "warps": 4, "team": 4}, "4 warps share rows of 2"),
+        ({"format": "Q4_K", "dim": 18944}, "more warps share"),
+        ({"format": "Q4_K", "dim": 3584, "source": "norm", "warps": 2}, "rows=|warps"),
+        ({"format": "Q4_K", "dim": 3584, "rows": 8, "slots": 2}, "the limit is 115712"),
+    ],
+)
+def test_refusals_name_the_number(fields, says):
+    with pytest.raises(ConfigRefused, match=says):
+        GemvStreamConfig(**fields)
+
+
+def test_configs_for_shapes():
+    """What the 7B's matrices get: two blocks an SM, nearly all lanes at work."""
+    for format, dim in (("Q4_K", 3584), ("Q4_K", 18944), ("Q6_K", 3584), ("Q6_K", 18944)):
+        config = GemvStreamConfig.for_shape(format, dim, 3584, "norm" if dim == 3584 else "f32")
+        assert 80_000 < config.shared_bytes <= 113 * 1024
+        assert config.units / (config.team * config.steps * config.across) > 0.85
+    for dim in range(256, 32768 + 1, 256):
+        config = GemvStreamConfig.for_shape("Q4_K", dim, 1000)
+        assert config.threads <= 512
