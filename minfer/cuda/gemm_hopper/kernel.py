@@ -288,4 +288,6 @@ def shipped() -> list[Kernel]:
         for form in (("f32", "add"), ("f16", "swiglu"))
         for tile_m, stages, cluster in ((256, 4, 1), (256, 4, 2), (224, 4, 1), (192, 4, 1), (128, 6, 1))
     ]
-    return [make_gemm_hopper(config) for config in (*plain, *pairs, *fused, GemmHopperConfig(pdl=True))]
+    split = [GemmHopperConfig(224, split=2), GemmHopperConfig(224, out="f32", epilogue="add", split=2)]
+    ahead = [GemmHopperConfig(pdl=True), GemmHopperConfig(224, split=2, pdl=True)]
+    return [make_gemm_hopper(config) for config in (*plain, *pairs, *fused, *split, *ahead)]
