@@ -3,17 +3,17 @@
     f16         mma.sync GEMMs (128x128x64 or 128x256x64, 3 stages, swizzled) over f16 weights; from sm_80 on
     f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. It adds to the f32 residual stream
                 and applies the gated activation on its way out
-    mmq, mmq_raw, mmq_raw_wide
+    mmq, mmq_raw, mmq_raw_wide, mmq_fast
                 int8 tensor cores straight from the quantized blocks, on activations quantized to int8 (seed
-                003): weights expanded in shared memory, staged as raw bytes, and that on a wider tile. No
-                f16 copy of the weights; see `minfer.engine.cuda.mmq` for what takes the place of a kernel
-                that cannot run
+                003): weights expanded in shared memory, staged as raw bytes, that on a wider tile, and what
+                is fastest since. No f16 copy of the weights; see `minfer.engine.cuda.mmq` for what takes the
+                place of a kernel that cannot run
     w4a16       Hopper's GEMM straight from Q4_K and Q6_K blocks, which become f16 in registers: as exact as
                 f16-wgmma, without an f16 copy of the weights; sm_90 only. Other formats go through a scratch
     auto        f16-wgmma on sm_90, else f16
 
-f16-wgmma and w4a16 take Hopper's attention too, where a chunk of the prompt stays f16 from product to
-product.
+f16-wgmma, w4a16 and, on sm_90, mmq_fast take Hopper's attention too, where a chunk of the prompt stays f16
+from product to product.
 
 The switches of the campaign's seeds select its own f16 kernels on the route f16: MINFER_GEMM_TM (64, 128 or
 256: the tile's outputs), MINFER_GEMM_K64 (1: k-steps of 64), MINFER_GEMM_AF32 (1: activations stay f32 and
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from minfer.cuda.gemm import GemmConfig
 from minfer.engine.errors import EngineError, InputError
 
-MMQ_ROUTES = ("mmq", "mmq_raw", "mmq_raw_wide")
+MMQ_ROUTES = ("mmq", "mmq_raw", "mmq_raw_wide", "mmq_fast")
 HOPPER_ROUTES = ("f16-wgmma", "w4a16")
 ROUTES = ("auto", "f16", *HOPPER_ROUTES, *MMQ_ROUTES)
 LARGE_TILE = GemmConfig(128, 128, 64, 3, layout="swizzled")
@@ -173,7 +173,7 @@ def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
         raise EngineError(f"route {name} needs a GPU of sm_90 (H100, H200), this one is {arch}: take f16")
     wide = WIDE_TILE if arch in WIDE_ARCHITECTURES else None
     if name in MMQ_ROUTES:
-        return Route(name, wide=wide, mmq=name)
+        return Route(name, wide=wide, mmq=name, hopper_attention=hopper and name == "mmq_fast")
     if name == "f16" or not hopper:
         return Route("f16", wide=wide)
     if name == "w4a16":
