@@ -40,6 +40,8 @@ def test_no_f16_copy_and_no_other_product():
     f16, plan = (dry(name).plan(model, 256, 128) for name in ("f16", "w4a16"))
     assert plan.saved == f16.parts["weights as f16"]
     assert not any("f16" in name for name in plan.parts)
+    assert str(plan).endswith(f"no f16 copy of the weights, {plan.saved / 1e6:.2f} MB saved")
+    assert not plan.copies([("Q4_K", 256)]) and plan.copies([("Q4_K", 256), ("Q8_0", 256)])
     backend = dry("w4a16")
     session = Session(model, backend, n_ctx=256, chunk=128)
     backend.device.launches.clear()
@@ -55,7 +57,8 @@ def test_no_f16_copy_and_no_other_product():
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 def test_logits(tmp_path, monkeypatch, fused):
-    """Formats of all kinds: Q4_K and Q6_K as blocks, two runs side by side, Q8_0 through the scratch."""
+    """Formats of all kinds: Q4_K and Q6_K as blocks, two runs side by side, Q8_0 as a copy or through the
+    scratch."""
     from minfer.engine.cuda import products, routes
 
     monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
@@ -63,7 +66,10 @@ def test_logits(tmp_path, monkeypatch, fused):
     model = micro_model(tmp_path / "micro.gguf", formats=BLOCKS_K, layers=2, hidden=256, ffn=256)
     device = SimulatedDevice(arch="sm_90a")
     route = Route("w4a16", wgmma=True, hopper_attention=True, w4a16=True, fused=fused)
-    gpu = Session(model, CudaBackend(route, device, lambda line: None), n_ctx=96, chunk=16)
+    weights = "resident" if fused else "scratch"
+    backend = CudaBackend(route, device, lambda line: None, weights)
+    gpu = Session(model, backend, n_ctx=96, chunk=16)
+    assert ("weights as f16" in gpu._runtime.plan.parts) == fused
     host = Session(model, HostBackend(threads=1), n_ctx=96, chunk=16)
     for first, last in ((0, 12), (12, 19)):
         device.launches.clear()
