@@ -18,6 +18,7 @@ from minfer.arithmetic.devices import Device
 from minfer.arithmetic.ledger import mmq_shared_bytes
 from minfer.arithmetic.reference import figure
 from minfer.arithmetic.work import MATRICES, QWEN25_7B, qwen25_7b_q4_k_m
+from minfer.campaign.records import load_records, newest_measured
 from minfer.lab import style
 from minfer.lab.mmq_view import PARTS, config, shared_parts, toy_operands
 from minfer.lab.picture import Picture
@@ -138,6 +139,20 @@ def on_this_gpu() -> Attempt:
     said = launch_unheeded(runtime.load(mmq(made)), asked, made.grid(nt, od), *inputs, out, nt, od, 256)
     name, allowed = "narrow KD=4", gpu.shared_optin_bytes
     return Attempt(name, asked, allowed, gpu.name, said.opt_in, said.launch, out.to_host())
+
+
+MEASURED = ("phantom: outputs unwritten, %", "phantom: bytes over the cap")
+
+
+def recorded(device: str = "h200") -> str:
+    """What the newest run of the GPU tests on a device saw of the phantom, in a sentence.
+
+    Raises:
+        RecordError: no run looked.
+    """
+    record = newest_measured(load_records(), device, MEASURED)
+    unwritten, over = (record.figure(name) for name in MEASURED)
+    return f"{over:,.0f} B over the cap: {unwritten:.0f} % of the outputs unwritten ({record.origin})"
 
 
 def speed(tried: Attempt, seconds: float, tokens: int = TOKENS) -> float:
