@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minfer.arithmetic.devices import shared_limit
-from minfer.cuda.kernel import LaunchRefused
+from minfer.cuda.kernel import CompileError, LaunchRefused
 from minfer.cuda.mmq import WEIGHT_TYPES
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
@@ -219,6 +219,25 @@ def test_r1_and_mixed_formats(tmp_path):
     got = simulated(model, "mmq", device, []).forward(IDS[:6])
     assert relative_rms(got, host(model).forward(IDS[:6])) < 0.03
     assert launched(device) and {"gemm_f16", "convert_f32_f16"} <= {k.name for k in device.launches}
+
+
+def test_a_kernel_that_does_not_compile_is_replaced_too():
+    class Spilling(DryDevice):
+        def launch(self, kernel, grid, *args, pdl=False):
+            if kernel.name == "mmq" and kernel.config.variant == "raw":
+                raise CompileError(kernel.name, kernel.config, self.arch, "spills 8 bytes")
+            super().launch(kernel, grid, *args, pdl=pdl)
+
+    lines: list[str] = []
+    model, device = Model.load(DATA / "qwen2-k.gguf"), Spilling()
+    session = Session(model, CudaBackend("mmq_raw", device, lines.append), n_ctx=64, chunk=32)
+    session.forward(range(20))
+    session.reset()
+    session.forward(range(20))
+    told = [line for line in lines if "refused" in line]
+    assert told and len(told) == len(set(told))
+    assert all("spills 8 bytes; next: R1" in line for line in told)
+    assert launched(device) and all(" r1 " in config for config in launched(device))
 
 
 def test_a_refusal_that_nothing_replaces_is_loud(tmp_path):
