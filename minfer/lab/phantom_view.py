@@ -81,12 +81,21 @@ class ToyDriver:
 
 
 def attempt(
-    kernel: str, kd: int, device: Device, *, heed: bool = False, stages: int = 2, simulate: bool = True
+    kernel: str,
+    kd: int,
+    device: Device,
+    *,
+    heed: bool = False,
+    stages: int = 2,
+    simulate: bool = True,
+    before: np.ndarray | None = None,
 ) -> Attempt:
-    """Launch a kernel of the family on poisoned outputs, as the seed's launcher did (heed=False: no status is
-    looked at), or as this project's does (heed=True: the first one that is not success is an error).
+    """Launch a kernel of the family as the seed's launcher did (heed=False: no status is looked at), or as
+    this project's does (heed=True: the first one that is not success is an error).
 
-    simulate=False takes the result of a launch that is let through from NumPy, for sliders.
+    Args:
+        simulate: False takes the result of a launch that is let through from NumPy, for sliders.
+        before: what lies in the output buffer; poison by default.
 
     Raises:
         ConfigRefused: more shared memory than any device has.
@@ -96,7 +105,7 @@ def attempt(
 
     made, driver, (nt, od) = config(kernel, kd, stages), ToyDriver(device), TOY
     weights, chunks = toy_operands(nt, od)
-    out = np.full((nt, od), np.nan, np.float32)
+    out = np.full((nt, od), np.nan, np.float32) if before is None else before.copy()
     name = f"{kernel} KD={kd}"
 
     def run() -> None:
@@ -168,6 +177,14 @@ def speed(tried: Attempt, seconds: float, tokens: int = TOKENS) -> float:
             f"{tried.allowed:,} are allowed: no speed is reported"
         )
     return tokens / seconds
+
+
+def parity(tried: Attempt) -> bool:
+    """Whether the outputs are those of NumPy, as a test would ask that looks at nothing else."""
+    from minfer.cuda.mmq.reference import product
+
+    wanted, magnitude = product("Q4_K", *toy_operands(*tried.out.shape))
+    return bool((np.abs(tried.out - wanted) <= 1e-6 * magnitude + 1e-9).all())
 
 
 def verdict(tried: Attempt, seconds: float) -> str:

@@ -174,6 +174,14 @@ class TestPhantom:
             assert (tried.opt_in, tried.launch, tried.unwritten) == ("CUDA_SUCCESS", "CUDA_SUCCESS", 0)
             assert phantom_view.speed(tried, 2.0) == 1024
 
+    def test_a_buffer_that_was_used_before_passes_for_a_result(self):
+        """Why outputs are poisoned: what a good kernel left is what the phantom seems to have computed."""
+        good = phantom_view.attempt("narrow", 8, GB10, simulate=False)
+        stale = phantom_view.attempt("wide", 8, GB10, before=good.out, simulate=False)
+        assert stale.launch == "CUDA_ERROR_INVALID_VALUE"
+        assert phantom_view.parity(stale) and phantom_view.speed(stale, 1.0)
+        assert not phantom_view.parity(phantom_view.attempt("wide", 8, GB10, simulate=False))
+
     @pytest.mark.slow
     def test_the_simulated_kernel_writes_what_numpy_says(self):
         simulated = phantom_view.attempt("wide", 4, GB10)
