@@ -88,7 +88,6 @@ def test_lengths_that_make_no_sense_are_refused(lengths):
     [
         SEVEN_B,
         hopper_steps(28, 4)["lazy rescale"],
-        HopperAttentionConfig(28, 4, chained=True),
         HopperAttentionConfig(9, 3, 64),
     ],
     ids=str,
