@@ -185,7 +185,7 @@ def draw_bounds(wall: Wall, bar: float = 0.03, note: str = "") -> Picture:
 
 
 def width_rows(walls: Sequence[Wall]) -> list[dict]:
-    """Bits a weight and us/GMAC: of our products, of llama.cpp's on the same GPU, and of the seed's two paths."""
+    """Bits a weight and us/GMAC: our products', llama.cpp's on the same GPU, the seed's two paths'."""
     found = [
         {
             "who": f"{row['route']}, {row['product']}",
