@@ -112,7 +112,7 @@ def decompose(
 
 
 def usual_routes(arch: str) -> list[Route]:
-    """Those whose prefill is taken apart: f16, Hopper's f16, raw quantized bytes as the seed's and as fast."""
+    """Those whose prefill is taken apart: f16, Hopper's f16, raw quantized bytes, and those at their best."""
     names = ["f16", *(["f16-wgmma"] if arch == "sm_90a" else []), "mmq_raw", "mmq_fast"]
     return [choose_route(name, arch, {}) for name in names]
 
