@@ -22,6 +22,12 @@ def test_a_tile_of_a_gated_product_has_half_of_each_matrix():
     assert config.tiles(2048, 18944) == (8, 148)
 
 
+def test_two_blocks_share_a_tile():
+    config = GemmHopperConfig(224, split=2)
+    assert (config.blocks, config.store_m, config.loads) == (2, 112, 1)
+    assert config.grid(512, 3584, 132) == (2 * 4 * 16, 1, 1)
+
+
 def test_f32_results_have_narrower_chunks():
     assert GemmHopperConfig(out="f32").boxes["c"] == (16, 32)
 
@@ -34,6 +40,7 @@ def test_names_tell_variants_apart():
         GemmHopperConfig(out="f32", epilogue="add"),
         GemmHopperConfig(epilogue="swiglu"),
         GemmHopperConfig(pdl=True),
+        GemmHopperConfig(split=2),
     ]
     assert len({str(config) for config in configs}) == len(configs)
 
@@ -75,6 +82,10 @@ def test_a_group_holds_about_2048_tokens():
         ((136, 4, 2), "tile_m = 136: must be a multiple of 16"),
         ((120, 4, 1, "f16", "swiglu"), "tile_m = 120: must be a multiple of 16 from 128"),
         ((128.0,), "tile_m = 128.0 is no whole number"),
+        ((256, 4, 2, "f16", "store", False, 2), "split = 2 with clusters of 2"),
+        ((256, 4, 1, "f16", "swiglu", False, 2), "split = 2 with clusters of 1, swiglu"),
+        ((120, 4, 1, "f16", "store", False, 2), "tile_m = 120: must be a multiple of 16 from 128"),
+        ((256, 4, 1, "f16", "store", False, 3), "split = 3 is not one of 1, 2"),
         ((256, 4, 1, "f64"), "out = 'f64' is not one of f16, f32"),
         ((256, 4, 1, "f16", "gelu"), "epilogue = 'gelu'"),
         ((256, 4, 1, "f16", "add"), "add is for f32 results"),
@@ -98,6 +109,8 @@ def test_configs_that_cannot_run_are_refused(arguments, message):
         GemmHopperConfig(cluster=2, epilogue="swiglu"),
         GemmHopperConfig(224, out="f32", epilogue="add"),
         GemmHopperConfig(cluster=2, epilogue="swiglu", pdl=True),
+        GemmHopperConfig(224, split=2, pdl=True),
+        GemmHopperConfig(256, out="f32", epilogue="add", split=2),
     ],
     ids=str,
 )

@@ -19,6 +19,11 @@ from tests.cuda.gemm_hopper_cases import hopper_case
         (GemmHopperConfig(64, 3, pdl=True), (100, 72, 328), 1),  # more k-tiles than stages, two tiles
         (GemmHopperConfig(64, 4, 2, pdl=True), (300, 72, 72), 2),  # fewer
         (GemmHopperConfig(128, 2, epilogue="swiglu", pdl=True), (70, 72, 200), 1),
+        (GemmHopperConfig(128, 2, split=2), (70, 200, 328), 1),  # 3 k-tiles for each of two blocks
+        (GemmHopperConfig(128, 3, split=2, pdl=True), (40, 136, 200), 1),  # 2 and 2
+        (GemmHopperConfig(144, 2, split=2), (70, 144, 72), 1),
+        (GemmHopperConfig(128, 2, split=2), (40, 128, 8), 1),  # none for the second
+        (GemmHopperConfig(80, 2, out="f32", epilogue="add", split=2), (70, 136, 72), 1),
         (GemmHopperConfig(72, 2, out="f32"), (70, 136, 72), 1),
         (GemmHopperConfig(72, 2, out="f32", epilogue="add"), (70, 136, 72), 2),
         (GemmHopperConfig(128, 2, epilogue="swiglu"), (70, 72, 72), 1),  # a tile that reaches into the ups

@@ -173,3 +173,40 @@ def chunk_columns(out: str) -> int:
 def chunk_starts(columns: int, width: int = BOX_COLUMNS) -> tuple[int, ...]:
     """First columns of the chunks of `width` that cover `columns`; the last one ends there."""
     return tuple(min(c, columns - width) for c in range(0, columns, width))
+
+
+@functools.cache
+def send_sums(columns: int, threads: int) -> DeviceFunction:
+    """Factory: a thread's f32 accumulators of `columns` columns to the peer block of a cluster of two.
+
+    (array, first element, place, peer): `place` is the shared address of the thread's 16 bytes among those of
+    `threads`, the same in both blocks; the peer's thread of the same number finds them with
+    `receive_sums`."""
+
+    @device_function
+    @unrolled
+    def send(array, first, place, peer):
+        for j in unroll(columns // 8):
+            o = first + 4 * j
+            ptx.st_cluster_v4_f32(
+                place + j * threads * 16, peer, array[o], array[o + 1], array[o + 2], array[o + 3]
+            )
+
+    return send
+
+
+@functools.cache
+def receive_sums(columns: int, threads: int) -> DeviceFunction:
+    """Factory: (array, first element, place): what `send_sums` sent here, added to the accumulators from
+    `first` on, and these moved to the array's start."""
+
+    @device_function
+    @unrolled
+    def receive(array, first, place):
+        for j in unroll(columns // 8):
+            o = first + 4 * j
+            a, b, c, d = ptx.ld_shared_v4_f32(place + j * threads * 16)
+            array[4 * j], array[4 * j + 1] = array[o] + a, array[o + 1] + b
+            array[4 * j + 2], array[4 * j + 3] = array[o + 2] + c, array[o + 3] + d
+
+    return receive
