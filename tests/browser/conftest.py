@@ -215,7 +215,7 @@ class NotebookPage:
 
 
 @pytest.fixture
-def open_notebook(lab, chromium):
+def open_notebook(chromium, lab):
     """Opens a notebook in a fresh browser window; the console must not have complained at the end."""
     address, folder = lab
     opened: list[NotebookPage] = []

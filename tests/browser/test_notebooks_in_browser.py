@@ -51,7 +51,7 @@ def test_banks_run_drag_save_and_reopen(open_notebook):
     assert again.picture(again.cell("lane-player")) == shown
 
 
-def test_the_report_of_make_run_opens_without_a_server(lab, chromium, tmp_path):
+def test_the_report_of_make_run_opens_without_a_server(chromium, lab, tmp_path):
     """As `make run` makes it, but of the outputs that are there already."""
     _, folder = lab
     command = [sys.executable, "-m", "jupyter", "nbconvert", "--log-level", "ERROR", "--to", "html"]
