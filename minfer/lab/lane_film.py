@@ -338,5 +338,6 @@ def source_lines(place: Place, around: int = 6) -> list[dict]:
 
 
 def file_name(place: Place) -> str:
-    """A place's file as a reader knows it, without folders."""
-    return os.path.basename(place.file)
+    """A place's file as a reader knows it: without folders, and a cell of a notebook as such."""
+    folder, name = os.path.split(place.file)
+    return "this notebook" if os.path.basename(folder).startswith("ipykernel_") else name

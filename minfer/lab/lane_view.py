@@ -51,15 +51,18 @@ MOST_LABELLED = 40
 def draw_frame(frame: Frame) -> Picture:
     """A step of a film: every warp's steps on top, shared memory by bank with its load, the touched tile."""
     fig = Figure(figsize=(9.6, 7.4), layout="constrained", facecolor="white")
-    grid = fig.add_gridspec(3, 2, height_ratios=(1.1, 5.2, 1.3), width_ratios=(1.75, 1))
-    top, memory = style.dress(fig.add_subplot(grid[0, :])), style.dress(fig.add_subplot(grid[1, 0]))
-    load = style.dress(fig.add_subplot(grid[2, 0], sharex=memory))
-    cells = style.dress(fig.add_subplot(grid[1:, 1]))
+    strip = 1.1 if frame.film.warps <= 4 else 1.9
+    tiled = bool(frame.film.tiles)
+    grid = fig.add_gridspec(3, 2, height_ratios=(strip, 5.2, 1.3), width_ratios=(1.75, 1))
+    left = 0 if tiled else slice(None)
+    top, memory = style.dress(fig.add_subplot(grid[0, :])), style.dress(fig.add_subplot(grid[1, left]))
+    load = style.dress(fig.add_subplot(grid[2, left], sharex=memory))
     rows = [{"panel": "steps", **row} for row in _timeline(top, frame.film, frame.step)]
     rows += [{"panel": "words", **row} for row in frame.words]
     _memory(memory, frame)
     rows += [{"panel": "load", "bank": bank, "words": count} for bank, count in enumerate(_load(load, frame))]
-    _tile(cells, frame)
+    if tiled:
+        _tile(style.dress(fig.add_subplot(grid[1:, 1])), frame)
     _legend(fig)
     alt = f"{frame.film.name}, step {frame.step.number + 1} of {len(frame.film)}: {frame.step}"
     return Picture(fig, alt, rows)
@@ -84,7 +87,8 @@ def _timeline(ax: Axes, film: Film, now: Step) -> list[dict]:
                 markeredgewidth=0.5,
             )
     ax.axvspan(now.number, now.number + 1, facecolor="none", edgecolor=style.INK, linewidth=1.4, zorder=5)
-    ax.set_yticks([w + 0.5 for w in range(film.warps)], [str(w) for w in range(film.warps)])
+    every = 1 if film.warps <= 8 else 4
+    ax.set_yticks([w + 0.5 for w in range(0, film.warps, every)], range(0, film.warps, every))
     ax.set_xlim(0, len(film))
     ax.tick_params(length=0)
     style.label(ax, "step (one instruction of one warp)", "warp")

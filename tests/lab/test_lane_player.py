@@ -8,7 +8,7 @@ import pytest
 from minfer.cuda import ptx, simulator
 from minfer.cuda.gemm import GemmConfig, make_gemm
 from minfer.cuda.trace import Op, Trace, faulty_rows
-from minfer.lab.lane_film import EMPTY, FLIGHT, WRITTEN, film, source_lines
+from minfer.lab.lane_film import EMPTY, FLIGHT, WRITTEN, file_name, film, source_lines
 from minfer.lab.lane_player import gemm_film, gemm_player, gemm_tiles, with_names
 from minfer.lab.lane_view import draw_frame, frame_html, source_html
 
@@ -131,6 +131,17 @@ class TestView:
         assert load == [2] * 32
         steps = [row for row in picture.rows if row["panel"] == "steps"]
         assert sum(row["degree"] == 2 for row in steps) == 18
+
+    def test_without_tiles_shared_memory_has_all_the_room(self, sound):
+        shown = replace(gemm_film("plain"), tiles={})
+        picture = sound(draw_frame(shown.frame(shown.conflicts[0])))
+        assert len(picture.figure.axes) == 3
+        assert {row["tile"] for row in picture.rows if row["panel"] == "words"} == {None}
+
+    def test_a_cell_of_a_notebook_is_called_so(self):
+        place = gemm_film("plain").steps[0].place
+        assert file_name(place) == "gemm.py"
+        assert file_name(replace(place, file="/tmp/ipykernel_7/123.py")) == "this notebook"
 
     def test_the_source_line_is_the_one_that_runs(self):
         shown = gemm_film("padded")
