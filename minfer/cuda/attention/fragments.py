@@ -103,26 +103,27 @@ def make_fragments(served: int, kv_heads: int, head_dim: int) -> Fragments:
 
     @device_function
     @unrolled
-    def scores(query, key_words, out):
-        """Q K^T of 16 rows: head g, rows 2t, 2t + 1, 8 + 2t, 9 + 2t."""
+    def scores(queries, key_words, out):
+        """Q K^T of 16 rows: head g, rows 2t, 2t + 1, 8 + 2t, 9 + 2t. Queries f16 [8, head_dim] in shared
+        memory: they are read for every turn, registers are scarcer."""
         none = uint32(0)
-        for tile in unroll(2):
-            c0 = float32(0)
-            c1 = float32(0)
-            c2 = float32(0)
-            c3 = float32(0)
-            for j in unroll(pieces):
-                at = (tile * pieces + j) * 4
-                c0, c1, c2, c3 = ptx.mma_m16n8k16_f16(
-                    query[j * 4], none, query[j * 4 + 1], none,
-                    key_words[at], key_words[at + 1], c0, c1, c2, c3,
+        lane = int32(ptx.lane_id())
+        at = queries + uint32((lane >> 2) * (head_dim * 2) + (lane & 3) * 16)
+        for i in unroll(4):
+            out[i] = float32(0)
+        for j in unroll(pieces):
+            q0, q1, q2, q3 = ptx.ld_shared_v4_u32(at + uint32(j * 64))
+            for tile in unroll(2):
+                k = (tile * pieces + j) * 4
+                c0, c1, _, _ = ptx.mma_m16n8k16_f16(
+                    q0, none, q1, none, key_words[k], key_words[k + 1],
+                    out[tile * 2], out[tile * 2 + 1], float32(0), float32(0),
                 )  # fmt: skip
-                c0, c1, c2, c3 = ptx.mma_m16n8k16_f16(
-                    query[j * 4 + 2], none, query[j * 4 + 3], none,
-                    key_words[at + 2], key_words[at + 3], c0, c1, c2, c3,
-                )  # fmt: skip
-            out[tile * 2] = c0
-            out[tile * 2 + 1] = c1
+                c0, c1, _, _ = ptx.mma_m16n8k16_f16(
+                    q2, none, q3, none, key_words[k + 2], key_words[k + 3], c0, c1, float32(0), float32(0)
+                )
+                out[tile * 2] = c0
+                out[tile * 2 + 1] = c1
 
     @device_function
     @unrolled

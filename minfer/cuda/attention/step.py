@@ -131,9 +131,9 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
     """out = softmax(scale * q K^T) V over cache rows 0 ... position, of which this launch stores the last.
 
     Arguments: qkv f32 [(heads + 2 kv_heads) * head_dim], (bias f32 of one such row,) (q_norm, k_norm f32
-    [head_dim], eps float32,) position int32 [1] (rows stored before; it, the
-    caches and the constants must not be written by the kernels just before), table f32 [positions, rotary / 2, 2],
-    k_cache and v_cache f16 [capacity, kv_heads * head_dim], partial, statistics and counters: workspaces of
+    [head_dim], eps float32,) position int32 [1] (rows stored before; neither it nor the
+    caches may be written by the kernels just before), table f32 [positions, rotary / 2, 2], k_cache and
+    v_cache f16 [capacity, kv_heads * head_dim], partial, statistics and counters: workspaces of
     the config's shapes, out [heads * head_dim] f32, or fine records of it, scale float32. Launch with
     pdl=True or without. Dao et al. 2023, "Flash-Decoding".
     """
@@ -151,7 +151,7 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
     unit_rounds = -(-units // threads)
     fours = served * head_dim // 4
     four_rounds = -(-fours // threads)
-    key_words, value_words, query_words = 8 * pieces, 2 * per_lane, 4 * pieces
+    key_words, value_words = 8 * pieces, 2 * per_lane
     biased, normed = config.bias, config.norm
     take = head_part(config.row)
     store = store_fine if config.output == "records" else store4("f32")
@@ -212,7 +212,6 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
         thread = int32(cuda.threadIdx.x)
         warp = ptx.uniform(thread >> 5)
         lane = thread & 31
-        g = lane >> 2
         t = lane & 3
         split = int32(cuda.blockIdx.x)
         first_head = int32(cuda.blockIdx.y) * served
@@ -252,14 +251,6 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
             ptx.st_global_v4_u32(keys + at, w0, w1, w2, w3)
             w0, w1, w2, w3 = ptx.ld_shared_v4_u32(shared + uint32(value_at + thread * 16))
             ptx.st_global_v4_u32(values + at, w0, w1, w2, w3)
-        query = cuda.local.array(query_words, uint32)
-        for j in unroll(pieces):
-            at = shared + uint32(g * (head_dim * 2) + j * 64 + t * 16)
-            w0, w1, w2, w3 = ptx.ld_shared_v4_u32(at)
-            query[j * 4] = w0
-            query[j * 4 + 1] = w1
-            query[j * 4 + 2] = w2
-            query[j * 4 + 3] = w3
         sums = cuda.local.array(value_words, float32)
         for i in unroll(2 * per_lane):
             sums[i] = float32(0)
@@ -273,7 +264,7 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
             if row > first:
                 load_keys(keys, key_buffer, row, int32(min(end, position)))
             put_new_row(shared + uint32(key_at), key_buffer, value_buffer, row, position)
-            scores(query, key_buffer, found)
+            scores(shared, key_buffer, found)
             top = largest
             for i in unroll(4):
                 found[i] = found[i] * factor
