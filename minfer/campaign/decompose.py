@@ -26,6 +26,7 @@ DECODE_CONTEXT = 128
 NOTES = (
     "q, k and v are one product; in the last layer its k and v take all tokens and its q the last one",
     "tail: the last layer past its K and V, for the last token alone",
+    "what one kernel does beside its product (norm, residual, activation) is charged to the product",
     "activations become f16 or int8 inside the kernels that make them, unless the route has a pass for it",
 )
 

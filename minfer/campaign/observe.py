@@ -148,6 +148,7 @@ class ObservedRuntime:
             for role in ("qkv", "q", "kv", "o", "gate_up", "down"):
                 self._roles[id(getattr(layer, role))] = role
         self._roles[id(inner.weights.output)] = "logits"
+        self._deferred: Operation | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -178,7 +179,11 @@ class ObservedRuntime:
         blocks = sum(run.blocks.nbytes for run in matrix.runs)
         role = self._roles[id(matrix)]
         self._at(role, len(x), gmac=len(x) * weights / 1e9, block_bits=8 * blocks / weights)
+        device = self._inner.device
+        before = len(device.observed)
         self._inner.linear(out, x, matrix, add)
+        # A product may wait for the operation behind it, which one kernel then does too.
+        self._deferred = device.operation if len(device.observed) == before else None
 
     def rotate_and_store(self, layer: int, q: Any, k: Any, v: Any, first_query: int) -> None:
         """See Runtime.rotate_and_store."""
@@ -200,6 +205,8 @@ class ObservedRuntime:
     def swiglu(self, out: Any, gate_up: Any) -> None:
         """See Runtime.swiglu."""
         self._at("swiglu", len(out))
+        if self._deferred is not None:
+            self._inner.device.operation, self._deferred = self._deferred, None
         self._inner.swiglu(out, gate_up)
 
     def capture(self, forward: Callable[[], None]) -> Callable[[], None]:

@@ -45,7 +45,7 @@ class SharedModel:
         Args:
             device: another one on the same GPU, with `wrap`: what to put around its runtimes.
         """
-        if self.loaded is None and route.mmq is not None:
+        if self.loaded is None and route.reads_blocks:
             self.session(choose_route("f16", self.device.arch, {}))  # with the copies that other routes read
         where = self.device if device is None else device
         key = route, id(where)

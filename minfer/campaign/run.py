@@ -62,8 +62,7 @@ def run_probe(
     Raises:
         RuntimeError: outputs that changed while they were timed. AboveCeiling: an impossible rate.
     """
-    reader, why_none = reader_of(device.gpu)
-    watch = Watch(reader, why_none)
+    watch = Watch(*reader_of(device.gpu))
     routes = [probe.workload.route(config) for _, config in probe.sides]
     trial, gates = Trial(probe, device), []
     if model is not None and None not in routes:

@@ -113,18 +113,6 @@ def store_q8(record, index, dim, v0, v1, v2, v3):
 
 
 @device_function
-def store_q8_shared(record, index, v0, v1, v2, v3):
-    """As `store_q8`, to records at a shared address, of a token whose end is a multiple of 128."""
-    word, scale, total = quantize_run(v0, v1, v2, v3)
-    base = record + uint32((index >> 6) * 80)
-    ptx.st_shared_u32(base + uint32(index & 63), word)
-    if (index & 31) == 0:
-        tail = base + uint32(64 + ((index & 32) >> 3))
-        ptx.st_shared_f32(tail, scale)
-        ptx.st_shared_f32(tail + uint32(8), total)
-
-
-@device_function
 def pad40_scale(largest):
     """(the first word of a chunk: d as f16 and zeros, 1 / d) of a run's greatest magnitude (bits)."""
     top = ptx.bitcast_f32_u32(largest)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TINY = Path(__file__).resolve().parents[2] / "data" / "qwen2-tiny.gguf"
 """A model with random weights that comes with the repository, for when nothing has been pulled."""
 
-_ONE_AT_A_TIME = threading.Lock()  # the host backend's threads serve one caller
+ONE_AT_A_TIME = threading.Lock()  # the host backend's threads serve one caller
 
 
 def available_models() -> list[tuple[str, Path]]:
@@ -147,7 +147,7 @@ def run(
     from minfer.engine.session import Session
     from minfer.model.chat import ChatTemplate
 
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         model = load(request.model)
         tokenizer = model.tokenizer
         if request.chat:

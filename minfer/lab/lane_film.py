@@ -303,7 +303,9 @@ def film(trace: Trace, block: int = 0, tiles: Mapping[str, TileAt] | None = None
     if not steps:
         raise ValueError(f"block {block} of {trace.info.kernel} did nothing that is shown")
     name = f"{trace.info.kernel} [{trace.info.config}]"
-    return Film(name, trace.info.shared_bytes, tuple(steps), dict(tiles or {}))
+    touched = [max(step.addresses) + step.width for step in steps if step.in_shared]
+    shared_bytes = max([trace.info.shared_bytes, *touched])  # arrays of a fixed size are not in the launch's
+    return Film(name, shared_bytes, tuple(steps), dict(tiles or {}))
 
 
 def _moment(row: np.void) -> tuple[int, int, int]:

@@ -42,6 +42,8 @@ KIND_COLOURS = {
     "barrier": style.QUIET,
     "global": style.PINK,
 }
+CHUNK_WORDS = 4
+"""Words of the 16-byte chunks that a lane copies or names."""
 MOST_LABELLED = 40
 """Rows up to which a map has a lane's number in every touched word."""
 
@@ -124,7 +126,7 @@ def _memory(ax: Axes, frame: Frame) -> None:
     picture = colours[states].reshape(height, 32, 3)
     for word in frame.words:
         picture[word["word"] // 32, word["bank"]] = _rgb(_word_colour(word))
-    style.cells(ax, picture)
+    style.cells(ax, picture, part=CHUNK_WORDS)
     if height <= MOST_LABELLED:
         _numbers(ax, [(word["word"] // 32, word["bank"], word["lane"]) for word in frame.words])
     for name, tile in frame.film.tiles.items():
@@ -170,7 +172,7 @@ def _tile(ax: Axes, frame: Frame) -> None:
     mine = [word for word in frame.words if word["tile"] == name]
     for word in mine:
         picture[word["row"], word["byte"] // 4] = _rgb(_word_colour(word))
-    style.cells(ax, picture)
+    style.cells(ax, picture, part=CHUNK_WORDS)
     if tile.rows <= MOST_LABELLED:
         _numbers(ax, sorted((word["row"], word["byte"] // 4, word["lane"]) for word in mine))
     ax.set_xlim(-0.1, width + 0.1)
@@ -193,7 +195,9 @@ def _numbers(ax: Axes, cells: list[tuple[int, int, int]]) -> None:
             runs.append([row, lane, column, column + 1])
     for row, lane, first, end in runs:
         x = (first + end) / 2
-        ax.text(x, row + 0.54, lane, ha="center", va="center", fontsize=6, color="white").set_in_layout(False)
+        ax.text(x, row + 0.54, lane, ha="center", va="center", fontsize=6.5, color="white").set_in_layout(
+            False
+        )
 
 
 def _word_colour(word: dict) -> str:

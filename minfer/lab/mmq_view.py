@@ -174,7 +174,7 @@ def ledger_rows(kd: int = 8) -> list[dict]:
                 "through registers (B)": 0 if raw else weights,
                 "expanded, stored (B)": 0 if raw else 4 * words,
                 "words unpacked": words * (made.warps_tokens if raw else 1),
-                "where": "between two mma" if raw else "before the barrier",
+                "where": "between two mma" if raw else "on the way in",
                 "bytes of weights a kMAC": round(weights / (made.tokens_tile * words * 4) * 1000, 2),
             }
         )

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
-from minfer.campaign import telemetry
 from minfer.campaign.ceilings import AboveCeiling, Ceilings, ceilings_of
-from minfer.campaign.telemetry import Reading, Watch, parse_smi, reader_of
+from minfer.campaign.telemetry import Reading, Watch, reader_of
 from minfer.campaign.workload import Work
 
 
 class Fake:
-    name, costly = "fake", False
+    def __init__(self):
+        self.count = 0
 
-    def __init__(self, costly=False):
-        self.costly, self.count = costly, 0
-
-    def read(self):
+    def __call__(self):
         self.count += 1
         return Reading(
             1980.0 - 100 * self.count, 300.0, 40.0 + self.count, 0.0, 0x4 if self.count == 2 else 0
@@ -31,16 +27,9 @@ def test_readings_become_least_median_most():
     for _ in range(3):
         watch.look()
     found = watch.summary()
-    assert watch.busy == 0.0 and found.samples == 3 and found.source == "fake"
+    assert watch.busy == 0.0 and found.samples == 3 and found.source == "NVML"
     assert found.sm_mhz == [1580.0, 1680.0, 1780.0] and found.temperature_c[2] == 44.0
     assert found.limits == ["power cap"] and "held down by power cap" in str(found)
-
-
-def test_a_costly_reader_looks_at_the_start_and_at_the_end():
-    watch = Watch(Fake(costly=True))
-    for _ in range(9):
-        watch.look()
-    assert watch.summary().samples == 2
 
 
 def test_nobody_reads():
@@ -48,19 +37,16 @@ def test_nobody_reads():
     assert found.samples == 0 and str(found) == "clocks, power and temperature not read: no NVML"
 
 
-def test_a_line_of_nvidia_smi():
-    assert parse_smi("1980, 112.40, 34, 7, 0x0000000000000004\n") == Reading(1980.0, 112.4, 34.0, 0.07, 4)
-    with pytest.raises(ValueError):
-        parse_smi("No devices were found")
+def test_what_nvml_tells_is_read(monkeypatch):
+    from minfer.cuda import runtime
 
-
-def test_why_nothing_can_be_read(monkeypatch):
-    from minfer.cuda.runtime import driver
-
-    monkeypatch.setattr(driver, "call", lambda *_: b"0000:01:00.0\0\0")
-    monkeypatch.setattr(telemetry, "Nvml", lambda bus: (_ for _ in ()).throw(ImportError()))
-    monkeypatch.setattr(telemetry, "Smi", lambda bus: (_ for _ in ()).throw(OSError("nvidia-smi: none")))
-    assert reader_of(SimpleNamespace(handle=0)) == (None, "nvidia-ml-py is not installed; nvidia-smi: none")
+    sensors = {"sm_mhz": 1980.0, "power_w": 300.0, "temperature_c": 41.0}
+    monkeypatch.setattr(runtime, "read_sensors", lambda gpu: sensors, raising=False)
+    monkeypatch.setattr(runtime, "read_load", lambda gpu: (0.07, 4), raising=False)
+    read, source = reader_of(None)
+    assert source == "NVML" and read() == Reading(1980.0, 300.0, 41.0, 0.07, 4)
+    monkeypatch.setattr(runtime, "read_load", lambda gpu: None, raising=False)
+    assert reader_of(None) == (None, "NVML does not tell")
 
 
 def test_measured_ceilings_come_from_the_reference_data(tmp_path):

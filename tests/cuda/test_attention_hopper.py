@@ -84,7 +84,14 @@ def test_lengths_that_make_no_sense_are_refused(lengths):
 
 
 @pytest.mark.parametrize(
-    "config", [SEVEN_B, hopper_steps(28, 4)["lazy rescale"], HopperAttentionConfig(9, 3, 64)], ids=str
+    "config",
+    [
+        SEVEN_B,
+        hopper_steps(28, 4)["lazy rescale"],
+        HopperAttentionConfig(28, 4, half_diagonal=True, query="registers"),
+        HopperAttentionConfig(9, 3, 64),
+    ],
+    ids=str,
 )
 def test_assembled_without_spills_and_serialisation(config):
     compiled = compile_kernel(attention_hopper(config), "sm_90a")

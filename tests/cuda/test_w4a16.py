@@ -19,7 +19,7 @@ def test_shared_memory():
 
 def test_q6_k_slots_hold_aligned_chunks():
     config = W4A16Config("Q6_K", 152, 5)
-    assert config.slot_bytes == 128 * 240 + 128 * 32 + 128 * 4
+    assert config.slot_bytes == 128 * 240 + 128 * 4
     assert "w" not in config.boxes
 
 

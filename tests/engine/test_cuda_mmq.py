@@ -35,7 +35,7 @@ def test_an_h200_takes_the_first_of_every_chain():
     for route, chain in CHAINS.items():
         choice = choose(route, "Q4_K", 3584, H200)
         assert (choice.place, choice.passed_over) == (0, ())
-        assert choice.config == chain[0].config("Q4_K")
+        assert choice.config == chain[0].make("Q4_K")
 
 
 def test_a_gb10_refuses_the_wide_tile_at_kd_8():
@@ -43,7 +43,7 @@ def test_a_gb10_refuses_the_wide_tile_at_kd_8():
     choice = choose("mmq_raw_wide", "Q4_K", 3584, GB10)
     assert str(CHAINS["mmq_raw_wide"][choice.place]) == "wide KD=4"
     (line,) = choice.passed_over
-    asked = f"{CHAINS['mmq_raw_wide'][0].config('Q4_K').shared_bytes:,}"
+    asked = f"{CHAINS['mmq_raw_wide'][0].make('Q4_K').shared_bytes:,}"
     assert line == (
         f"mmq_raw_wide: wide KD=8 refused for Q4_K rows of 3584: it takes {asked} bytes of shared memory a "
         "block, the device allows 101,376; next: wide KD=4"
@@ -107,7 +107,8 @@ def test_every_product_of_many_tokens_is_an_mmq(route):
     assert names.count("quantize_q8_0_pad40") == layers - 1  # attention's output; the rest is fused
     backend.device.launches.clear()
     session.forward([1])
-    assert not launched(backend.device) and "gemv" in {k.name for k in backend.device.launches}
+    assert not launched(backend.device)
+    assert any(kernel.name.startswith("gemv") for kernel in backend.device.launches)
 
 
 def test_steps_down_are_told_once(tmp_path):
@@ -146,9 +147,10 @@ def test_buffers_take_what_was_planned():
             taken.append(array.nbytes)
             return array
 
-    session = Session(model, CudaBackend("mmq_raw", Counting(), lambda line: None), n_ctx=128, chunk=64)
+    session = Session(
+        model, CudaBackend("mmq_raw", Counting("sm_80"), lambda line: None), n_ctx=128, chunk=64
+    )
     session.forward(range(64))
-    session.forward([1])
     plan = session._runtime.plan
     assert 0.95 * plan.total < sum(taken) <= plan.total
 

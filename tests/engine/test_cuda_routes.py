@@ -106,7 +106,7 @@ def test_mmq_refusals():
         choose_route("f16", "sm_90a", {"MINFER_MMQ": "1"})
     with pytest.raises(InputError, match="MINFER_GEMM_TM select mma"):
         choose_route("mmq", "sm_90a", {"MINFER_GEMM_TM": "64"})
-    with pytest.raises(InputError, match="mmq='raw': choose one of mmq, mmq_raw, mmq_raw_wide"):
+    with pytest.raises(InputError, match="mmq='raw': choose one of mmq, mmq_raw, mmq_raw_wide, mmq_fast"):
         Route("a", mmq="raw")
     with pytest.raises(InputError, match="leave wgmma off"):
         Route("a", mmq="mmq", convert="vector")

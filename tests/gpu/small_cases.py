@@ -18,6 +18,7 @@ def small_sequences() -> Iterator[tuple[Case, ...]]:
         _gemm_blocks,
         _gemm_hopper,
         _gemv,
+        _mmq,
         _quantize,
         _dequantize,
     )
@@ -118,6 +119,17 @@ def _gemm() -> Iterator[Case]:
         yield gemm_case(GemmConfig(layout=layout), 70, 67, 72)
     yield gemm_case(GemmConfig(a_source="f32_mirror"), 66, 64, 72)
     yield gemm_case(GemmConfig(128, 128, 64, 3, layout="swizzled", out="f16"), 130, 136, 200)
+
+
+def _mmq() -> Iterator[Case]:
+    from minfer.cuda.mmq import WEIGHT_TYPES, fast, narrow, r1
+    from tests.cuda.mmq_cases import mmq_case
+
+    for weight_type in WEIGHT_TYPES:
+        depth = 256 if weight_type.endswith("_K") else 5 * 32
+        for config in (r1(weight_type), narrow(weight_type), fast(weight_type)):
+            yield mmq_case(config, 67, 71, depth)
+    yield mmq_case(narrow("Q6_K").checking(), 5, 7, 512)
 
 
 def _dequantize() -> Iterator[Case]:

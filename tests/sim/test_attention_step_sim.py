@@ -14,8 +14,8 @@ from tests.cuda.attention_cases import step_case
     [
         (AttentionStepConfig(2, 1, 64, 64, splits=3, output="f32"), 0),
         (AttentionStepConfig(2, 1, 64, 64, bias=True, splits=3, output="f32"), 40),
-        (AttentionStepConfig(3, 1, 64, 32, True, bias=True, splits=2, output="q8"), 70),
-        (AttentionStepConfig(2, 1, 128, 128, bias=True, norm=True, splits=3, output="q8"), 99),
+        (AttentionStepConfig(3, 1, 64, 32, True, bias=True, splits=2, output="records"), 70),
+        (AttentionStepConfig(2, 1, 128, 128, bias=True, norm=True, splits=3, output="records"), 99),
         (AttentionStepConfig(9, 1, 64, 64, splits=2, output="f32"), 33),
     ],
     ids=str,

@@ -19,7 +19,8 @@ from minfer.cuda.attention.config import LOG2_E, NEVER
 from minfer.cuda.attention.decode import MOST_HEADS, unpack8
 from minfer.cuda.checks import check_choice
 from minfer.cuda.elementwise.rotary import RopeStoreConfig, head_part
-from minfer.cuda.elementwise.rows import OUTPUTS, output_argument, store4, warp_sum
+from minfer.cuda.elementwise.rows import store4, warp_sum
+from minfer.cuda.gemv.fine import store_fine
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.signature import signature_of
@@ -40,7 +41,7 @@ class AttentionStepConfig:
         interleaved: pairs (2i, 2i + 1); else NEOX, (i, i + rotary / 2).
         bias, norm: as in `RopeStoreConfig`.
         splits: most parts of the cache.
-        output: "f32", "f16", or "q8" records for the decode GEMV.
+        output: "records" (fine records for the GEMV behind it) or "f32".
     """
 
     heads: int
@@ -51,11 +52,11 @@ class AttentionStepConfig:
     bias: bool = False
     norm: bool = False
     splits: int = 32
-    output: str = "q8"
+    output: str = "records"
 
     def __post_init__(self) -> None:
         check_choice("attention_step", "head_dim", self.head_dim, (64, 128))
-        check_choice("attention_step", "output", self.output, OUTPUTS)
+        check_choice("attention_step", "output", self.output, ("records", "f32"))
         if self.heads < 1:
             raise ConfigRefused(f"attention_step: {self.heads} heads; take at least 1")
         if not 1 <= self.splits <= MOST_SPLITS:
@@ -129,7 +130,7 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
     Arguments: qkv f32 [(heads + 2 kv_heads) * head_dim], (bias f32 of one such row,) (q_norm, k_norm f32
     [head_dim], eps float32,) position int32 [1] (rows stored before), table f32 [positions, rotary / 2, 2],
     k_cache and v_cache f16 [capacity, kv_heads * head_dim], partial, statistics and counters: workspaces of
-    the config's shapes, out [heads * head_dim] f32 or f16, or q8 records of it, scale float32. Launch with
+    the config's shapes, out [heads * head_dim] f32, or fine records of it, scale float32. Launch with
     pdl=True or without. Dao et al. 2023, "Flash-Decoding".
     """
     heads, kv_heads, head_dim, splits = config.heads, config.kv_heads, config.head_dim, config.splits
@@ -147,7 +148,8 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
     fours = served * head_dim // 4
     four_rounds = -(-fours // threads)
     biased, normed = config.bias, config.norm
-    take, store = head_part(config.row), store4(config.output)
+    take = head_part(config.row)
+    store = store_fine if config.output == "records" else store4("f32")
 
     @device_function
     def prefetch(keys, values, begin, end):
@@ -407,7 +409,7 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
                 ptx.st_shared_v2_f32(mine + uint32(head_dim * 4), largest[h], weights[h])
         cuda.syncthreads()
 
-        # Whole warps go round together: the q8 store shuffles.
+        # Whole warps go round together: the store may shuffle.
         for i in range(four_rounds):
             item = thread + i * threads
             inside = item < fours
@@ -505,7 +507,7 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
         Argument("partial", "inout", "float32"),
         Argument("statistics", "inout", "float32"),
         Argument("counters", "inout", "uint32"),
-        output_argument(config.output),
+        Argument("out", "out", "uint8" if config.output == "records" else "float32"),
         Argument("scale", "scalar", "float32"),
     )
     return Kernel(

@@ -1,10 +1,10 @@
 """A block of quantized weights times activations that stay in registers: the inner step of `gemv_stream`.
 
-A lane always works on the same columns, so its share of the q8 records is loaded once a launch; a block then
-costs shared memory nothing but its own bytes. In `minfer.cuda.block_dots` the records are read again for
+A lane always works on the same columns, so its share of the fine records is loaded once a launch; a block
+then costs shared memory nothing but its own bytes. In `minfer.cuda.block_dots` the records are read again for
 every row: 320 bytes beside a Q4_K block's 144.
 
-A lane's activations of one block are `words` u32 registers (int8, or a small integer each) and 4 floats.
+A lane's activations of one block are `words` u32 registers (int8, or a small integer each) and `floats` f32.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
 from minfer.cuda.block_dots import LOW, scales_k4, two_words
+from minfer.cuda.gemv.fine import FINE_RECORD_BYTES
 from minfer.cuda.instruction import device_function, unroll, unrolled
 
 HIGH = 0xF0F0F0F0
@@ -31,37 +32,47 @@ class LaneDot:
 
     Attributes:
         lanes: lanes a block.
-        words: u32 registers of a lane that hold its activations of a block; its floats are 4.
-        load: device function (words, floats, step, record, part, inside): fill the registers of step
+        words, floats: u32 and f32 registers of a lane that hold its activations of a block.
+        load: device function (words, floats, step, records, part, inside): fill the registers of step
             `step` from the block's records at a shared address; zeros if not `inside`.
         dot: device function (words, floats, step, block, part) -> f32, `block` a shared address.
     """
 
     lanes: int
     words: int
+    floats: int
     load: Callable
     dot: Callable
 
 
 @device_function
+def _kept(inside):
+    keep = float32(0)
+    if inside:
+        keep = float32(1)
+    return keep
+
+
+@device_function
 @unrolled
-def _load_q4_k(words, floats, step, record, part, inside):
-    at = record + uint32(part * 80)
+def _load_q4_k(words, floats, step, records, part, inside):
+    at = records + uint32(part * FINE_RECORD_BYTES)
     for i in unroll(4):
         w0, w1, w2, w3 = ptx.ld_shared_v4_u32(at + uint32(i * 16))
         words[step * 16 + i * 4] = w0
         words[step * 16 + i * 4 + 1] = w1
         words[step * 16 + i * 4 + 2] = w2
         words[step * 16 + i * 4 + 3] = w3
-    d0, d1, s0, s1 = ptx.ld_shared_v4_f32(at + uint32(64))
-    keep = float32(0)
-    if inside:
-        keep = float32(1)
-    floats[step * 4] = d0 * keep
+    d0, d1, d2, d3 = ptx.ld_shared_v4_f32(at + uint32(64))
+    s0, s1, s2, s3 = ptx.ld_shared_v4_f32(at + uint32(80))
+    keep = _kept(inside)
+    floats[step * 6] = d0 * keep
+    floats[step * 6 + 1] = d1 * keep
     # High nibbles are multiplied where they are: 16 times too large.
-    floats[step * 4 + 1] = d1 * keep * float32(0.0625)
-    floats[step * 4 + 2] = s0 * keep
-    floats[step * 4 + 3] = s1 * keep
+    floats[step * 6 + 2] = d2 * keep * float32(0.0625)
+    floats[step * 6 + 3] = d3 * keep * float32(0.0625)
+    floats[step * 6 + 4] = (s0 + s1) * keep
+    floats[step * 6 + 5] = (s2 + s3) * keep
 
 
 @device_function
@@ -70,45 +81,46 @@ def _dot_q4_k(words, floats, step, block, part):
     """Lane t takes the 32 bytes of sub-blocks 2t (low nibbles) and 2t + 1 (high nibbles)."""
     h0, h1, h2, h3 = ptx.ld_shared_v4_u32(block)
     quants = block + uint32(16 + part * 32)
-    low = int32(0)
-    high = int32(0)
+    scales, minima = scales_k4(h1, h2, h3, part)
+    byte = uint32(255)
+    eight = uint32(8)
+    low_total = float32(0)
+    high_total = float32(0)
     for half in unroll(2):
         w0, w1, w2, w3 = ptx.ld_shared_v4_u32(quants + uint32(half * 16))
         at = step * 16 + half * 4
-        low = ptx.dp4a_u8s8(w0 & uint32(LOW), words[at], low)
-        high = ptx.dp4a_u8s8(w0 & uint32(HIGH), words[at + 8], high)
+        low = ptx.dp4a_u8s8(w0 & uint32(LOW), words[at], int32(0))
+        high = ptx.dp4a_u8s8(w0 & uint32(HIGH), words[at + 8], int32(0))
         low = ptx.dp4a_u8s8(w1 & uint32(LOW), words[at + 1], low)
         high = ptx.dp4a_u8s8(w1 & uint32(HIGH), words[at + 9], high)
         low = ptx.dp4a_u8s8(w2 & uint32(LOW), words[at + 2], low)
         high = ptx.dp4a_u8s8(w2 & uint32(HIGH), words[at + 10], high)
         low = ptx.dp4a_u8s8(w3 & uint32(LOW), words[at + 3], low)
         high = ptx.dp4a_u8s8(w3 & uint32(HIGH), words[at + 11], high)
-    scales, minima = scales_k4(h1, h2, h3, part)
-    byte = uint32(255)
-    eight = uint32(8)
-    at = step * 4
-    products = ptx.cvt_rn_f32_u32(scales & byte) * floats[at] * ptx.cvt_rn_f32_s32(low)
-    products += ptx.cvt_rn_f32_u32((scales >> eight) & byte) * floats[at + 1] * ptx.cvt_rn_f32_s32(high)
-    offsets = ptx.cvt_rn_f32_u32(minima & byte) * floats[at + 2]
-    offsets += ptx.cvt_rn_f32_u32((minima >> eight) & byte) * floats[at + 3]
+        low_total += floats[step * 6 + half] * ptx.cvt_rn_f32_s32(low)
+        high_total += floats[step * 6 + 2 + half] * ptx.cvt_rn_f32_s32(high)
+    products = ptx.cvt_rn_f32_u32(scales & byte) * low_total
+    products += ptx.cvt_rn_f32_u32((scales >> eight) & byte) * high_total
+    offsets = ptx.cvt_rn_f32_u32(minima & byte) * floats[step * 6 + 4]
+    offsets += ptx.cvt_rn_f32_u32((minima >> eight) & byte) * floats[step * 6 + 5]
     return ptx.unpack_f16x2_lo(h0) * products - ptx.unpack_f16x2_hi(h0) * offsets
 
 
 @device_function
 @unrolled
-def _load_q6_k(words, floats, step, record, part, inside):
+def _load_q6_k(words, floats, step, records, part, inside):
     """8 int8 of each of the half's 4 sub-blocks, and what their weights' offset of -32 contributes."""
-    at = record + uint32((part >> 2) * 160 + (part & 3) * 8)
-    keep = float32(0)
-    if inside:
-        keep = float32(1)
+    half = part >> 2
+    i = part & 3
+    keep = _kept(inside)
     for p in unroll(4):
-        x0, x1 = ptx.ld_shared_v2_u32(at + uint32((p >> 1) * 80 + (p & 1) * 32))
+        record = records + uint32((half * 2 + (p >> 1)) * FINE_RECORD_BYTES)
+        x0, x1 = ptx.ld_shared_v2_u32(record + uint32((p & 1) * 32 + i * 8))
         words[step * 12 + p * 2] = x0
         words[step * 12 + p * 2 + 1] = x1
         offset = ptx.dp4a(uint32(MINUS_32), x1, ptx.dp4a(uint32(MINUS_32), x0, int32(0)))
         words[step * 12 + 8 + p] = uint32(offset)
-        scale = record + uint32((part >> 2) * 160 + (p >> 1) * 80 + 64 + (p & 1) * 4)
+        scale = record + uint32(64 + (p & 1) * 8 + (i >> 1) * 4)
         floats[step * 4 + p] = ptx.ld_shared_f32(scale) * keep
 
 
@@ -147,6 +159,6 @@ def _dot_q6_k(words, floats, step, block, part):
 
 
 LANE_DOTS = {
-    "Q4_K": LaneDot(4, 16, _load_q4_k, _dot_q4_k),
-    "Q6_K": LaneDot(8, 12, _load_q6_k, _dot_q6_k),
+    "Q4_K": LaneDot(4, 16, 6, _load_q4_k, _dot_q4_k),
+    "Q6_K": LaneDot(8, 12, 4, _load_q6_k, _dot_q6_k),
 }

@@ -1,4 +1,4 @@
-"""The activations of a decode GEMV, made into q8 records in shared memory by every block for itself."""
+"""The activations of a decode GEMV, made into fine records in shared memory by every block for itself."""
 
 from __future__ import annotations
 
@@ -9,28 +9,34 @@ from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import block_sum
+from minfer.cuda.gemv.fine import fine_record_bytes, store_fine_shared
 from minfer.cuda.gemv.stream_config import LOADS, GemvStreamConfig
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.q8 import q8_record_bytes, store_q8_shared
 
 
 def stage_activations(config: GemvStreamConfig) -> Callable:
-    """Device function (records, scratch, x, gains, eps): wait for the kernel before, then leave the records
-    of x at the shared address `records`. `scratch` is room for a float a warp; x and gains are global
-    addresses. The block's barrier behind it is the caller's."""
-    dim, threads = config.dim, config.threads
+    """Device function (records, scratch, barrier, x, gains, eps): wait for the kernel before, then leave the
+    records of x at the shared address `records`, for all threads of the block. `scratch` is room for a float
+    a warp, `barrier` an initialised mbarrier of one arrival; x and gains are global addresses."""
+    dim, threads, size = config.dim, config.threads, fine_record_bytes(config.dim)
     fours, held = dim // 4, LOADS * 4
     rounds = -(-fours // threads)
-    batches = -(-rounds // LOADS)
-    record_chunks = q8_record_bytes(dim) // 16
     total_of = block_sum(config.warps)
 
     @device_function
+    def stage_records(records, scratch, barrier, x, gains, eps):
+        ptx.griddepcontrol_wait()
+        if cuda.threadIdx.x == 0:
+            ptx.mbarrier_arrive_expect_tx(barrier, uint32(size))
+            ptx.bulk_load(records, x, uint32(size), barrier)
+        ptx.mbarrier_wait(barrier, uint32(0))
+
+    @device_function
     @unrolled
-    def load_batch(values, batch, x):
-        for i in unroll(LOADS):
-            four = int32(cuda.threadIdx.x) + int32((batch * LOADS + i) * threads)
-            if batch * LOADS + i < rounds and four < fours:
+    def load(values, x):
+        for i in unroll(rounds):
+            four = int32(cuda.threadIdx.x) + int32(i * threads)
+            if four < fours:
                 v0, v1, v2, v3 = ptx.ld_global_v4_f32(x + uint64(four) * uint64(16))
                 values[i * 4] = v0
                 values[i * 4 + 1] = v1
@@ -39,53 +45,31 @@ def stage_activations(config: GemvStreamConfig) -> Callable:
 
     @device_function
     @unrolled
-    def store_batch(values, batch, records):
-        for i in unroll(LOADS):
-            four = int32(cuda.threadIdx.x) + int32((batch * LOADS + i) * threads)
-            if batch * LOADS + i < rounds and four < fours:
-                store_q8_shared(
-                    records, four * 4, values[i * 4], values[i * 4 + 1], values[i * 4 + 2], values[i * 4 + 3]
-                )
-
-    @device_function
-    def wait():
-        ptx.griddepcontrol_launch_dependents()
-        ptx.griddepcontrol_wait()
-
-    @device_function
-    def stage_records(records, scratch, x, gains, eps):
-        wait()
-        for i in range(int32(cuda.threadIdx.x), record_chunks, threads):
-            w0, w1, w2, w3 = ptx.ld_global_v4_u32(x + uint64(i) * uint64(16))
-            ptx.st_shared_v4_u32(records + uint32(i * 16), w0, w1, w2, w3)
-
-    @device_function
-    @unrolled
-    def stage_f32(records, scratch, x, gains, eps):
-        wait()
-        values = cuda.local.array(held, float32)
-        for batch in unroll(batches):
-            load_batch(values, batch, x)
-            store_batch(values, batch, records)
-
-    @device_function
-    @unrolled
-    def stage_normed(records, scratch, x, gains, eps):
+    def stage_normed(records, scratch, barrier, x, gains, eps):
         values = cuda.local.array(held, float32)
         factors = cuda.local.array(held, float32)
-        for i in unroll(held):
+        for i in unroll(rounds * 4):
             values[i] = float32(0)
             factors[i] = float32(0)
-        load_batch(factors, 0, gains)
-        wait()
-        load_batch(values, 0, x)
+        load(factors, gains)
+        ptx.griddepcontrol_wait()
+        load(values, x)
         squares = float32(0)
-        for i in unroll(held):
+        for i in unroll(rounds * 4):
             squares += values[i] * values[i]
         mean = total_of(squares, scratch) * float32(1.0 / dim)
         scale = ptx.rsqrt_approx(mean + eps)
-        for i in unroll(rounds * 4):
-            values[i] = values[i] * scale * factors[i]
-        store_batch(values, 0, records)
+        for i in unroll(rounds):
+            four = int32(cuda.threadIdx.x) + int32(i * threads)
+            if four < fours:
+                store_fine_shared(
+                    records,
+                    four * 4,
+                    values[i * 4] * scale * factors[i * 4],
+                    values[i * 4 + 1] * scale * factors[i * 4 + 1],
+                    values[i * 4 + 2] * scale * factors[i * 4 + 2],
+                    values[i * 4 + 3] * scale * factors[i * 4 + 3],
+                )
+        cuda.syncthreads()
 
-    return {"q8": stage_records, "f32": stage_f32, "norm": stage_normed}[config.source]
+    return {"records": stage_records, "norm": stage_normed}[config.source]

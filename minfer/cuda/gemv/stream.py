@@ -23,15 +23,15 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.activation import silu_product
 from minfer.cuda.elementwise.rows import warp_sum
+from minfer.cuda.gemv.fine import FINE_RECORD_BYTES, FINE_RUN, fine_record_bytes, store_fine
 from minfer.cuda.gemv.lanes import LANE_DOTS
 from minfer.cuda.gemv.staging import stage_activations
-from minfer.cuda.gemv.stream_config import GemvStreamConfig, GemvTwoConfig
+from minfer.cuda.gemv.stream_config import RECORD_OUTPUTS, GemvStreamConfig, GemvTwoConfig
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.q8 import q8_record_bytes
 from minfer.cuda.signature import signature_of
 
-RECORDS_BYTES = 320  # q8 records of a block's activations
+RECORDS_BYTES = 4 * FINE_RECORD_BYTES  # a block's activations
 
 
 def _product(config: GemvStreamConfig) -> Callable:
@@ -45,14 +45,13 @@ def _product(config: GemvStreamConfig) -> Callable:
     units, unit, row_bytes = config.units, config.unit_bytes, config.units * config.unit_bytes
     aligned = unit % 16 == 0
     piece, slot_bytes = config.piece_bytes, config.slot_bytes
-    records_at, partials_at, ring_at = (
-        config.head_bytes,
-        config.head_bytes + q8_record_bytes(config.dim),
-        config.ring_offset,
-    )
-    scratch_at = warps * slots * 8
+    scratch_at, records_at = 8 + warps * slots * 8, config.head_bytes
+    partials_at = records_at + fine_record_bytes(config.dim)
+    outputs_at, ring_at = partials_at + config.partial_bytes, config.ring_offset
     pairs, added, stage = config.pairs, config.addend, stage_activations(config)
-    word_count, float_count = steps * dot.words, steps * 4
+    to_records, ahead = config.records, config.ahead
+    grain = FINE_RUN if to_records else 1
+    word_count, float_count = steps * dot.words, steps * dot.floats
 
     @device_function
     def row_at(matrix, output, r, od):
@@ -63,22 +62,58 @@ def _product(config: GemvStreamConfig) -> Callable:
         return matrix + uint64(row) * uint64(row_bytes)
 
     @device_function
+    def source_of(matrix, first, last, od, start, length):
+        """(address, bytes) of what lane r copies of row r of a turn. Rows past the block's last are that
+        one."""
+        lane = int32(ptx.lane_id())
+        of_turn = lane
+        if pairs and lane >= outputs:
+            of_turn -= outputs
+        output = int32(min(first + of_turn, last - 1))
+        begin = row_at(matrix, output, lane, od) + uint64(start)
+        size = uint32(length)
+        if not aligned:
+            line = begin & uint64(0xFFFFFFFFFFFFFFF0)
+            size = (uint32(begin - line) + size + uint32(15)) & uint32(0xFFFFFFF0)
+            begin = line
+        return begin, size
+
+    @device_function
     def fetch(matrix, slot, barrier, first, last, od, start, length):
-        """Start the copies of a turn: lane r that of its row. Rows past the block's last are that one."""
+        """Start the copies of a turn."""
         lane = int32(ptx.lane_id())
         if lane < rows:
-            of_turn = lane
-            if pairs and lane >= outputs:
-                of_turn -= outputs
-            output = int32(min(first + of_turn, last - 1))
-            begin = row_at(matrix, output, lane, od) + uint64(start)
-            size = uint32(length)
-            if not aligned:
-                line = begin & uint64(0xFFFFFFFFFFFFFFF0)
-                size = (uint32(begin - line) + size + uint32(15)) & uint32(0xFFFFFFF0)
-                begin = line
+            begin, size = source_of(matrix, first, last, od, start, length)
             ptx.mbarrier_arrive_expect_tx(barrier, size)
             ptx.bulk_load(slot + uint32(lane * piece), begin, size, barrier)
+
+    @device_function
+    def warm(matrix, first, last, od, start, length):
+        """Bring a later turn's rows into L2."""
+        if int32(ptx.lane_id()) < rows:
+            begin, size = source_of(matrix, first, last, od, start, length)
+            ptx.bulk_prefetch_l2(begin, size)
+
+    @device_function
+    def keep(shared, y, output, first, value):
+        """Write an output, or hold it until its run is complete."""
+        if to_records:
+            ptx.st_shared_f32(shared + uint32(outputs_at + (output - first) * 4), value)
+        else:
+            ptx.st_global_f32(y + uint64(output) * uint64(4), value)
+
+    @device_function
+    def write_records(shared, y, first, last):
+        """The block's outputs as fine records; whole warps go round together."""
+        for base in range(0, RECORD_OUTPUTS, warps * 128):
+            at = int32(base) + int32(cuda.threadIdx.x) * 4
+            v0 = float32(0)
+            v1 = float32(0)
+            v2 = float32(0)
+            v3 = float32(0)
+            if at < last - first:
+                v0, v1, v2, v3 = ptx.ld_shared_v4_f32(shared + uint32(outputs_at + at * 4))
+            store_fine(y, first + at, last, v0, v1, v2, v3)
 
     @device_function
     @unrolled
@@ -90,20 +125,23 @@ def _product(config: GemvStreamConfig) -> Callable:
         team_number = warp // team
         member = warp - team_number * team
         # Contiguous outputs a block; its teams take turns.
-        share = int32(ptx.udiv_u32(od, blocks))
-        extra = int32(od) - share * blocks
-        first = block * share + int32(min(block, extra))
-        last = (block + 1) * share + int32(min(block + 1, extra))
+        grains = od // grain
+        share = int32(ptx.udiv_u32(grains, blocks))
+        extra = int32(grains) - share * blocks
+        first = (block * share + int32(min(block, extra))) * grain
+        last = ((block + 1) * share + int32(min(block + 1, extra))) * grain
         groups = (last - first + int32(outputs - 1)) // outputs
         turns = int32(max(0, (groups - team_number + (teams - 1)) // teams))
         first_unit = member * units // team
         count = (member + 1) * units // team - first_unit
         start = first_unit * unit
-        barriers = shared + uint32(warp * (slots * 8))
+        barriers = shared + uint32(8 + warp * (slots * 8))
         ring = shared + uint32(ring_at) + uint32(warp * (slots * slot_bytes))
         if lane == 0:
             for n in range(slots):
                 ptx.mbarrier_init(barriers + uint32(n * 8), uint32(rows))
+            if warp == 0:
+                ptx.mbarrier_init(shared, uint32(1))
             ptx.fence_mbarrier_init()
         ptx.syncwarp()
         for n in range(slots):
@@ -113,8 +151,17 @@ def _product(config: GemvStreamConfig) -> Callable:
                     weights, ring + uint32(n * slot_bytes), barriers + uint32(n * 8),
                     begin, last, od, start, count * unit,
                 )  # fmt: skip
-        stage(shared + uint32(records_at), shared + uint32(scratch_at), x, gains, eps)
+        for n in range(slots, slots + ahead):
+            if n < turns:
+                warm(weights, first + (team_number + n * teams) * outputs, last, od, start, count * unit)
+        # The next kernel's copies are wanted when this one's have all been asked for, not before.
+        if turns <= slots:
+            ptx.griddepcontrol_launch_dependents()
         cuda.syncthreads()
+        stage(shared + uint32(records_at), shared + uint32(scratch_at), shared, x, gains, eps)
+        early = float32(0)
+        if added and team > 1 and thread < last - first:
+            early = ptx.ld_global_f32(addend + uint64(first + thread) * uint64(4))
 
         words = cuda.local.array(word_count, uint32)
         floats = cuda.local.array(float_count, float32)
@@ -156,6 +203,8 @@ def _product(config: GemvStreamConfig) -> Callable:
                     weights, ring + slot, barriers + number * uint32(8),
                     first + (team_number + following * teams) * outputs, last, od, start, count * unit,
                 )  # fmt: skip
+                if following == turns - 1:
+                    ptx.griddepcontrol_launch_dependents()
             slot += uint32(slot_bytes)
             number += uint32(1)
             if number == uint32(slots):
@@ -178,7 +227,7 @@ def _product(config: GemvStreamConfig) -> Callable:
                 else:
                     sum += mine
                 if lane < outputs and output < last:
-                    ptx.st_global_f32(y + uint64(output) * uint64(4), sum)
+                    keep(shared, y, output, first, sum)
             else:
                 if lane < rows:
                     at = ((group * rows + lane) * team + member) * 4
@@ -191,9 +240,7 @@ def _product(config: GemvStreamConfig) -> Callable:
                 group = thread // outputs
                 row = group * rows + (thread - group * outputs)
                 sums = shared + uint32(partials_at + row * (team * 4))
-                sum = float32(0)
-                if added:
-                    sum = ptx.ld_global_f32(addend + uint64(output) * uint64(4))
+                sum = early
                 gate = float32(0)
                 for w in unroll(team):
                     gate += ptx.ld_shared_f32(sums + uint32(w * 4))
@@ -204,7 +251,10 @@ def _product(config: GemvStreamConfig) -> Callable:
                     sum = silu_product(gate, up)
                 else:
                     sum += gate
-                ptx.st_global_f32(y + uint64(output) * uint64(4), sum)
+                keep(shared, y, output, first, sum)
+        if to_records:
+            cuda.syncthreads()
+            write_records(shared, y, first, last)
 
     return run
 
@@ -213,8 +263,9 @@ def gemv_stream(config: GemvStreamConfig) -> Kernel:
     """y = dequantize(W) x (+ addend), or the gated activation of two such products.
 
     Arguments: weights uint8 [od or 2 od, row bytes] (GGML blocks; 16-byte aligned, and readable up to the
-    next multiple of 16 bytes), x uint8 q8 records or f32 [dim], (gains f32 [dim], eps float32: of the norm,)
-    (addend f32 [od], may be y,) y f32 [od], od int32. Launch on `config.grid(od)`, with pdl=True or without.
+    next multiple of 16 bytes), x uint8 fine records or f32 [dim], (gains f32 [dim], eps float32: of the
+    norm,) (addend f32 [od], may be y,) y f32 [od], or fine records of it, od int32 (a multiple of 64 then).
+    Launch on `config.grid(od)`, with pdl=True or without.
     Integer dot products are exact; sums over blocks are f32 in a fixed order: the same bits on every run.
     """
     run, added, normed = _product(config), config.addend, config.source == "norm"
@@ -249,10 +300,10 @@ def gemv_stream(config: GemvStreamConfig) -> Kernel:
     norm = (Argument("gains", "in", "float32"), Argument("eps", "scalar", "float32"))
     arguments = (
         Argument("weights", "in", "uint8"),
-        Argument("x", "in", "uint8" if config.source == "q8" else "float32"),
+        Argument("x", "in", "uint8" if config.source == "records" else "float32"),
         *(norm if normed else ()),
         *((Argument("addend", "in", "float32"),) if added else ()),
-        Argument("y", "out", "float32"),
+        Argument("y", "out", "uint8" if config.records else "float32"),
         Argument("od", "scalar", "int32"),
     )
     return Kernel(
@@ -306,7 +357,7 @@ def gemv_stream_two(config: GemvTwoConfig) -> Kernel:
     arguments = (
         Argument("upper", "in", "uint8"),
         Argument("lower", "in", "uint8"),
-        Argument("x", "in", "uint8" if config.upper.source == "q8" else "float32"),
+        Argument("x", "in", "uint8" if config.upper.source == "records" else "float32"),
         *(norm if normed else ()),
         Argument("y", "out", "float32"),
         Argument("od_upper", "scalar", "int32"),
@@ -326,20 +377,19 @@ def gemv_stream_two(config: GemvTwoConfig) -> Kernel:
     )
 
 
-# What a decode step of Qwen2.5-7B Q4_K_M launches: (format, dim, od, source, pairs, addend).
+# What a decode step of Qwen2.5-7B Q4_K_M launches.
 _SHAPES = (
-    ("Q4_K", 3584, 4608, "norm", False, False),
-    ("Q6_K", 3584, 512, "norm", False, False),
-    ("Q4_K", 3584, 3584, "q8", False, True),
-    ("Q4_K", 3584, 18944, "norm", True, False),
-    ("Q4_K", 18944, 3584, "f32", False, True),
-    ("Q6_K", 18944, 3584, "f32", False, True),
-    ("Q6_K", 3584, 152064, "norm", False, False),
+    ("Q4_K", 3584, 4608, {"source": "norm"}),
+    ("Q4_K", 3584, 3584, {"addend": True}),
+    ("Q4_K", 3584, 18944, {"source": "norm", "pairs": True, "records": True}),
+    ("Q4_K", 18944, 3584, {"addend": True}),
+    ("Q6_K", 18944, 3584, {"addend": True}),
+    ("Q6_K", 3584, 152064, {"source": "norm"}),
 )
 
 
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
-    configs = dict.fromkeys(GemvStreamConfig.for_shape(*shape) for shape in _SHAPES)
+    configs = [GemvStreamConfig.for_shape(*shape, **options) for *shape, options in _SHAPES]
     two = GemvTwoConfig.for_shapes("Q4_K", 4096, "Q6_K", 512, 3584, "norm")
     return [*(gemv_stream(config) for config in configs), gemv_stream_two(two)]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.checks import check_choice
+from minfer.cuda.gemv.fine import FINE_RUN, fine_record_bytes
 from minfer.cuda.gemv.lanes import LANE_DOTS
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.q8 import q8_record_bytes
 
 SHARED_LIMIT = 113 * 1024  # two blocks an SM of sm_90: 228 KiB, of which 1 KiB a block is the system's
-SOURCES = ("q8", "f32", "norm")
+SOURCES = ("records", "norm")
 WEIGHTS = 256  # a block's
 TEAM_OUTPUTS = 64  # most outputs of a block whose warps share rows
+RECORD_OUTPUTS = 256  # most outputs of a block that writes records
 MOST_WORDS = 64  # registers of activations a lane
+MOST_ROWS = 8  # of a turn
+ONE_TURN_WARPS = 12
 LOADS = 8  # 16-byte loads of activations that a thread has in flight
 
 
@@ -29,33 +33,37 @@ class GemvStreamConfig:
     Attributes:
         format: W's block format (a key of `minfer.cuda.gemv.lanes.LANE_DOTS`).
         dim: weights a row, a multiple of 256.
-        source: what x is: "q8" records, "f32", quantized by every block for itself, or "norm": f32 that
-            goes through an RMS norm first.
+        source: what x is: fine "records", or "norm": f32 that every block norms and quantizes for itself.
         pairs: W has 2 od rows, gate above up; the outputs are their gated activation.
         addend: add a vector (the residual stream).
+        records: write y as fine records.
         rows: rows that a warp takes at a time (even for pairs).
         warps: warps a block.
-        team: warps that share a row, each a range of its columns: 1, or all of the block's.
+        team: warps that share a row, each a range of its columns; a divisor of `warps`.
         slots: turns of `rows` rows that a warp has in flight.
+        ahead: further turns whose rows it brings into L2 before it waits.
     """
 
     format: str
     dim: int
-    source: str = "q8"
+    source: str = "records"
     pairs: bool = False
     addend: bool = False
+    records: bool = False
     rows: int = 2
     warps: int = 8
     team: int = 1
     slots: int = 2
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         check_choice("gemv_stream", "format", self.format, tuple(LANE_DOTS))
         check_choice("gemv_stream", "source", self.source, SOURCES)
         check_choice("gemv_stream", "warps", self.warps, tuple(range(1, 17)))
-        check_choice("gemv_stream", "rows", self.rows, tuple(range(1, 9)))
+        check_choice("gemv_stream", "rows", self.rows, tuple(range(1, MOST_ROWS + 1)))
         check_choice("gemv_stream", "slots", self.slots, tuple(range(1, 9)))
-        check_choice("gemv_stream", "team", self.team, tuple(sorted({1, self.warps})))
+        check_choice("gemv_stream", "ahead", self.ahead, tuple(range(17)))
+        check_choice("gemv_stream", "team", self.team, tuple(n for n in range(1, 17) if self.warps % n == 0))
         if self.dim <= 0 or self.dim % WEIGHTS:
             raise ConfigRefused(f"gemv_stream: rows of {self.dim} weights; take a multiple of {WEIGHTS}")
         if self.team > self.units:
@@ -83,7 +91,8 @@ class GemvStreamConfig:
 
     def __str__(self) -> str:
         extra = (" pairs" if self.pairs else "") + (" addend" if self.addend else "")
-        tile = f"rows={self.rows} warps={self.warps} team={self.team} slots={self.slots}"
+        extra += " ->records" if self.records else ""
+        tile = f"rows={self.rows} warps={self.warps} team={self.team} slots={self.slots}+{self.ahead}"
         return f"{self.format} dim={self.dim} {self.source} {tile}{extra}"
 
     @property
@@ -122,19 +131,24 @@ class GemvStreamConfig:
 
     @property
     def head_bytes(self) -> int:
-        """mbarriers, and a float a warp."""
-        return -(-(self.warps * (self.slots * 8 + 4)) // 128) * 128
+        """mbarriers: the records', and one a slot; and a float a warp."""
+        return _ceil(8 + self.warps * (self.slots * 8 + 4), 128) * 128
 
     @property
     def partial_bytes(self) -> int:
         """Sums of the warps that share rows."""
-        rows = -(-TEAM_OUTPUTS // self.outputs) * self.rows
+        rows = _ceil(TEAM_OUTPUTS, self.outputs) * self.rows
         return 0 if self.team == 1 else rows * self.team * 4
 
     @property
+    def output_bytes(self) -> int:
+        """A block's outputs, before they become records."""
+        return RECORD_OUTPUTS * 4 if self.records else 0
+
+    @property
     def ring_offset(self) -> int:
-        size = self.head_bytes + q8_record_bytes(self.dim) + self.partial_bytes
-        return -(-size // 128) * 128
+        size = self.head_bytes + fine_record_bytes(self.dim) + self.partial_bytes + self.output_bytes
+        return _ceil(size, 128) * 128
 
     @property
     def threads(self) -> int:
@@ -146,37 +160,55 @@ class GemvStreamConfig:
         return self.ring_offset + self.warps * self.slots * self.slot_bytes
 
     def grid(self, od: int, sms: int = 132) -> tuple[int, int, int]:
-        """A block an SM; more where its warps share rows and there are many."""
-        blocks = min(sms, -(-od // self.outputs))
-        return (max(1, blocks if self.team == 1 else max(blocks, -(-od // TEAM_OUTPUTS))), 1, 1)
+        """A block an SM; more where a block cannot hold so many sums or outputs."""
+        blocks = max(1, min(sms, _ceil(od, FINE_RUN if self.records else self.outputs)))
+        if self.team > 1:
+            blocks = max(blocks, _ceil(od, TEAM_OUTPUTS))
+        if self.records:
+            blocks = max(blocks, _ceil(od, RECORD_OUTPUTS))
+        return (blocks, 1, 1)
 
     @classmethod
     def for_shape(
-        cls, format: str, dim: int, od: int, source: str = "q8", pairs: bool = False, addend: bool = False,
-        sms: int = 132,
+        cls, format: str, dim: int, od: int, source: str = "records", pairs: bool = False,
+        addend: bool = False, records: bool = False, sms: int = 132,
     ) -> GemvStreamConfig:  # fmt: skip
         """A good config for od outputs from rows of dim. Raises ConfigRefused where there is none."""
         check_choice("gemv_stream", "format", format, tuple(LANE_DOTS))
-        units, across, words = dim // WEIGHTS, 32 // LANE_DOTS[format].lanes, LANE_DOTS[format].words
-        options = {"source": source, "pairs": pairs, "addend": addend}
-
-        def steps(team: int) -> int:
-            return _ceil(_ceil(units, team), across)
-
-        shares = [{"warps": warps} for warps in (8, 4, 2, 1)]
-        if steps(1) * words > MOST_WORDS:
-            # Whole rows for all warps: the number that idles the fewest lanes, the larger of equals.
-            fitting = [t for t in range(4, 13) if steps(t) * words <= MOST_WORDS] or [16]
-            team = max(fitting, key=lambda t: (units / (t * steps(t)), t))
-            shares = [{"warps": team, "team": team}]
+        options = {"source": source, "pairs": pairs, "addend": addend, "records": records}
         refused: ConfigRefused | None = None
-        for share in shares:
-            for rows, slots in ((2, 3), (2, 2), (2, 1), (1, 1)):
-                try:
-                    return cls(format, dim, rows=rows, slots=slots, **share, **options)
-                except ConfigRefused as error:
-                    refused = error
+        for cut in _cuts(format, dim, _ceil(od, sms) * (2 if pairs else 1)):
+            try:
+                return cls(format, dim, **options, **cut)
+            except ConfigRefused as error:
+                refused = error
         raise refused
+
+
+def _cuts(format: str, dim: int, rows: int) -> Iterator[dict[str, int]]:
+    """Cuts of a block's `rows` rows, the best first.
+
+    Few rows go into the rings as a whole, a turn a warp. Long rows are shared by all warps, by the number of
+    them that idles the fewest lanes. Else a warp takes two rows at a time.
+    """
+    units, dot = dim // WEIGHTS, LANE_DOTS[format]
+    across = 32 // dot.lanes
+
+    def steps(team: int) -> int:
+        return _ceil(_ceil(units, team), across)
+
+    if steps(1) * dot.words > MOST_WORDS:
+        fitting = [t for t in range(4, 13) if steps(t) * dot.words <= MOST_WORDS] or [16]
+        team = max(fitting, key=lambda t: (units / (t * steps(t)), t))
+        for n, slots in ((2, 3), (2, 2), (2, 1), (1, 1)):
+            yield {"rows": n, "slots": slots, "warps": team, "team": team, "ahead": 2}
+        return
+    turn = _ceil(rows, ONE_TURN_WARPS)
+    if turn <= MOST_ROWS:
+        yield {"rows": turn, "slots": 1, "warps": max(1, _ceil(rows, turn))}
+    for warps in (8, 4, 2, 1):
+        for n, slots in ((2, 3), (2, 2), (2, 1), (1, 1)):
+            yield {"rows": n, "slots": slots, "warps": warps, "ahead": 4}
 
 
 @dataclass(frozen=True)
@@ -230,7 +262,26 @@ class GemvTwoConfig:
     ) -> GemvTwoConfig:
         """A good config for od_upper rows of format `upper` above od_lower ones of `lower`. Raises
         ConfigRefused where there is none."""
-        return cls(
-            GemvStreamConfig.for_shape(upper, dim, od_upper, source, sms=sms),
-            GemvStreamConfig.for_shape(lower, dim, od_lower, source, sms=sms),
-        )
+        formats, ods = (upper, lower), (od_upper, od_lower)
+        sizes = [od * BLOCKS[format].row_bytes(dim) for format, od in zip(formats, ods, strict=True)]
+        blocks = max(2, sms)
+        split = min(max(1, round(blocks * sizes[0] / sum(sizes))), blocks - 1)
+        shares = [_ceil(od, n) for od, n in zip(ods, (split, blocks - split), strict=True)]
+        refused: ConfigRefused | None = None
+        for warps, cut in ((ONE_TURN_WARPS, None), (8, {"slots": 2}), (8, {"slots": 1}), (4, {"slots": 1})):
+            halves = []
+            try:
+                for format, share in zip(formats, shares, strict=True):
+                    # Two warps share a row where one would need too many registers for so many warps.
+                    words = _ceil(dim // WEIGHTS, 32 // LANE_DOTS[format].lanes) * LANE_DOTS[format].words
+                    team = 1 if words <= 40 or cut else 2
+                    rows = 2 if cut else _ceil(share * team, warps)
+                    halves.append(
+                        GemvStreamConfig(
+                            format, dim, source, rows=rows, warps=warps, team=team, **(cut or {"slots": 1})
+                        )
+                    )
+                return cls(*halves)
+            except ConfigRefused as error:
+                refused = error
+        raise refused

@@ -37,15 +37,15 @@ class Activations:
 
     @functools.cached_property
     def start(self) -> DeviceFunction:
-        """(matrix, first_token, nt, chunks, thread): the address of a thread's first unit (u64), which moves
-        on by `step_bytes` a k-tile, and whether its token exists."""
+        """(matrix, first_token, chunks, thread): the address of a thread's first unit (u64), which moves on
+        by `step_bytes` a k-tile."""
         unit, per_token = self.unit, self.threads_per_token
 
         @device_function
-        def start(matrix, first_token, nt, chunks, thread):
+        def start(matrix, first_token, chunks, thread):
             token, part = first_token + thread // per_token, thread % per_token
             row = uint64(token) * uint64(chunks * CHUNK_BYTES)
-            return uint64(matrix + row + uint64(part * unit)), uint32(token < nt)
+            return uint64(matrix + row + uint64(part * unit))
 
         return start
 
@@ -56,8 +56,8 @@ class Activations:
 
     @functools.cached_property
     def copy(self) -> DeviceFunction:
-        """(stage, source, inside, chunks_left, thread): issue the copies of a k-tile. Tokens and chunks that
-        do not exist become zero, scale included; their bytes are not read."""
+        """(stage, source, tokens_left, chunks_left, thread): issue the copies of a k-tile. Tokens and chunks
+        that do not exist become zero, scale included; their bytes are not read."""
         unit, per_token = self.unit, self.threads_per_token
         token_bytes, chunk_step = self.config.token_bytes, self.chunk_step
         row_units, units, whole = self.step_bytes // unit, CHUNK_BYTES // unit, self.config.k_quant
@@ -67,11 +67,12 @@ class Activations:
 
         @device_function
         @unrolled
-        def copy(stage, source, inside, chunks_left, thread):
+        def copy(stage, source, tokens_left, chunks_left, thread):
             token, part = uint32(thread // per_token), uint32(thread % per_token)
             row = uint32(stage + token * token_bytes)
             own = uint32(row + part * unit)
-            count = uint32(inside * unit)
+            inside = int32(token) < tokens_left
+            count = uint32(unit if inside else 0)
             for j in unroll(rounds):
                 u = uint32(part + j * per_token)
                 if exact or u < row_units:

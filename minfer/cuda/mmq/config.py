@@ -338,8 +338,28 @@ def r1(weight_type: str = "Q4_K", kd: int = 8) -> MmqConfig:
     return MmqConfig("r1", weight_type, kd=kd)
 
 
+def fast(weight_type: str = "Q4_K") -> MmqConfig:
+    """The largest step past the seed with mma.sync: 128 x 128, two blocks an SM, warps of 32 tokens x 64
+    rows, padded rows, magic rescaling, minima on the tensor cores. Blocks of 16-byte lines stay raw; the
+    others are expanded once a block, since at the mma every one of their words costs two loads and a funnel
+    shift."""
+    raw = weight_type in ALIGNED_TYPES
+    return MmqConfig(
+        "raw" if raw else "r1",
+        weight_type,
+        tokens_tile=128,
+        rows_tile=128,
+        kd=4,
+        layout="padded",
+        rescale="magic",
+        minimum="tensor" if weight_type in WITH_MINIMUM else "fma",
+        min_blocks=2,
+    )
+
+
 def shipped_configs() -> list[MmqConfig]:
-    """Every weight type in the seed's variants, at both depths."""
-    return [
-        make(weight_type, kd) for weight_type in WEIGHT_TYPES for make in (r1, narrow, wide) for kd in (4, 8)
-    ]
+    """The seed's variants at both depths for what a Q4_K_M file holds, and once for every other type; the
+    fast ones."""
+    both = [make(name, kd) for name in ("Q4_K", "Q6_K") for make in (r1, narrow, wide) for kd in (4, 8)]
+    others = [make(name) for name in WEIGHT_TYPES[2:] for make in (r1, narrow, wide)]
+    return both + others + [fast(name) for name in WEIGHT_TYPES]

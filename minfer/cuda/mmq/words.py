@@ -60,20 +60,31 @@ class WordWeights:
         return start
 
     @functools.cached_property
-    def fetch(self) -> DeviceFunction:
-        """(words, o, row, row_bytes, rows_left, chunks, k_tile, unit, thread): load a thread's unit of a
-        k-tile. Rows and chunks past the matrix repeat its last ones; `rows_left` counts from the thread's
-        first row."""
-        config = self.config
-        load, size, weights = DECODERS[config.weight_type].fetch, config.block_bytes, config.block_weights
-        kd, per_row, apart = config.kd, config.kd * 2, self.rows_apart
+    def locate(self) -> DeviceFunction:
+        """(row, chunks, k_tile, thread): the address of the block that a thread's units of a k-tile lie in
+        (of its first row), and which of the block's weights they begin at. Past the row its last unit
+        repeats."""
+        size, weights, kd = self.config.block_bytes, self.config.block_weights, self.config.kd
+        per_row = 2 * kd
 
         @device_function
-        def fetch(words, o, row, row_bytes, rows_left, chunks, k_tile, unit, thread):
+        def locate(row, chunks, k_tile, thread):
             k = min(int32(k_tile * (kd * CHUNK) + thread % per_row * UNIT), int32(chunks * CHUNK - UNIT))
             block = int32(k // weights)
+            return uint64(row + uint64(block) * uint64(size)), int32(k - block * weights)
+
+        return locate
+
+    @functools.cached_property
+    def fetch(self) -> DeviceFunction:
+        """(words, o, source, at, row_bytes, rows_left, unit): load a thread's unit, `locate`d. Rows past the
+        matrix repeat its last one; `rows_left` counts from the thread's first row."""
+        load, apart = DECODERS[self.config.weight_type].fetch, self.rows_apart
+
+        @device_function
+        def fetch(words, o, source, at, row_bytes, rows_left, unit):
             ahead = int64(min(int32(unit * apart), int32(rows_left - 1))) * int64(row_bytes)
-            load(words, o, row + uint64(ahead + block * size), int32(k - block * weights))
+            load(words, o, source + uint64(ahead), at)
 
         return fetch
 
@@ -82,8 +93,8 @@ class WordWeights:
         """(words, o, tile, scales, chunks, k_tile, unit, thread): decode a unit into the tile and the scales
         at shared addresses."""
         config = self.config
-        decode, weights = DECODERS[config.weight_type].decode, config.block_weights
-        kd, per_row, row_bytes, apart = config.kd, config.kd * 2, config.word_row_bytes, self.rows_apart
+        decode = DECODERS[config.weight_type].decode
+        per_row, row_bytes, apart = config.kd * 2, config.word_row_bytes, self.rows_apart
         up = (128 - _ZERO_POINT.get(config.weight_type, 0)) * 0x01010101
         signed = config.weight_type in _ZERO_POINT
         pitch, second = 4 * config.scale_row, config.second_scale
@@ -97,10 +108,9 @@ class WordWeights:
             return uint32(word)
 
         @device_function
-        def deposit(words, o, tile, scales, chunks, k_tile, unit, thread):
+        def deposit(words, o, tile, scales, at, unit, thread):
             row, part = uint32(thread // per_row + unit * apart), uint32(thread % per_row)
-            k = min(int32(k_tile * (kd * CHUNK) + part * UNIT), int32(chunks * CHUNK - UNIT))
-            w0, w1, w2, w3, _, scale, shift = decode(words, o, int32(k % weights))
+            w0, w1, w2, w3, _, scale, shift = decode(words, o, at)
             ptx.st_shared_v4_u32(
                 uint32(tile + row * row_bytes + part * UNIT),
                 signed_bytes(w0),
@@ -108,11 +118,11 @@ class WordWeights:
                 signed_bytes(w2),
                 signed_bytes(w3),
             )
-            at = uint32(scales + (part >> 1) * pitch + row * 4)
+            line = uint32(scales + (part >> 1) * pitch + row * 4)
             if two:
-                ptx.st_shared_f32(at + uint32((part & 1) * second), scale)
+                ptx.st_shared_f32(line + uint32((part & 1) * second), scale)
             elif part & 1 == 0:
-                ptx.st_shared_f32(at, scale)
+                ptx.st_shared_f32(line, scale)
                 if minimum:
                     store_second(
                         uint32(scales + second + (part >> 1) * second_pitch + row * second_size), shift

@@ -37,6 +37,14 @@ def mbarrier_arrive_expect_tx(address: u32, bytes: u32):
 
 
 @instruction(
+    "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];",
+    section="9.7.13.15.15 cp.async.mbarrier.arrive",
+)
+def cp_async_mbarrier_arrive(address: u32):
+    """Arrive once as soon as all cp.async of this thread so far have landed, without waiting for that."""
+
+
+@instruction(
     "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, $0, $1;\n"
     "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}",
     section=_ARRIVE,

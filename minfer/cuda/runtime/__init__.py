@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         reset_launch_counts,
     )
     from minfer.cuda.runtime.resources import Resources
-    from minfer.cuda.runtime.sensors import read_sensors
+    from minfer.cuda.runtime.sensors import read_load, read_sensors
     from minfer.cuda.runtime.streams import Event, Graph, Stream, capture, current_stream
     from minfer.cuda.runtime.tensor_maps import TensorMap, tensor_map
 
@@ -43,7 +43,7 @@ _WHERE = {
     "driver": ("DriverError",),
     "launching": ("BoundLaunch", "LoadedKernel", "launch", "launch_counts", "load", "reset_launch_counts"),
     "resources": ("Resources",),
-    "sensors": ("read_sensors",),
+    "sensors": ("read_load", "read_sensors"),
     "streams": ("Event", "Graph", "Stream", "capture", "current_stream"),
     "tensor_maps": ("TensorMap", "tensor_map"),
 }
@@ -76,6 +76,7 @@ __all__ = [
     "launch",
     "launch_counts",
     "load",
+    "read_load",
     "read_sensors",
     "reset_launch_counts",
     "tensor_map",

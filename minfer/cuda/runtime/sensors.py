@@ -52,3 +52,17 @@ def read_sensors(device: Device) -> dict[str, float]:
     if library.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU, place) == 0:
         found["temperature_c"] = float(value.value)
     return found
+
+
+def read_load(device: Device) -> tuple[float, int] | None:
+    """(utilisation over the last moments, 0 to 1; NVML's bits of what holds the clocks down); None without
+    NVML."""
+    library = _library()
+    handle = None if library is None else _handle(device)
+    if handle is None:
+        return None
+    rates, reasons = (ctypes.c_uint * 2)(), ctypes.c_ulonglong()
+    if library.nvmlDeviceGetUtilizationRates(handle, rates) != 0:
+        return None
+    library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))  # 0 where it is not told
+    return rates[0] / 100, int(reasons.value)

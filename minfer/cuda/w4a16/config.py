@@ -30,6 +30,8 @@ class W4A16Config:
         format: of the weights, "Q4_K" or "Q6_K".
         tokens: the tile's, a multiple of 8 from 64 to 256.
         stages: k-tiles of activations in flight; slots: blocks of 256 weights a row in flight.
+        tile_k: 64 or 128 columns of k that are multiplied while the next ones are unpacked: the fewer tokens,
+            the more, since unpacking takes as long for any number of them.
         out: "f16" or "f32".
         store: "tma" (f16 only; whole lines through shared memory, rows of C must be whole 16 bytes) or
             "direct" (any width, an element at a time; f32 fills its sectors).
@@ -41,12 +43,12 @@ class W4A16Config:
     tokens: int = 256
     stages: int = 4
     slots: int = 2
+    tile_k: int = 64
     out: str = "f16"
     store: str = "tma"
     bias: bool = False
     gated: bool = False
 
-    tile_k = BOX_COLUMNS
     threads = 128 * (CONSUMERS + 1)
 
     def __post_init__(self):
@@ -61,6 +63,8 @@ class W4A16Config:
             raise ConfigRefused(f'w4a16: {self.out} cannot be stored by TMA here: take store="direct"')
         if self.gated and (self.store != "tma" or self.bias):
             raise ConfigRefused("w4a16: a gated product is stored by TMA and has no bias")
+        if self.tile_k not in (64, 128):
+            raise ConfigRefused(f"w4a16: k-tiles of {self.tile_k}: 64 or 128")
         if min(self.stages, self.slots) < 2:
             raise ConfigRefused(
                 f"w4a16: {self.stages} stages, {self.slots} slots: to copy ahead of computing takes 2"
@@ -115,8 +119,8 @@ class W4A16Config:
 
     @property
     def slot_bytes(self) -> int:
-        """A slot: the blocks, their scales as f16, and where each row's block starts if that differs."""
-        return self.packed_bytes + SCALES_BYTES + (0 if self.packed.by_tma else 4 * ROWS)
+        """A slot: the blocks, then their expanded scales, or where each row's block starts."""
+        return self.packed_bytes + (4 * ROWS if self.packed.expand is None else SCALES_BYTES)
 
     @property
     def barrier_bytes(self) -> int:
@@ -166,6 +170,10 @@ class W4A16Config:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C."""
         if min(nt, od, depth) < 1 or depth % 256:
             raise ConfigRefused(f"w4a16: {nt} x {od} x {depth}: sizes from 1, id a multiple of 256")
+        if 2 * od * depth // 256 * self.packed.block_bytes >= 1 << 31:
+            raise ConfigRefused(
+                f"w4a16: {od} rows of {depth} weights: offsets of 32 bits reach 1 GiB: cut the matrix"
+            )
         if self.store == "tma" and width % 8:
             raise ConfigRefused(
                 f"w4a16: rows of {width} f16: TMA stores rows of whole 16 bytes: take the direct store"
@@ -186,8 +194,16 @@ class W4A16Config:
         return -(-token_tiles // max(1, round(nt / GROUP_TOKENS)))
 
 
-#: (tokens, stages) of the tiles that `choose` picks from.
-TILES = ((256, 4), (232, 4), (192, 4), (152, 5), (128, 6), (96, 6), (64, 6))
+#: (tokens, stages, slots, tile_k) of the tiles that `choose` picks from.
+TILES = (
+    (256, 4, 2, 64),
+    (232, 4, 2, 64),
+    (192, 3, 2, 128),
+    (152, 3, 2, 128),
+    (128, 3, 3, 128),
+    (96, 4, 3, 128),
+    (64, 4, 3, 128),
+)
 
 
 def choose(
@@ -211,6 +227,6 @@ def choose(
         waves = -(-(-(-nt // tokens) * -(-od * (1 + gated) // ROWS)) // multiprocessors)
         return waves * (depth // 64 * max(4 * tokens, unpacking) + 1500)
 
-    tokens, stages = min(TILES, key=lambda tile: cost(tile[0]))
+    tile = min(TILES, key=lambda tile: cost(tile[0]))
     store = "tma" if out == "f16" and width % 8 == 0 else "direct"
-    return W4A16Config(format, tokens, stages, out=out, store=store, gated=gated)
+    return W4A16Config(format, *tile, out=out, store=store, gated=gated)

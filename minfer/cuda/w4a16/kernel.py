@@ -22,12 +22,11 @@ from minfer.cuda.tile.hopper import ALIGNMENT
 from minfer.cuda.w4a16.config import (
     CONSUMER_REGISTERS,
     CONSUMERS,
-    MOVERS,
     PRODUCER_REGISTERS,
     TILES,
     W4A16Config,
 )
-from minfer.cuda.w4a16.formats import FORMATS, ROWS, SCALE_BYTES
+from minfer.cuda.w4a16.formats import FORMATS, ROWS, SCALE_BYTES, WORDS
 
 
 @cache
@@ -52,9 +51,10 @@ def w4a16(config: W4A16Config) -> Kernel:
     from minfer.cuda.instruction import device_function, unroll, unrolled
     from minfer.cuda.tile.scheduler import tile_xy
     from minfer.cuda.tile.transposed import store_accumulators_transposed, store_tile_transposed
-    from minfer.cuda.w4a16.movers import move_weights, row_start
+    from minfer.cuda.w4a16.activations import bring_activations
+    from minfer.cuda.w4a16.movers import move_weights, ready_arrivals, row_start
 
-    tokens, tile_k, outputs = config.tokens, config.tile_k, config.outputs
+    tokens, outputs, tile_k = config.tokens, config.outputs, config.tile_k
     stages, stage_bytes = config.stages, config.stage_bytes
     slots, slot_bytes, packed_bytes = config.slots, config.slot_bytes, config.packed_bytes
     buffers_start, slots_start, barriers_start = (
@@ -82,30 +82,22 @@ def w4a16(config: W4A16Config) -> Kernel:
         ptx.setmaxnreg("inc", CONSUMER_REGISTERS),
     )
     fragments, block_start, move = config.packed.fragments, row_start(config), move_weights(config)
+    bring, arrivals = bring_activations(config), ready_arrivals(config)
+    # Parts of a block that are multiplied at once; eighths that are unpacked for one, words of A for it.
+    parts, eighths = 256 // config.tile_k, config.tile_k // 32
+    a_words, k_steps = eighths * WORDS, config.tile_k // 16
+    # A k-tile of 128 is two tiles of 64 columns, one behind the other.
+    offsets = tuple(k // 4 * tokens * 128 + k % 4 * 32 for k in range(k_steps))
     # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
-    multiply_first = ptx.wgmma(tokens, a="registers", k_steps=4, accumulate="operand", wait=1)
-    multiply = ptx.wgmma(tokens, a="registers", k_steps=4, wait=1)
-    wait_sums, pin = ptx.wgmma_wait(0, accumulators), ptx.pin(16)
+    multiply_first = ptx.wgmma(
+        tokens, a="registers", k_steps=k_steps, accumulate="operand", b_offsets=offsets, wait=1
+    )
+    multiply = ptx.wgmma(tokens, a="registers", k_steps=k_steps, b_offsets=offsets, wait=1)
+    wait_sums, pin = ptx.wgmma_wait(0, accumulators), ptx.pin(a_words)
     wait_stores = ptx.bulk_wait_group_read(0)
     store_tile = store_tile_transposed(tokens, config.buffers, combine) if stored_by_tma else None
     store_elements = store_accumulators_transposed(tokens, config.out)
     descriptor = ptx.wgmma_descriptor
-
-    @device_function
-    def bring_activations(a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group):
-        stage, parity = types.uint32(0), types.uint32(1)
-        while tile < token_tiles * output_tiles:
-            token_tile, _ = tile_xy(tile, token_tiles, output_tiles, group)
-            token = types.int32(token_tile * tokens)
-            k = types.int32(0)
-            while k < k_tiles:
-                full = barriers + 8 * stage
-                ptx.mbarrier_wait(full + 8 * stages, parity)
-                ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
-                ptx.tma_load_2d(base + stage * stage_bytes, a_map, full, k * tile_k, token)
-                stage, parity = advance(stage, parity)
-                k = types.int32(k + 1)
-            tile = types.int32(tile + step)
 
     @device_function
     def add_bias(sums, low, high):
@@ -129,8 +121,8 @@ def w4a16(config: W4A16Config) -> Kernel:
         row = types.int32(consumer * consumer_outputs + warp * warp_rows + (lane >> 2))
         byte = types.uint32((lane & 3) * 2)
         sums = cuda.local.array(accumulators, dtype=types.float32)
-        even = cuda.local.array(16, dtype=types.uint32)
-        odd = cuda.local.array(16, dtype=types.uint32)
+        even = cuda.local.array(a_words, dtype=types.uint32)
+        odd = cuda.local.array(a_words, dtype=types.uint32)
         raw = cuda.local.array(words, dtype=types.uint32)
         for i in range(accumulators):
             sums[i] = types.float32(0)
@@ -139,63 +131,65 @@ def w4a16(config: W4A16Config) -> Kernel:
         slots_at, ready = types.uint32(base + slots_start), types.uint32(barriers + ready_start)
         constant = types.uint32(barriers + constant_start)
         buffer = types.uint32(base + buffers_start + consumer * buffers_bytes)
-        stage, parity, previous = types.uint32(0), types.uint32(0), types.uint32(0)
+        stage, parity = types.uint32(0), types.uint32(0)
+        previous = types.uint32(0)
         slot, slot_parity = types.uint32(0), types.uint32(0)
         token_tile, output_tile = types.int32(0), types.int32(0)
         ptx.mbarrier_wait(ready, 0)
-        near, far = block_start(slots_at, row) + byte, block_start(slots_at, row + apart) + byte
+        near, far = block_start(slots_at, row), block_start(slots_at, row + apart)
         scales = types.uint32(slots_at + packed_bytes + row * SCALE_BYTES)
-        fragments(even, raw, near, far, scales, scales_apart, 0)
+        for e in unroll(eighths):
+            fragments(even, raw, near, far, byte, scales, scales_apart, e, WORDS * e)
         pin(even)
         while tile < token_tiles * output_tiles:
             block = types.int32(0)
             while block < blocks:
-                for quarter in unroll(4):
+                for part in unroll(parts):
                     ptx.mbarrier_wait(barriers + 8 * stage, parity)
                     activations = a_start + stage * (stage_bytes >> 4)
-                    if quarter == 0:
+                    if part == 0:
                         multiply_first(sums, even, activations, block)
-                    if quarter == 2:
+                    elif part % 2 == 0:
                         multiply(sums, even, activations)
-                    if quarter % 2 == 1:
+                    else:
                         multiply(sums, odd, activations)
                     # The k-tile before is done: its stage and its fragments are free.
-                    if quarter > 0:
+                    if part > 0 or block > 0:
                         ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
-                    if quarter == 0:
-                        if block > 0:
-                            ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
-                        else:
-                            # Divisions that run under the tensor cores' work.
-                            x, y = tile_xy(tile, token_tiles, output_tiles, group)
-                            token_tile, output_tile = ptx.uniform(x), ptx.uniform(y)
-                            if biased:
-                                low_bias = bias_of(bias, output_tile * outputs + row, od)
-                                high_bias = bias_of(bias, output_tile * outputs + row + 8, od)
+                    else:
+                        # Divisions that run under the tensor cores' work.
+                        x, y = tile_xy(tile, token_tiles, output_tiles, group)
+                        token_tile, output_tile = ptx.uniform(x), ptx.uniform(y)
+                        if biased:
+                            low_bias = bias_of(bias, output_tile * outputs + row, od)
+                            high_bias = bias_of(bias, output_tile * outputs + row + 8, od)
                     previous = stage
                     stage, parity = advance(stage, parity)
                     # The next k-tile's fragments while this one is multiplied.
-                    if quarter == 0:
-                        fragments(odd, raw, near, far, scales, scales_apart, 1)
-                        pin(odd)
-                    if quarter == 1:
-                        fragments(even, raw, near, far, scales, scales_apart, 2)
-                        pin(even)
-                    if quarter == 2:
-                        fragments(odd, raw, near, far, scales, scales_apart, 3)
-                        pin(odd)
-                        ptx.syncwarp()
-                        ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
-                    if quarter == 3:
+                    if part == parts - 1:
                         # At the very end the last block is unpacked once more, for nothing.
                         if block + 1 < blocks or tile + step < token_tiles * output_tiles:
                             slot, slot_parity = advance_slot(slot, slot_parity)
                             ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
                         place = types.uint32(slots_at + slot * slot_bytes)
-                        near, far = block_start(place, row) + byte, block_start(place, row + apart) + byte
+                        near, far = block_start(place, row), block_start(place, row + apart)
                         scales = types.uint32(place + packed_bytes + row * SCALE_BYTES)
-                        fragments(even, raw, near, far, scales, scales_apart, 0)
+                        for e in unroll(eighths):
+                            fragments(even, raw, near, far, byte, scales, scales_apart, e, WORDS * e)
                         pin(even)
+                    elif part % 2 == 0:
+                        for e in unroll(eighths):
+                            eighth = eighths * (part + 1) + e
+                            fragments(odd, raw, near, far, byte, scales, scales_apart, eighth, WORDS * e)
+                        pin(odd)
+                    else:
+                        for e in unroll(eighths):
+                            eighth = eighths * (part + 1) + e
+                            fragments(even, raw, near, far, byte, scales, scales_apart, eighth, WORDS * e)
+                        pin(even)
+                    if part == parts - 2:
+                        ptx.syncwarp()
+                        ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
                 block = types.int32(block + 1)
             wait_sums(sums)
             ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
@@ -235,21 +229,19 @@ def w4a16(config: W4A16Config) -> Kernel:
             initialise(barriers)
             initialise_slots(barriers + slot_barriers)
             for slot in range(slots):
-                ptx.mbarrier_init(barriers + ready_start + 8 * slot, MOVERS)
+                ptx.mbarrier_init(barriers + ready_start + 8 * slot, arrivals)
             ptx.fence_mbarrier_init()
             if gated:
                 ptx.st_shared_f32(barriers + constant_start, types.float32(minus_log2_e))
         cuda.syncthreads()
         token_tiles = types.int32((nt + (tokens - 1)) // tokens)
         output_tiles = types.int32((od + (outputs - 1)) // outputs)
-        blocks, k_tiles = types.int32(depth >> 8), types.int32(depth >> 6)
+        blocks, k_tiles = types.int32(depth >> 8), types.int32(depth // tile_k)
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
         if warpgroup == 0:
             fewer()
             if thread == 0:
-                bring_activations(
-                    a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group
-                )
+                bring(a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group)
             if thread >= 32:
                 landed = types.uint32(barriers + slot_barriers)
                 ready, first_slot = types.uint32(barriers + ready_start), types.uint32(base + slots_start)
@@ -325,7 +317,7 @@ def w4a16(config: W4A16Config) -> Kernel:
 def shipped() -> list[Kernel]:
     """Every tile that `choose` picks for f16, for gated products of Q4_K, and one of every other form."""
     tiles = [W4A16Config(name, *tile) for name in FORMATS for tile in TILES]
-    others = [W4A16Config(name, 128, 6, out="f32", store="direct", bias=True) for name in FORMATS]
+    others = [W4A16Config(name, *TILES[4], out="f32", store="direct", bias=True) for name in FORMATS]
     gated = [W4A16Config("Q4_K", *tile, gated=True) for tile in TILES]
-    gated.append(W4A16Config("Q6_K", 128, 6, gated=True))
+    gated.append(W4A16Config("Q6_K", *TILES[4], gated=True))
     return [w4a16(config) for config in (*tiles, *others, *gated)]

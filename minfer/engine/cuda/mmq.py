@@ -6,6 +6,7 @@ that the device does not allow, or because it does not compile or the driver ref
 the chain takes goes through the f16 GEMM, dequantized before each product. Every step down is told, once for
 each format and row length; nothing is ever left unwritten.
 
+    mmq_fast       fast -----------------------> narrow KD=8 -> R1 -> f16
     mmq_raw_wide   wide KD=8 -> wide KD=4 -> narrow KD=8 -> R1 -> f16
     mmq_raw                                  narrow KD=8 -> R1 -> f16
     mmq                                                     R1 -> f16
@@ -15,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
-from minfer.cuda.mmq import MmqConfig, mmq
+from minfer.cuda.mmq import MmqConfig, fast, mmq, narrow, r1, wide
 
 if TYPE_CHECKING:
     from minfer.engine.cuda.devices import Device
@@ -30,27 +31,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """A kernel of a chain, without the format."""
+    """A kernel of a chain, without the format.
 
-    variant: str
-    tokens: int
-    kd: int
+    Attributes:
+        name: as lines and records say it.
+        make: format -> its config; raises ConfigRefused for a format that it does not read.
+    """
+
+    name: str
+    make: Callable[[str], MmqConfig]
 
     def __str__(self) -> str:
-        if self.variant == "r1":
-            return "R1"
-        return f"{'wide' if self.tokens == 128 else 'narrow'} KD={self.kd}"
-
-    def config(self, format: str) -> MmqConfig:
-        """Its config for a block format. Raises ConfigRefused for one that it does not read."""
-        return MmqConfig(self.variant, format, tokens_tile=self.tokens, kd=self.kd)
+        return self.name
 
 
-_R1, _NARROW = Step("r1", 64, 8), Step("raw", 64, 8)
+_R1, _NARROW = Step("R1", r1), Step("narrow KD=8", narrow)
+_WIDE = tuple(Step(f"wide KD={kd}", partial(wide, kd=kd)) for kd in (8, 4))
 CHAINS: dict[str, tuple[Step, ...]] = {
     "mmq": (_R1,),
     "mmq_raw": (_NARROW, _R1),
-    "mmq_raw_wide": (Step("raw", 128, 8), Step("raw", 128, 4), _NARROW, _R1),
+    "mmq_raw_wide": (*_WIDE, _NARROW, _R1),
+    "mmq_fast": (Step("fast", fast), _NARROW, _R1),
 }
 """The kernels of each route, the best first. Behind the last one stands the f16 GEMM."""
 
@@ -72,7 +73,7 @@ def choose(route: str, format: str, columns: int, shared_bytes: int, first: int 
     for place in range(first, len(chain)):
         reason = None
         try:
-            config = chain[place].config(format)
+            config = chain[place].make(format)
             config.check(1, 1, columns)
         except ConfigRefused as error:
             reason = str(error)

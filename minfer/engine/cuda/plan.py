@@ -3,8 +3,8 @@
 Quantized blocks always reside: decoding reads them. Prefill multiplies f16 weights, in the first of three
 ways that fits: "resident", an f16 copy of all layers; "scratch", one matrix at a time, dequantized anew
 before every product; "blocks", the GEMM dequantizes what it stages, and no weight lies in memory as f16. MMQ
-routes multiply the blocks themselves: no copy, and a scratch only for matrices that no MMQ kernel takes. The
-embedding and the output matrix stay blocks only.
+routes and w4a16 multiply the blocks themselves: no copy, and a scratch only for matrices that none of their
+kernels takes. The embedding and the output matrix stay blocks only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from minfer.cuda.kernel import MAX_SHARED_BYTES
 from minfer.cuda.q8 import pad40_bytes, q8_record_bytes
 from minfer.engine.cuda.mmq import takes
 from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.w4a16 import takes as w4a16_takes
 from minfer.engine.errors import EngineError
 from minfer.model.config import ModelConfig
 
@@ -115,8 +116,9 @@ def operand_forms(
 
 
 def _takes(route: Route, stack: Sequence[MatrixShape], shared_bytes: int) -> bool:
-    """Whether MMQ kernels multiply these matrices."""
-    return takes(route.mmq, [(matrix.format, matrix.columns) for matrix in stack], shared_bytes)
+    """Whether kernels that read the blocks multiply these matrices."""
+    shapes = [(matrix.format, matrix.columns) for matrix in stack]
+    return w4a16_takes(shapes) if route.w4a16 else takes(route.mmq, shapes, shared_bytes)
 
 
 def activation_bytes(
@@ -200,7 +202,7 @@ def plan_memory(
         f"activations of {chunk:,} tokens": sum(activations.values()) + tables_bytes,
     }
     limit, saved = free - RESERVE_BYTES, 0
-    if route.mmq is None:
+    if not route.reads_blocks:
         rest = stacks
         choices = {"resident": needed | {"weights as f16": sum(halves)}}
     else:

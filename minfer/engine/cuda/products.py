@@ -14,7 +14,8 @@ from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.mmq import MmqProducts
 from minfer.engine.cuda.plan import SCRATCH, MemoryPlan
-from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.routes import SMALL_TOKENS, Route
+from minfer.engine.cuda.w4a16 import W4A16Products
 from minfer.engine.cuda.weights import Stack, kernel
 
 PANEL_ROWS = 8192  # of the output matrix, dequantized at once
@@ -24,8 +25,8 @@ Operand = Callable[[str], Any]
 
 class Products:
     """GEMMs of a route. Weights without a resident f16 copy are dequantized into one scratch first, or within
-    the GEMM, as the plan says, where no MMQ kernel reads the blocks themselves. `tell` gets a line for each
-    step down of an MMQ route."""
+    the GEMM, as the plan says, where no MMQ or W4A16 kernel reads the blocks themselves. `tell` gets a line
+    for each step down of an MMQ route."""
 
     def __init__(self, device: Device, route: Route, plan: MemoryPlan, tell: Callable[[str], None]):
         self.device, self.route = device, route
@@ -34,6 +35,7 @@ class Products:
         self._from_blocks = plan.weights == "blocks"
         self._panel: Any = None
         self._maps: dict[tuple, Any] = {}
+        self._w4a16 = W4A16Products(device, self.tensor_map) if route.w4a16 else None
 
     def _memory(self, size: int) -> Any:
         return self.device.empty(size, np.uint8) if size else None
@@ -50,6 +52,11 @@ class Products:
             out.storage.mark(form)
             return
         a = operand("f32" if self.route.keeps_f32 else "f16")
+        if self._w4a16 is not None and self._w4a16.takes(stack):
+            form = "f32" if len(a) <= SMALL_TOKENS and role != "gate_up" else "f16"
+            self._w4a16.multiply(out.matrix(form), a, stack, form)
+            out.storage.mark(form)
+            return
         if self._from_blocks:
             self._multiply_blocks(out.matrix(form), a, stack, form)
             out.storage.mark(form)
@@ -62,8 +69,10 @@ class Products:
         self._gemm(replace(config, out=form), a, self._weights(stack), out.matrix(form))
         out.storage.mark(form)
 
-    def fuses(self, tokens: int, stack: Stack) -> bool:
-        """Whether `add` and `gate` take a product of so many tokens."""
+    def fuses(self, tokens: int, stack: Stack, add: bool) -> bool:
+        """Whether `add` or `gate` takes a product of so many tokens."""
+        if self._w4a16 is not None and self._w4a16.takes(stack):
+            return not add and self.route.fused and self._w4a16.gates(stack)
         if self._mmq is not None or self._from_blocks or not self.route.fused:
             return False
         return self.route.config(tokens, stack.rows, self.device.sms) is None
@@ -74,7 +83,10 @@ class Products:
 
     def gate(self, out: Activations, a: Any, stack: Stack) -> None:
         """out = silu(a . gate^T) * (a . up^T) of a stack of gate and up."""
-        self._hopper(a, stack, out.matrix("f16"), "swiglu")
+        if self._w4a16 is not None and self._w4a16.takes(stack):
+            self._w4a16.gate(out.matrix("f16"), a, stack)
+        else:
+            self._hopper(a, stack, out.matrix("f16"), "swiglu")
         out.storage.mark("f16")
 
     def _multiply_blocks(self, c: Any, a: Any, stack: Stack, form: str) -> None:
@@ -132,6 +144,9 @@ class Products:
         out.storage.mark("panels")
 
     def _panel_gemm(self, a: Any, rows: Stack, c: Any) -> None:
+        if self._w4a16 is not None and self._w4a16.takes(rows):
+            self._w4a16.multiply(c, a, rows, "f32")
+            return
         if self._from_blocks and all(run.format in BLOCK_SOURCES for run in rows.runs):
             self._multiply_blocks(c, a, rows, "f32")
             return
@@ -159,8 +174,9 @@ class Products:
         made = kernel(make_gemm_hopper, config)
         self.device.launch(made, grid, *maps, nt, od, depth, config.group(nt, od))
 
-    def tensor_map(self, array: Any, box: tuple[int, int]) -> Any:
-        """A tensor map of boxes (rows, columns), kept: the same buffers come again."""
+    def tensor_map(self, array: Any, box: tuple[int, ...]) -> Any:
+        """A tensor map of boxes (rows, columns) or (rows, columns, swizzle), kept: the same buffers come
+        again."""
         address = array.pointer if hasattr(array, "pointer") else array.__array_interface__["data"][0]
         key = (address, array.shape, box)
         if key not in self._maps:

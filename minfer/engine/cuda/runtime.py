@@ -219,7 +219,7 @@ class CudaRuntime:
             self._multiply_few(out, x, matrix, add)
             return
         operand = partial(self._operand, x)
-        fuses = self._products.fuses(len(x), matrix)
+        fuses = self._products.fuses(len(x), matrix, add)
         if fuses and add:
             self._products.add(out, operand("f16"), matrix)
         elif fuses and out.storage.role == "gate_up":

@@ -8,9 +8,9 @@ The forward states its operations one by one; here an operation that a later ker
     attention         bias, RoPE, KV store, split-KV attention, combination
     linear o          GEMV + residual
     rmsnorm           noted
-    linear gate_up    GEMV + gated activation
+    linear gate_up    GEMV + gated activation + quantization
     swiglu            noted
-    linear down       quantization + GEMV + residual
+    linear down       GEMV + residual
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ import numpy as np
 
 from minfer.cuda.attention import AttentionStepConfig, attention_step
 from minfer.cuda.attention.step import LEAST_ROWS, MOST_SPLITS
-from minfer.cuda.gemv import GemvStreamConfig, gemv_stream
+from minfer.cuda.gemv import GemvStreamConfig, GemvTwoConfig, gemv_stream, gemv_stream_two
+from minfer.cuda.gemv.fine import fine_record_bytes
 from minfer.cuda.gemv.lanes import LANE_DOTS
+from minfer.cuda.gemv.stream_config import WEIGHTS
 from minfer.cuda.kernel import ConfigRefused
 from minfer.engine.backend import Weights
 from minfer.engine.cuda.activations import Activations
@@ -31,7 +33,8 @@ from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.weights import Run, Stack, kernel
 from minfer.model.config import ModelConfig
 
-NORMED, GATED = "to be normed", "gated"  # forms of buffers whose contents are elsewhere
+NORMED, RECORDS = "to be normed", "records"
+"""Forms of buffers: contents that are still elsewhere, and fine records (`minfer.cuda.gemv.fine`)."""
 
 
 def step_splits(config: ModelConfig, n_ctx: int, sms: int) -> int:
@@ -39,14 +42,19 @@ def step_splits(config: ModelConfig, n_ctx: int, sms: int) -> int:
     return max(1, min(sms // config.n_kv_heads, -(-n_ctx // LEAST_ROWS), MOST_SPLITS))
 
 
-def _stacks(weights: Weights) -> Iterator[tuple[Stack, str, bool, bool]]:
-    """Every product of a step: (matrix, source, pairs, addend)."""
+def _products(weights: Weights) -> Iterator[tuple[Stack, dict[str, Any]]]:
+    """Every product of a step, and how it is fused."""
     for layer in weights.layers:
-        yield layer.qkv, "norm", False, False
-        yield layer.o, "q8", False, True
-        yield layer.gate_up, "norm", True, False
-        yield layer.down, "f32", False, True
-    yield weights.output, "norm", False, False
+        yield layer.qkv, _NORMED
+        yield layer.o, _ADDED
+        yield layer.gate_up, _GATED
+        yield layer.down, _ADDED
+    yield weights.output, _NORMED
+
+
+_NORMED = {"source": "norm"}
+_ADDED = {"addend": True}
+_GATED = {"source": "norm", "pairs": True, "records": True}
 
 
 class DecodeStep:
@@ -80,54 +88,56 @@ class DecodeStep:
         self._statistics = device.empty(self._attention.statistics_shape, np.float32)
         self._counters = device.empty(self._attention.counters, np.uint32)
         device.write(self._counters, np.zeros(self._attention.counters, np.uint32))
-        self._noted: tuple[Any, Any] | None = None
+        self._noted: tuple[Any, ...] = ()
+        self._gated: Activations | None = None
 
     @staticmethod
     def fits(config: ModelConfig, weights: Weights, device: Device) -> bool:
         """Whether every product of a step has a kernel here."""
         if int(device.arch.removeprefix("sm_").rstrip("af")) < 90:
             return False
-        for stack, source, pairs, addend in _stacks(weights):
-            if pairs and (len(stack.runs) > 1 or stack.rows != 2 * config.ffn):
+        for stack, how in _products(weights):
+            if any(run.format not in LANE_DOTS or run.blocks.nbytes % 16 for run in stack.runs):
                 return False
-            for run in stack.runs:
-                if run.format not in LANE_DOTS or run.blocks.nbytes % 16:
-                    return False
-                try:
-                    _config(run, source, pairs, addend, device.sms)
-                except ConfigRefused:
-                    return False
+            if how is _GATED and (len(stack.runs) > 1 or config.ffn % WEIGHTS):
+                return False
+            try:
+                _configs(stack, how, device.sms)
+            except ConfigRefused:
+                return False
         return True
 
     def rmsnorm(self, out: Activations, x: Activations, weights: Any) -> None:
         """The next product norms x."""
-        self._noted = x.matrix("f32")[0], weights
+        self._noted = x.matrix("f32")[0], weights, self.config.rms_eps
         out.storage.mark(NORMED)
 
     def linear(self, out: Activations, x: Activations, matrix: Stack, add: bool) -> None:
-        """out = (out +) matrix x; for gate and up their gated activation, in the first half of out."""
-        form, pairs = x.storage.form, out.storage.role == "gate_up"
-        source, gains = {NORMED: "norm", GATED: "f32", "q8": "q8"}[form], ()
-        if form == "q8":
-            operand = x.matrix("q8")[0]
-        else:
-            operand, norm = self._noted
-            gains = () if norm is None else (norm, self.config.rms_eps)
-        y, first = out.matrix("f32")[0], 0
-        for run in matrix.runs:
-            rows = run.rows // 2 if pairs else run.rows
-            target = y[first : first + rows]
-            config = _config(run, source, pairs, add, self.device.sms)
-            addend = (target,) if add else ()
+        """out = (out +) matrix x; for gate and up the records of their gated activation."""
+        gated = out.storage.role == "gate_up"
+        how = _GATED if gated else _ADDED if add else _NORMED
+        operands = self._noted
+        if x.storage.form == RECORDS:
+            operands = (_records(self._gated if x.storage.role == "activated" else x, matrix.columns),)
+        y = _records(out, matrix.rows // 2) if gated else out.matrix("f32")[0]
+        sms, first = self.device.sms, 0
+        for config, runs in _configs(matrix, how, sms):
+            rows = [run.rows // 2 if gated else run.rows for run in runs]
+            target = y if gated else y[first : first + sum(rows)]
+            split, addend = (), (target,) if add else ()
+            if isinstance(config, GemvTwoConfig):
+                factory, grid, split = gemv_stream_two, config.grid(sms), (config.split(*rows, sms),)
+            else:
+                factory, grid = gemv_stream, config.grid(*rows, sms)
             self.device.launch(
-                kernel(gemv_stream, config), config.grid(rows, self.device.sms),
-                run.blocks, operand, *gains, *addend, target, rows, pdl=True,
+                kernel(factory, config), grid,
+                *(run.blocks for run in runs), *operands, *addend, target, *rows, *split, pdl=True,
             )  # fmt: skip
-            first += rows
-        out.storage.mark("f32")
+            first += sum(rows)
+        out.storage.mark(RECORDS if gated else "f32")
 
     def attention(self, layer: int, out: Activations, q: Activations) -> None:
-        """From the raw projections, the parent of q, to q8 records."""
+        """From the raw projections, the parent of q, to records."""
         weights, config = self.weights.layers[layer], self._attention
         bias = (weights.qkv.bias,) if config.bias else ()
         norms = (weights.q_norm, weights.k_norm, self.config.rms_eps) if config.norm else ()
@@ -135,16 +145,32 @@ class DecodeStep:
             kernel(attention_step, config), config.grid(),
             q.storage.parent.matrix("f32")[0], *bias, *norms, self._positions, self._rope_table,
             self._keys[layer], self._values[layer], self._partial, self._statistics, self._counters,
-            out.matrix("q8")[0], self.config.head_dim**-0.5, pdl=True,
+            _records(out, self.config.n_heads * self.config.head_dim), self.config.head_dim**-0.5, pdl=True,
         )  # fmt: skip
-        out.storage.mark("q8")
+        out.storage.mark(RECORDS)
 
     def swiglu(self, out: Activations, gate_up: Activations) -> None:
-        """`linear` has done it; the next product reads it where it is."""
-        self._noted = gate_up.matrix("f32")[0][: self.config.ffn], None
-        out.storage.mark(GATED)
+        """`linear` has done it, into the buffer of gate and up."""
+        self._gated = gate_up
+        out.storage.mark(RECORDS)
 
 
-def _config(run: Run, source: str, pairs: bool, addend: bool, sms: int) -> GemvStreamConfig:
-    rows = run.rows // 2 if pairs else run.rows
-    return GemvStreamConfig.for_shape(run.format, run.columns, rows, source, pairs, addend, sms)
+def _records(x: Activations, dim: int) -> Any:
+    """Room for a token's fine records in a buffer's memory."""
+    return x.storage.memory[: fine_record_bytes(dim)]
+
+
+def _configs(stack: Stack, how: dict[str, Any], sms: int) -> list[tuple[Any, tuple[Run, ...]]]:
+    """(config, runs that it takes) of the launches of a product: a pair of runs in one, where that can be."""
+    runs, columns = stack.runs, stack.columns
+    if len(runs) == 2 and how is _NORMED:
+        upper, lower = runs
+        config = GemvTwoConfig.for_shapes(
+            upper.format, upper.rows, lower.format, lower.rows, columns, how["source"], sms
+        )
+        return [(config, runs)]
+    halved = 2 if how is _GATED else 1
+    return [
+        (GemvStreamConfig.for_shape(run.format, columns, run.rows // halved, sms=sms, **how), (run,))
+        for run in runs
+    ]

@@ -15,6 +15,7 @@ from minfer.cuda.simulator.errors import AsyncHazard, InvalidInstruction
 from minfer.cuda.simulator.lanes import Lane, current_lane
 from minfer.cuda.simulator.memory import check_aligned
 from minfer.cuda.simulator.semantics.arithmetic import signed32
+from minfer.cuda.simulator.semantics.copies import land
 from minfer.cuda.simulator.semantics.table import semantics
 from minfer.cuda.simulator.tensor_map import TensorMap, swizzle_units
 from minfer.cuda.trace.ops import Op, pack_mbarrier
@@ -143,6 +144,17 @@ def mbarrier_arrive(address):
 def mbarrier_arrive_if(address, condition):
     if int(condition) & _MASK:
         mbarrier_arrive(address)
+
+
+@semantics
+def cp_async_mbarrier_arrive(address):
+    """The copies land and the arrival counts at once, as the hardware is free to do."""
+    lane = current_lane("cp_async_mbarrier_arrive")
+    while lane.copy_groups:
+        land(lane, lane.copy_groups.popleft())
+    land(lane, lane.copies)
+    lane.copies = []
+    _find(lane.block, address, "cp_async_mbarrier_arrive").arrive(lane)
 
 
 @semantics
