@@ -12,8 +12,8 @@
                 f16-wgmma, without an f16 copy of the weights; sm_90 only. Other formats go through a scratch
     auto        f16-wgmma on sm_90, else f16
 
-f16-wgmma, w4a16 and, on sm_90, mmq_fast take Hopper's attention too, where a chunk of the prompt stays f16 from
-product to product.
+f16-wgmma, w4a16 and, on sm_90, mmq_fast take Hopper's attention too, where a chunk of the prompt stays f16
+from product to product.
 
 The switches of the campaign's seeds select its own f16 kernels on the route f16: MINFER_GEMM_TM (64, 128 or
 256: the tile's outputs), MINFER_GEMM_K64 (1: k-steps of 64), MINFER_GEMM_AF32 (1: activations stay f32 and
