@@ -11,7 +11,7 @@ from minfer.campaign.precompile import precompile
 from minfer.campaign.prefills import SharedModel
 from minfer.campaign.probe import Probe, ProbeError
 from minfer.campaign.probe_record import ProbeRun
-from minfer.campaign.records import FOLDER, Record, load_records, write_record
+from minfer.campaign.records import FOLDER, Record, load_records, read_record, write_record
 from minfer.campaign.run import run_gates, run_probe, wall_run
 from minfer.campaign.table import describe_run
 from minfer.campaign.trial import Trial
@@ -76,8 +76,9 @@ def run(
         if probe.measure == "wall":
             walls = decompose_all(shared, tokens, say)
             for wall in walls:
-                say(f"record: {write_record(wall, folder or FOLDER, stem=wall.stem)}")
-            known += walls
+                path = write_record(wall, folder or FOLDER, stem=wall.stem)
+                say(f"record: {path}")
+                known.append(read_record(path))
             keep(wall_run(probe, device, shared.name, walls))
             continue
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from minfer.campaign.record import Telemetry
+from minfer.campaign.statistics import IDLE
 
 LIMITS = {
     0x4: "power cap",
@@ -46,7 +48,7 @@ class Watch:
     def __init__(self, reader: Reader | None, source: str = "NVML") -> None:
         self._reader, self.source = reader, source
         self._readings: list[Reading] = []
-        self.busy = None if reader is None else reader().busy
+        self.busy = None if reader is None else settled(reader)
 
     def look(self) -> None:
         """Take a reading."""
@@ -71,6 +73,15 @@ class Watch:
             temperature_c=_spread([reading.temperature_c for reading in seen]),
             limits=[name for bit, name in LIMITS.items() if reasons & bit],
         )
+
+
+def settled(reader: Reader, wait_s: float = 4.0, step_s: float = 0.2) -> float:
+    """The GPU's utilisation once it is idle, or after `wait_s`: NVML tells that of the last second, so what
+    this process did itself must first be over."""
+    end = time.monotonic() + wait_s
+    while (busy := reader().busy) > IDLE and time.monotonic() < end:
+        time.sleep(step_s)
+    return busy
 
 
 def reader_of(gpu: Any) -> tuple[Reader | None, str]:

@@ -120,3 +120,21 @@ def run(
     if failed:
         print(f"minfer: gates failed in {', '.join(failed)}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+@app.command()
+def note(
+    record: Annotated[Path, typer.Argument(help="The record of a run.")],
+    mechanism: Annotated[str | None, typer.Option(help="Why it turned out so.")] = None,
+    retry: Annotated[str | None, typer.Option(help="When to measure again.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Why the verdict differs from the seed's.")] = None,
+) -> None:
+    """Write into a run's record what you made of it. What was measured stays."""
+    from minfer.campaign.records import annotate
+    from minfer.campaign.table import describe_run
+
+    words = {"mechanism": mechanism, "retry": retry, "reason": reason}
+    given = {name: text for name, text in words.items() if text is not None}
+    if not given:
+        raise typer.BadParameter("give at least one of --mechanism, --retry and --reason")
+    typer.echo(describe_run(annotate(record, **given)))

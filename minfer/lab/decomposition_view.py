@@ -21,6 +21,7 @@ from minfer.campaign.decomposition import (
 )
 from minfer.campaign.document import SHARES
 from minfer.campaign.observe import PRODUCTS
+from minfer.campaign.peers import llamacpp
 from minfer.campaign.wall_record import CONSERVATION, Wall
 from minfer.lab import style
 from minfer.lab.explorer import Explorer, checkbox, dropdown, slider
@@ -184,7 +185,7 @@ def draw_bounds(wall: Wall, bar: float = 0.03, note: str = "") -> Picture:
 
 
 def width_rows(walls: Sequence[Wall]) -> list[dict]:
-    """Bits a weight and us/GMAC: of our products, of the seed's two paths, and of the tensor cores' limit."""
+    """Bits a weight and us/GMAC: our products', llama.cpp's on the same GPU, the seed's two paths'."""
     found = [
         {
             "who": f"{row['route']}, {row['product']}",
@@ -196,6 +197,13 @@ def width_rows(walls: Sequence[Wall]) -> list[dict]:
         }
         for row in byte_width_rows(walls)
     ]
+    peer = llamacpp()
+    if by_name(peer.device) == by_name(walls[0].device):
+        for kernel, bits in (("q4_K gate/up", bits_a_weight("Q4_K")), ("q6_K", bits_a_weight("Q6_K"))):
+            found.append(
+                {"who": f"{peer.name}: {kernel}", "route": peer.name, "bits a weight": bits}
+                | {"us/GMAC": peer.us_per_gmac[kernel], "weights (GB)": None, "reading alone (ms)": None}
+            )
     for who, bits in (("ours", 16.0), ("llamacpp", bits_a_weight("Q4_K"))):
         rate = figure("002", f"gemm.us_per_gmac.{who}").value
         name = "f16" if who == "ours" else "llama.cpp's MMQ"
@@ -211,7 +219,7 @@ def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
     found = width_rows(walls)
     fig, (ax,) = style.figure(9.6, 4.2)
     routes = list(dict.fromkeys(row["route"] for row in found))
-    palette = dict(zip(routes, style.SEQUENCE, strict=False)) | {SEED: style.QUIET}
+    palette = dict(zip(routes, style.SEQUENCE, strict=False)) | {SEED: style.QUIET, "llama.cpp": style.INK}
     for route in routes:
         points = [row for row in found if row["route"] == route]
         ax.plot(

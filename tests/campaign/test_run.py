@@ -11,7 +11,7 @@ from minfer.campaign import session
 from minfer.campaign.ceilings import AboveCeiling
 from minfer.campaign.gates import Parity, SameOutputs
 from minfer.campaign.probe import Prediction, Probe
-from minfer.campaign.records import RecordError, read_record, write_record
+from minfer.campaign.records import RecordError, annotate, read_record, write_record
 from minfer.campaign.run import run_gates, run_probe
 from minfer.campaign.table import describe_run
 from minfer.campaign.trial import Trial
@@ -197,3 +197,15 @@ def test_outputs_that_differ_by_more_than_allowed(gpu):
     (gate,) = run_gates(Trial(wrong, gpu), lambda line: None)
     assert not gate.passed and "0.5 of the largest value, allowed 0.1" in gate.found
     assert Parity().name == "parity"
+
+
+def test_what_a_person_made_of_a_run_is_written_afterwards(gpu, tmp_path):
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    path = write_record(run, tmp_path, stem="x")
+    noted = annotate(path, reason="another GPU", mechanism="fewer ms")
+    assert read_record(path) == noted and noted.reason == "another GPU"
+    assert replace(noted, reason="", mechanism=run.mechanism, file="") == run
+    with pytest.raises(RecordError, match="only a probe's mechanism, retry and reason"):
+        annotate(path, verdict="LANDED")
+    with pytest.raises(RecordError, match="only a probe's"):
+        annotate(write_record(walls()[0], tmp_path, stem="wall"), reason="x")

@@ -12,8 +12,10 @@ from tests.cuda.gemv_cases import stream_case, two_case
 @pytest.mark.parametrize(
     ("dim", "od", "grid", "options"),
     [
-        (256, 1, 1, {"warps": 1, "slots": 2}),
-        (512, 7, 2, {"warps": 2, "rows": 2, "slots": 2, "addend": True, "ahead": 1}),
+        (256, 1, 1, {"warps": 1, "rows": 1, "slots": 2}),
+        (256, 9, 1, {"warps": 1, "rows": 8, "slots": 1}),
+        (256, 9, 1, {"warps": 2, "rows": 6, "slots": 1, "pairs": True}),
+        (512, 7, 2, {"warps": 2, "rows": 2, "slots": 2, "addend": True, "ahead": 1, "late": True}),
         (768, 5, 1, {"warps": 2, "rows": 2, "slots": 1, "source": "norm", "pairs": True}),
         (256, 64, 3, {"warps": 2, "rows": 2, "slots": 1, "source": "norm", "pairs": True, "records": True}),
         (1280, 7, 2, {"warps": 2, "team": 2, "rows": 2, "addend": True}),
@@ -40,7 +42,9 @@ def test_two_formats():
 
 
 def test_more_blocks_than_outputs():
-    stream_case(GemvStreamConfig("Q4_K", 256, warps=2, source="norm"), 3, grid=5).run_simulated()
+    stream_case(GemvStreamConfig("Q4_K", 256, warps=2, rows=1, source="norm"), 3, grid=5).run_simulated()
+    with pytest.raises(ConfigRefused, match="3 outputs, a turn has 4"):
+        GemvStreamConfig("Q4_K", 256, rows=4).grid(3)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -26,7 +26,9 @@ CLUSTERS = SPLITS = (1, 2)
 EPILOGUES = ("store", "add", "swiglu")
 OUTPUTS = ("f16", "f32")
 #: (tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
-TILES = ((256, 4), (240, 4), (224, 4), (192, 4), (160, 5), (144, 5), (128, 6), (112, 6))
+TILES = (
+    (256, 4), (240, 4), (224, 4), (192, 4), (160, 5), (144, 5), (128, 6), (112, 6), (96, 6), (80, 7), (64, 8),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

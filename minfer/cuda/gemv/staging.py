@@ -14,18 +14,24 @@ from minfer.cuda.gemv.stream_config import LOADS, GemvStreamConfig
 from minfer.cuda.instruction import device_function, unroll, unrolled
 
 
-def stage_activations(config: GemvStreamConfig) -> Callable:
-    """Device function (records, scratch, barrier, x, gains, eps): wait for the kernel before, then leave the
-    records of x at the shared address `records`, for all threads of the block. `scratch` is room for a float
-    a warp, `barrier` an initialised mbarrier of one arrival; x and gains are global addresses."""
+def stage_activations(config: GemvStreamConfig) -> tuple[Callable, Callable]:
+    """Device functions (factors, gains) and (factors, records, scratch, barrier, x, gains, eps).
+
+    The first loads what does not depend on the kernel before into the local f32 array `factors` (of
+    4 * LOADS elements); the second leaves the records of x at the shared address `records`, for all threads
+    of the block. `scratch` is room for a float a warp, `barrier` an initialised mbarrier of one arrival; x
+    and gains are global addresses."""
     dim, threads, size = config.dim, config.threads, fine_record_bytes(config.dim)
     fours, held = dim // 4, LOADS * 4
     rounds = -(-fours // threads)
     total_of = block_sum(config.warps)
 
     @device_function
-    def stage_records(records, scratch, barrier, x, gains, eps):
-        ptx.griddepcontrol_wait()
+    def no_gains(factors, gains):
+        return
+
+    @device_function
+    def stage_records(factors, records, scratch, barrier, x, gains, eps):
         if cuda.threadIdx.x == 0:
             ptx.mbarrier_arrive_expect_tx(barrier, uint32(size))
             ptx.bulk_load(records, x, uint32(size), barrier)
@@ -45,14 +51,17 @@ def stage_activations(config: GemvStreamConfig) -> Callable:
 
     @device_function
     @unrolled
-    def stage_normed(records, scratch, barrier, x, gains, eps):
-        values = cuda.local.array(held, float32)
-        factors = cuda.local.array(held, float32)
+    def load_gains(factors, gains):
         for i in unroll(rounds * 4):
-            values[i] = float32(0)
             factors[i] = float32(0)
         load(factors, gains)
-        ptx.griddepcontrol_wait()
+
+    @device_function
+    @unrolled
+    def stage_normed(factors, records, scratch, barrier, x, gains, eps):
+        values = cuda.local.array(held, float32)
+        for i in unroll(rounds * 4):
+            values[i] = float32(0)
         load(values, x)
         squares = float32(0)
         for i in unroll(rounds * 4):
@@ -72,4 +81,4 @@ def stage_activations(config: GemvStreamConfig) -> Callable:
                 )
         cuda.syncthreads()
 
-    return {"records": stage_records, "norm": stage_normed}[config.source]
+    return (load_gains, stage_normed) if config.source == "norm" else (no_gains, stage_records)

@@ -26,7 +26,13 @@ from minfer.cuda.elementwise.rows import warp_sum
 from minfer.cuda.gemv.fine import FINE_RECORD_BYTES, FINE_RUN, fine_record_bytes, store_fine
 from minfer.cuda.gemv.lanes import LANE_DOTS
 from minfer.cuda.gemv.staging import stage_activations
-from minfer.cuda.gemv.stream_config import RECORD_OUTPUTS, GemvStreamConfig, GemvTwoConfig
+from minfer.cuda.gemv.stream_config import (
+    LOADS,
+    RECORD_OUTPUTS,
+    TEAM_OUTPUTS,
+    GemvStreamConfig,
+    GemvTwoConfig,
+)
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.signature import signature_of
@@ -45,54 +51,90 @@ def _product(config: GemvStreamConfig) -> Callable:
     units, unit, row_bytes = config.units, config.unit_bytes, config.units * config.unit_bytes
     aligned = unit % 16 == 0
     piece, slot_bytes = config.piece_bytes, config.slot_bytes
+    copies, copy_rows = config.copies, config.copy_rows
+    halving, levels = rows in (1, 2, 4, 8), rows.bit_length() - 1
+    spread = 32 // rows if halving else 1  # lanes from a row's sum to the next one's
     scratch_at, records_at = 8 + warps * slots * 8, config.head_bytes
     partials_at = records_at + fine_record_bytes(config.dim)
     outputs_at, ring_at = partials_at + config.partial_bytes, config.ring_offset
-    pairs, added, stage = config.pairs, config.addend, stage_activations(config)
-    to_records, ahead = config.records, config.ahead
+    pairs, added, held = config.pairs, config.addend, 4 * LOADS
+    prepare, stage = stage_activations(config)
+    to_records, ahead, late = config.records, config.ahead, config.late
     grain = FINE_RUN if to_records else 1
     word_count, float_count = steps * dot.words, steps * dot.floats
 
     @device_function
-    def row_at(matrix, output, r, od):
-        """Address of row r of the turn that this output is in."""
-        row = output
-        if pairs and r >= outputs:
+    def address_of(matrix, begin, c, od, start):
+        """Where copy c of the turn of outputs begin ... starts."""
+        row = begin
+        if pairs and c >= copies // 2:
             row += od
-        return matrix + uint64(row) * uint64(row_bytes)
+        if team > 1:
+            row += c % outputs
+        return matrix + uint64(row) * uint64(row_bytes) + uint64(start)
 
     @device_function
-    def source_of(matrix, first, last, od, start, length):
-        """(address, bytes) of what lane r copies of row r of a turn. Rows past the block's last are that
-        one."""
-        lane = int32(ptx.lane_id())
-        of_turn = lane
-        if pairs and lane >= outputs:
-            of_turn -= outputs
-        output = int32(min(first + of_turn, last - 1))
-        begin = row_at(matrix, output, lane, od) + uint64(start)
-        size = uint32(length)
+    def span_of(address, length):
+        """(first line, bytes) of a copy."""
+        size = uint32(copy_rows * length)
         if not aligned:
-            line = begin & uint64(0xFFFFFFFFFFFFFFF0)
-            size = (uint32(begin - line) + size + uint32(15)) & uint32(0xFFFFFFF0)
-            begin = line
-        return begin, size
+            line = address & uint64(0xFFFFFFFFFFFFFFF0)
+            size = (uint32(address - line) + size + uint32(15)) & uint32(0xFFFFFFF0)
+            address = line
+        return address, size
 
     @device_function
-    def fetch(matrix, slot, barrier, first, last, od, start, length):
-        """Start the copies of a turn."""
-        lane = int32(ptx.lane_id())
-        if lane < rows:
-            begin, size = source_of(matrix, first, last, od, start, length)
-            ptx.mbarrier_arrive_expect_tx(barrier, size)
-            ptx.bulk_load(slot + uint32(lane * piece), begin, size, barrier)
+    @unrolled
+    def fetch(matrix, slot, barrier, begin, od, start, length):
+        """Start the copies of a turn; one lane does."""
+        if int32(ptx.lane_id()) == 0:
+            for c in unroll(copies):
+                address, size = span_of(address_of(matrix, begin, c, od, start), length)
+                ptx.mbarrier_arrive_expect_tx(barrier, size)
+                ptx.bulk_load(slot + uint32(c * piece), address, size, barrier)
 
     @device_function
-    def warm(matrix, first, last, od, start, length):
+    @unrolled
+    def warm(matrix, begin, od, start, length):
         """Bring a later turn's rows into L2."""
-        if int32(ptx.lane_id()) < rows:
-            begin, size = source_of(matrix, first, last, od, start, length)
-            ptx.bulk_prefetch_l2(begin, size)
+        if int32(ptx.lane_id()) == 0:
+            for c in unroll(copies):
+                address, size = span_of(address_of(matrix, begin, c, od, start), length)
+                ptx.bulk_prefetch_l2(address, size)
+
+    @device_function
+    def clamped(begin, last):
+        """The outputs of a turn lie within the block's: the last turn repeats some."""
+        return int32(min(begin, last - outputs))
+
+    @device_function
+    @unrolled
+    def reduced(totals):
+        """The sum over the warp of row r in lane 32 // rows * r (for 2, 4 and 8 rows; else in all lanes: row
+        `lane`)."""
+        lane = int32(ptx.lane_id())
+        if halving:
+            for level in unroll(levels):
+                width = 16 >> level
+                upper = (lane & width) != 0
+                for i in unroll(rows >> (level + 1)):
+                    other = i + (rows >> (level + 1))
+                    kept = totals[i]
+                    sent = totals[other]
+                    if upper:
+                        kept = totals[other]
+                        sent = totals[i]
+                    totals[i] = kept + ptx.shfl_xor_f32(sent, uint32(width))
+            total = totals[0]
+            for level in unroll(5 - levels):
+                total += ptx.shfl_xor_f32(total, uint32(1 << (4 - levels - level)))
+            return total
+        mine = float32(0)
+        for r in unroll(rows):
+            total = warp_sum(totals[r])
+            if lane == r:
+                mine = total
+        return mine
 
     @device_function
     def keep(shared, y, output, first, value):
@@ -132,33 +174,37 @@ def _product(config: GemvStreamConfig) -> Callable:
         last = ((block + 1) * share + int32(min(block + 1, extra))) * grain
         groups = (last - first + int32(outputs - 1)) // outputs
         turns = int32(max(0, (groups - team_number + (teams - 1)) // teams))
+        stride = int32(teams * outputs)
         first_unit = member * units // team
         count = (member + 1) * units // team - first_unit
         start = first_unit * unit
+        length = count * unit
         barriers = shared + uint32(8 + warp * (slots * 8))
         ring = shared + uint32(ring_at) + uint32(warp * (slots * slot_bytes))
         if lane == 0:
             for n in range(slots):
-                ptx.mbarrier_init(barriers + uint32(n * 8), uint32(rows))
+                ptx.mbarrier_init(barriers + uint32(n * 8), uint32(copies))
             if warp == 0:
                 ptx.mbarrier_init(shared, uint32(1))
             ptx.fence_mbarrier_init()
         ptx.syncwarp()
+        begin = first + team_number * outputs  # of the next turn to be asked for
         for n in range(slots):
             if n < turns:
-                begin = first + (team_number + n * teams) * outputs
-                fetch(
-                    weights, ring + uint32(n * slot_bytes), barriers + uint32(n * 8),
-                    begin, last, od, start, count * unit,
-                )  # fmt: skip
-        for n in range(slots, slots + ahead):
-            if n < turns:
-                warm(weights, first + (team_number + n * teams) * outputs, last, od, start, count * unit)
-        # The next kernel's copies are wanted when this one's have all been asked for, not before.
-        if turns <= slots:
+                at = clamped(begin, last)
+                fetch(weights, ring + uint32(n * slot_bytes), barriers + uint32(n * 8), at, od, start, length)
+                begin += stride
+        if not late or turns <= slots:
             ptx.griddepcontrol_launch_dependents()
+        factors = cuda.local.array(held, float32)
+        prepare(factors, gains)
         cuda.syncthreads()
-        stage(shared + uint32(records_at), shared + uint32(scratch_at), shared, x, gains, eps)
+        ptx.griddepcontrol_wait()
+        if ahead > 0:
+            for n in range(ahead):
+                if slots + n < turns:
+                    warm(weights, clamped(begin + n * stride, last), od, start, length)
+        stage(factors, shared + uint32(records_at), shared + uint32(scratch_at), shared, x, gains, eps)
         early = float32(0)
         if added and team > 1 and thread < last - first:
             early = ptx.ld_global_f32(addend + uint64(first + thread) * uint64(4))
@@ -179,31 +225,33 @@ def _product(config: GemvStreamConfig) -> Callable:
         slot = uint32(0)
         number = uint32(0)
         parity = uint32(0)
+        row = lane // spread
+        writer = row < outputs and lane == row * spread
         for n in range(turns):
-            group = team_number + int32(n) * teams
-            begin = first + group * outputs
-            output = begin + lane
+            wanted = first + (team_number + int32(n) * teams) * outputs
+            here = clamped(wanted, last)
+            output = here + row
             sum = float32(0)
-            if added and team == 1 and lane < outputs and output < last:
+            if added and team == 1 and writer and output >= wanted:
                 sum = ptx.ld_global_f32(addend + uint64(output) * uint64(4))
             ptx.mbarrier_wait(barriers + number * uint32(8), parity)
             for r in unroll(rows):
-                here = ring + slot + uint32(r * piece)
+                block_at = ring + slot + uint32(r // copy_rows * piece + r % copy_rows * row_bytes)
                 if not aligned:
-                    at = int32(min(begin + r % outputs, last - 1))
-                    here += uint32((row_at(weights, at, r, od) + uint64(start)) & uint64(15))
+                    block_at += uint32(address_of(weights, here, r // copy_rows, od, start) & uint64(15))
                 total = float32(0)
                 for s in unroll(steps):
-                    total += multiply(words, floats, s, here + offsets[s], part)
+                    total += multiply(words, floats, s, block_at + offsets[s], part)
                 totals[r] = total
             ptx.syncwarp()
             following = int32(n) + slots
             if following < turns:
-                fetch(
-                    weights, ring + slot, barriers + number * uint32(8),
-                    first + (team_number + following * teams) * outputs, last, od, start, count * unit,
-                )  # fmt: skip
-                if following == turns - 1:
+                at = clamped(begin, last)
+                fetch(weights, ring + slot, barriers + number * uint32(8), at, od, start, length)
+                if ahead > 0 and following + ahead < turns:
+                    warm(weights, clamped(begin + ahead * stride, last), od, start, length)
+                begin += stride
+                if late and following == turns - 1:
                     ptx.griddepcontrol_launch_dependents()
             slot += uint32(slot_bytes)
             number += uint32(1)
@@ -211,35 +259,28 @@ def _product(config: GemvStreamConfig) -> Callable:
                 slot = uint32(0)
                 number = uint32(0)
                 parity ^= uint32(1)
-            mine = float32(0)
-            other = float32(0)
-            for r in unroll(rows):
-                total = warp_sum(totals[r])
-                if team == 1 and pairs and r >= outputs:
-                    if lane == r - outputs:
-                        other = total
-                else:
-                    if lane == r:
-                        mine = total
+            mine = reduced(totals)
             if team == 1:
                 if pairs:
-                    sum = silu_product(mine, other)
-                else:
-                    sum += mine
-                if lane < outputs and output < last:
-                    keep(shared, y, output, first, sum)
-            else:
-                if lane < rows:
-                    at = ((group * rows + lane) * team + member) * 4
-                    ptx.st_shared_f32(shared + uint32(partials_at + at), mine)
+                    # Row r + outputs is `up` of row r: in the other half of the warp, or `outputs` lanes on.
+                    if halving:
+                        mine = silu_product(mine, ptx.shfl_xor_f32(mine, uint32(16)))
+                    else:
+                        mine = silu_product(mine, ptx.shfl_idx_f32(mine, uint32(lane + outputs)))
+                if writer and output >= wanted:
+                    keep(shared, y, output, first, sum + mine)
+            elif row < rows and lane == row * spread:
+                local = here - first + row
+                if row >= outputs:
+                    local += TEAM_OUTPUTS - outputs
+                if here + row % outputs >= wanted:
+                    ptx.st_shared_f32(shared + uint32(partials_at + (local * team + member) * 4), mine)
 
         if team > 1:
             cuda.syncthreads()
             if thread < last - first:
                 output = first + thread
-                group = thread // outputs
-                row = group * rows + (thread - group * outputs)
-                sums = shared + uint32(partials_at + row * (team * 4))
+                sums = shared + uint32(partials_at + thread * (team * 4))
                 sum = early
                 gate = float32(0)
                 for w in unroll(team):
@@ -247,7 +288,7 @@ def _product(config: GemvStreamConfig) -> Callable:
                 if pairs:
                     up = float32(0)
                     for w in unroll(team):
-                        up += ptx.ld_shared_f32(sums + uint32((outputs * team + w) * 4))
+                        up += ptx.ld_shared_f32(sums + uint32((TEAM_OUTPUTS * team + w) * 4))
                     sum = silu_product(gate, up)
                 else:
                     sum += gate

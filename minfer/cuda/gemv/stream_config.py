@@ -41,7 +41,8 @@ class GemvStreamConfig:
         warps: warps a block.
         team: warps that share a row, each a range of its columns; a divisor of `warps`.
         slots: turns of `rows` rows that a warp has in flight.
-        ahead: further turns whose rows it brings into L2 before it waits.
+        ahead: turns that it has on their way into L2, beyond those in its slots, once it has waited.
+        late: let the next kernel start when this one's last copies have been asked for, not at once.
     """
 
     format: str
@@ -55,6 +56,7 @@ class GemvStreamConfig:
     team: int = 1
     slots: int = 2
     ahead: int = 0
+    late: bool = False
 
     def __post_init__(self) -> None:
         check_choice("gemv_stream", "format", self.format, tuple(LANE_DOTS))
@@ -91,7 +93,7 @@ class GemvStreamConfig:
 
     def __str__(self) -> str:
         extra = (" pairs" if self.pairs else "") + (" addend" if self.addend else "")
-        extra += " ->records" if self.records else ""
+        extra += (" ->records" if self.records else "") + (" late" if self.late else "")
         tile = f"rows={self.rows} warps={self.warps} team={self.team} slots={self.slots}+{self.ahead}"
         return f"{self.format} dim={self.dim} {self.source} {tile}{extra}"
 
@@ -120,14 +122,24 @@ class GemvStreamConfig:
         return self.rows // 2 if self.pairs else self.rows
 
     @property
+    def copy_rows(self) -> int:
+        """Rows of one copy: neighbouring rows whole, or a part of one row."""
+        return self.outputs if self.team == 1 else 1
+
+    @property
+    def copies(self) -> int:
+        """Copies of a turn."""
+        return self.rows // self.copy_rows
+
+    @property
     def piece_bytes(self) -> int:
-        """Shared memory of a warp's part of a row: copies begin and end at 16-byte lines."""
+        """Shared memory of a copy: it begins and ends at 16-byte lines."""
         slack = 0 if self.unit_bytes % 16 == 0 else 30
-        return -(-(-(-self.units // self.team) * self.unit_bytes + slack) // 16) * 16
+        return _ceil(self.copy_rows * _ceil(self.units, self.team) * self.unit_bytes + slack, 16) * 16
 
     @property
     def slot_bytes(self) -> int:
-        return self.rows * self.piece_bytes
+        return self.copies * self.piece_bytes
 
     @property
     def head_bytes(self) -> int:
@@ -137,8 +149,7 @@ class GemvStreamConfig:
     @property
     def partial_bytes(self) -> int:
         """Sums of the warps that share rows."""
-        rows = _ceil(TEAM_OUTPUTS, self.outputs) * self.rows
-        return 0 if self.team == 1 else rows * self.team * 4
+        return 0 if self.team == 1 else TEAM_OUTPUTS * (self.rows // self.outputs) * self.team * 4
 
     @property
     def output_bytes(self) -> int:
@@ -160,8 +171,11 @@ class GemvStreamConfig:
         return self.ring_offset + self.warps * self.slots * self.slot_bytes
 
     def grid(self, od: int, sms: int = 132) -> tuple[int, int, int]:
-        """A block an SM; more where a block cannot hold so many sums or outputs."""
-        blocks = max(1, min(sms, _ceil(od, FINE_RUN if self.records else self.outputs)))
+        """A block an SM; more where a block cannot hold so many sums or outputs, fewer where they are not
+        enough for a turn of each. Raises ConfigRefused for fewer outputs than a turn's."""
+        blocks = min(sms, od // (FINE_RUN if self.records else self.outputs))
+        if blocks < 1:
+            raise ConfigRefused(f"gemv_stream: {od} outputs, a turn has {self.outputs}; take fewer rows")
         if self.team > 1:
             blocks = max(blocks, _ceil(od, TEAM_OUTPUTS))
         if self.records:
@@ -177,7 +191,8 @@ class GemvStreamConfig:
         check_choice("gemv_stream", "format", format, tuple(LANE_DOTS))
         options = {"source": source, "pairs": pairs, "addend": addend, "records": records}
         refused: ConfigRefused | None = None
-        for cut in _cuts(format, dim, _ceil(od, sms) * (2 if pairs else 1)):
+        each = 2 if pairs else 1
+        for cut in _cuts(format, dim, _ceil(od, sms) * each, od * each):
             try:
                 return cls(format, dim, **options, **cut)
             except ConfigRefused as error:
@@ -185,8 +200,8 @@ class GemvStreamConfig:
         raise refused
 
 
-def _cuts(format: str, dim: int, rows: int) -> Iterator[dict[str, int]]:
-    """Cuts of a block's `rows` rows, the best first.
+def _cuts(format: str, dim: int, rows: int, limit: int) -> Iterator[dict[str, int]]:
+    """Cuts of a block's `rows` rows, the best first; the matrix has `limit` rows.
 
     Few rows go into the rings as a whole, a turn a warp. Long rows are shared by all warps, by the number of
     them that idles the fewest lanes. Else a warp takes two rows at a time.
@@ -201,14 +216,14 @@ def _cuts(format: str, dim: int, rows: int) -> Iterator[dict[str, int]]:
         fitting = [t for t in range(4, 13) if steps(t) * dot.words <= MOST_WORDS] or [16]
         team = max(fitting, key=lambda t: (units / (t * steps(t)), t))
         for n, slots in ((2, 3), (2, 2), (2, 1), (1, 1)):
-            yield {"rows": n, "slots": slots, "warps": team, "team": team, "ahead": 2}
+            yield {"rows": min(n, limit), "slots": slots, "warps": team, "team": team}
         return
     turn = _ceil(rows, ONE_TURN_WARPS)
     if turn <= MOST_ROWS:
         yield {"rows": turn, "slots": 1, "warps": max(1, _ceil(rows, turn))}
     for warps in (8, 4, 2, 1):
         for n, slots in ((2, 3), (2, 2), (2, 1), (1, 1)):
-            yield {"rows": n, "slots": slots, "warps": warps, "ahead": 4}
+            yield {"rows": min(n, limit), "slots": slots, "warps": warps}
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,6 @@ __all__ = [
     "mbarrier_init",
     "mbarrier_wait",
     "min_f32",
-    "mma_m16n8k8_tf32",
     "mma_m16n8k16_bf16",
     "mma_m16n8k16_f16",
     "mma_m16n8k16_s8",

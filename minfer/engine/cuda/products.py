@@ -175,12 +175,10 @@ class Products:
         (nt, od), depth, weights = c.shape, stack.columns, self._weights(stack)
         out = "f32" if epilogue == "add" else "f16"
         config = choose(nt, od, depth, self.device.sms, out, epilogue)
-        # What is dequantized just before must not be loaded before it is there.
-        config = replace(config, pdl=self.route.overlap and stack.half is not None)
         maps = [self.tensor_map(x, config.boxes[name]) for name, x in (("a", a), ("b", weights), ("c", c))]
         grid = config.grid(nt, od, self.device.sms)
         made = kernel(make_gemm_hopper, config)
-        self.device.launch(made, grid, *maps, nt, od, depth, config.group(nt, od), pdl=config.pdl)
+        self.device.launch(made, grid, *maps, nt, od, depth, config.group(nt, od))
 
     def tensor_map(self, array: Any, box: tuple[int, ...]) -> Any:
         """A tensor map of boxes (rows, columns) or (rows, columns, swizzle), kept: the same buffers come

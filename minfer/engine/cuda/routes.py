@@ -61,8 +61,6 @@ class Route:
             8 elements a thread ("vector") or one ("scalar").
         mmq: the chain of MMQ kernels that products take, a name in MMQ_ROUTES; None: f16 alone. The other
             fields are then of what no MMQ kernel takes.
-        overlap: Hopper's GEMM starts while the kernel before it ends (programmatic dependent launch), and so
-            do the kernels around it.
         w4a16: products with Q4_K and Q6_K blocks read these; the other fields are of what is left.
         w4a8: the product with gate and up takes int8 activations, where both are Q4_K.
         fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself; else later
@@ -77,7 +75,6 @@ class Route:
     attention: str = "FAP2, TKV=64"
     hopper_attention: bool = False
     convert: str = "fused"
-    overlap: bool = True
     fused: bool = True
     mmq: str | None = None
     w4a16: bool = False

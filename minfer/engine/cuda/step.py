@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from minfer.cuda.attention import AttentionStepConfig, attention_step
-from minfer.cuda.attention.step import LEAST_ROWS, MOST_SPLITS
+from minfer.cuda.attention.splits import MOST_SPLITS
+from minfer.cuda.attention.step import ONE_BLOCK, TURN_ROWS
 from minfer.cuda.gemv import GemvStreamConfig, GemvTwoConfig, gemv_stream, gemv_stream_two
 from minfer.cuda.gemv.fine import fine_record_bytes
 from minfer.cuda.gemv.lanes import LANE_DOTS
@@ -39,7 +40,9 @@ NORMED, RECORDS = "to be normed", "records"
 
 def step_splits(config: ModelConfig, n_ctx: int, sms: int) -> int:
     """Splits of a step's attention: a block a multiprocessor, none with too few rows."""
-    return max(1, min(sms // config.n_kv_heads, -(-n_ctx // LEAST_ROWS), MOST_SPLITS))
+    if n_ctx <= ONE_BLOCK:
+        return 1
+    return max(1, min(sms // config.n_kv_heads, -(-n_ctx // TURN_ROWS), MOST_SPLITS))
 
 
 def _products(weights: Weights) -> Iterator[tuple[Stack, dict[str, Any]]]:
