@@ -8,6 +8,7 @@ import pytest
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
 from minfer.engine.cuda.devices import DryDevice, SimulatedDevice
+from minfer.engine.cuda.plan import RESERVE_BYTES
 from minfer.engine.cuda.routes import Route, choose_route
 from minfer.engine.cuda.w4a16 import takes
 from minfer.engine.errors import EngineError, InputError
@@ -52,6 +53,19 @@ def test_no_f16_copy_and_no_other_product():
     assert sum(gated) == model.config.n_layers - 1 and len(gated) > 4 * sum(gated)
     needed = needed_kernels(model, backend.route, backend.plan(model, 256, 128), "sm_90a", 132)
     assert {kernel.name for kernel in needed} >= {"w4a16", "gemv"}
+
+
+def test_auto_takes_it_where_f16_copies_do_not_fit():
+    model, lines = Model.load(DATA / "qwen2-k.gguf"), []
+    whole = dry("auto").plan(model, 256, 128)
+    device = DryDevice(memory_bytes=RESERVE_BYTES + whole.total - 1)
+    backend = CudaBackend("auto", device, on_plan=lines.append)
+    Session(model, backend, n_ctx=256, chunk=128)
+    assert backend.route.name == "w4a16"
+    assert lines[0] == "f16 copies of the weights do not fit: route w4a16 reads the blocks"
+    # Asked for, a route and a way are kept.
+    for kept in (CudaBackend("f16-wgmma", device), CudaBackend("auto", device, weights="scratch")):
+        assert kept.plan(model, 256, 128).weights == "scratch" and kept.route.name == "f16-wgmma"
 
 
 @pytest.mark.slow
