@@ -50,10 +50,11 @@ def run(
     tokens: int,
     folder: Path | None,
     within_s: float = math.inf,
+    ahead: bool = True,
     say: Callable[[str], None],
 ) -> list[str]:
     """Run probes on the GPU in use, one record each; the names of those that failed. After `within_s` seconds
-    no further one is begun.
+    no further one is begun. ahead: compile first, in parallel (`prepare`); else each kernel at its launch.
 
     A record is written when its probe has ended: what is interrupted, or fails, leaves none.
 
@@ -65,7 +66,8 @@ def run(
         raise ProbeError(f"{', '.join(walls)}: takes the wall of a model apart: give one with -m")
     end = time.monotonic() + within_s
     device = GpuDevice()
-    prepare(probes, device.arch, model, tokens, say)
+    if ahead:
+        prepare(probes, device.arch, model, tokens, say)
     shared = None if model is None else SharedModel(model, device, tokens, say)
     known = _known()
     failed: list[str] = []

@@ -91,6 +91,9 @@ def run(
     within: Annotated[
         float, typer.Option(min=0, help="Seconds after which no further probe is begun [default: no limit].")
     ] = float("inf"),
+    ahead: Annotated[
+        bool, typer.Option(help="Compile every kernel first, in parallel; else each at its launch.")
+    ] = True,
     probes: PathsOption = None,
 ) -> None:
     """Run probes on a GPU and write a record of each: gates, then the interleaved A/B, then the verdict.
@@ -119,6 +122,7 @@ def run(
             tokens=tokens,
             folder=out,
             within_s=within,
+            ahead=ahead,
             say=typer.echo,
         )
     if failed:
