@@ -1,4 +1,4 @@
-"""The route w4a16: what it plans and launches, and its logits on the simulator."""
+"""The routes w4a16 and w4a8: what they plan and launch, and their logits on the simulator."""
 
 from __future__ import annotations
 
@@ -73,3 +73,24 @@ def test_logits(tmp_path, monkeypatch, fused):
         assert {config.format for config in configs} == {"Q4_K", "Q6_K"}
         assert any(config.gated for config in configs) == fused
         assert any(config.store == "direct" for config in configs)
+
+
+def test_w4a8_takes_gate_and_up():
+    with pytest.raises(InputError, match="set both"):
+        Route("a", wgmma=True, w4a8=True)
+    assert choose_route("w4a8", "sm_90a", {}).settings()["gemm"].startswith("w4a8 for gate and up -> w4a16")
+
+
+@pytest.mark.slow
+def test_w4a8_logits(tmp_path):
+    """Rows of 512 weights; gate and up in int8."""
+    model = micro_model(tmp_path / "micro.gguf", formats=BLOCKS_K, layers=2, hidden=512, ffn=256)
+    device = SimulatedDevice(arch="sm_90a")
+    gpu = Session(model, CudaBackend("w4a8", device, lambda line: None), n_ctx=96, chunk=16)
+    host = Session(model, HostBackend(threads=1), n_ctx=96, chunk=16)
+    device.launches.clear()
+    got, wanted = (session.forward(IDS[:12]) for session in (gpu, host))
+    assert np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)) < 0.03
+    names = [kernel.name for kernel in device.launches]
+    assert names.count("w4a8") == names.count("quantize_groups") == 1
+    assert "w4a16" in names and "swiglu" not in names[: names.index("w4a8") + 2]

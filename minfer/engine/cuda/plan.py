@@ -18,6 +18,7 @@ from minfer.cuda.kernel import MAX_SHARED_BYTES
 from minfer.cuda.q8 import pad40_bytes, q8_record_bytes
 from minfer.engine.cuda.mmq import takes
 from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.w4a8 import operand_bytes
 from minfer.engine.cuda.w4a16 import takes as w4a16_takes
 from minfer.engine.errors import EngineError
 from minfer.model.config import ModelConfig
@@ -156,6 +157,7 @@ def activation_bytes(
         "activated": operand("activated"),
         "delta": 4 * chunk * config.hidden,
         "converted": max(map(converted, OPERANDS)),
+        "int8": operand_bytes(chunk, config.hidden) if route.w4a8 else 0,
         "records": few * q8_record_bytes(longest),
         "logits": 4 * config.vocab_size,
     }
