@@ -42,6 +42,7 @@ class GemvStreamConfig:
         team: warps that share a row, each a range of its columns; a divisor of `warps`.
         slots: turns of `rows` rows that a warp has in flight.
         ahead: turns that it has on their way into L2, beyond those in its slots, once it has waited.
+        chained: wait for the kernel before by a counter in memory, and count for the next one.
         late: let the next kernel start when this one's last copies have been asked for, not at once.
     """
 
@@ -57,6 +58,7 @@ class GemvStreamConfig:
     slots: int = 2
     ahead: int = 0
     late: bool = False
+    chained: bool = False
 
     def __post_init__(self) -> None:
         check_choice("gemv_stream", "format", self.format, tuple(LANE_DOTS))
@@ -93,7 +95,11 @@ class GemvStreamConfig:
 
     def __str__(self) -> str:
         extra = (" pairs" if self.pairs else "") + (" addend" if self.addend else "")
-        extra += (" ->records" if self.records else "") + (" late" if self.late else "")
+        extra += (
+            (" ->records" if self.records else "")
+            + (" late" if self.late else "")
+            + (" chained" if self.chained else "")
+        )
         tile = f"rows={self.rows} warps={self.warps} team={self.team} slots={self.slots}+{self.ahead}"
         return f"{self.format} dim={self.dim} {self.source} {tile}{extra}"
 
@@ -185,11 +191,11 @@ class GemvStreamConfig:
     @classmethod
     def for_shape(
         cls, format: str, dim: int, od: int, source: str = "records", pairs: bool = False,
-        addend: bool = False, records: bool = False, sms: int = 132,
+        addend: bool = False, records: bool = False, chained: bool = False, sms: int = 132,
     ) -> GemvStreamConfig:  # fmt: skip
         """A good config for od outputs from rows of dim. Raises ConfigRefused where there is none."""
         check_choice("gemv_stream", "format", format, tuple(LANE_DOTS))
-        options = {"source": source, "pairs": pairs, "addend": addend, "records": records}
+        options = {"source": source, "pairs": pairs, "addend": addend, "records": records, "chained": chained}
         refused: ConfigRefused | None = None
         each = 2 if pairs else 1
         for cut in _cuts(format, dim, _ceil(od, sms) * each, od * each):
@@ -241,10 +247,12 @@ class GemvTwoConfig:
         for config in (self.upper, self.lower):
             if config.pairs or config.addend:
                 raise ConfigRefused("gemv_stream_two: pairs or an addend; take plain products")
-        shapes = [(config.dim, config.source, config.warps) for config in (self.upper, self.lower)]
+        shapes = [
+            (config.dim, config.source, config.warps, config.chained) for config in (self.upper, self.lower)
+        ]
         if shapes[0] != shapes[1]:
             raise ConfigRefused(
-                f"gemv_stream_two: (dim, source, warps) {shapes[0]} and {shapes[1]}; take the same"
+                f"gemv_stream_two: (dim, source, warps, chained) {shapes[0]} and {shapes[1]}; take the same"
             )
 
     def __str__(self) -> str:
@@ -273,8 +281,9 @@ class GemvTwoConfig:
 
     @classmethod
     def for_shapes(
-        cls, upper: str, od_upper: int, lower: str, od_lower: int, dim: int, source: str, sms: int = 132
-    ) -> GemvTwoConfig:
+        cls, upper: str, od_upper: int, lower: str, od_lower: int, dim: int, source: str,
+        chained: bool = False, sms: int = 132,
+    ) -> GemvTwoConfig:  # fmt: skip
         """A good config for od_upper rows of format `upper` above od_lower ones of `lower`. Raises
         ConfigRefused where there is none."""
         formats, ods = (upper, lower), (od_upper, od_lower)
@@ -293,7 +302,14 @@ class GemvTwoConfig:
                     rows = 2 if cut else _ceil(share * team, warps)
                     halves.append(
                         GemvStreamConfig(
-                            format, dim, source, rows=rows, warps=warps, team=team, **(cut or {"slots": 1})
+                            format,
+                            dim,
+                            source,
+                            rows=rows,
+                            warps=warps,
+                            team=team,
+                            chained=chained,
+                            **(cut or {"slots": 1}),
                         )
                     )
                 return cls(*halves)

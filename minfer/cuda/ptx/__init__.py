@@ -109,6 +109,7 @@ from minfer.cuda.ptx.memory import (
     ldmatrix_x2_trans,
     ldmatrix_x4,
     ldmatrix_x4_trans,
+    red_add_release_u32,
     st_global_f32,
     st_global_u8,
     st_global_u16,
@@ -127,6 +128,7 @@ from minfer.cuda.ptx.memory import (
     st_shared_v4_u32,
     stmatrix_x4,
     stmatrix_x4_trans,
+    wait_global_u32,
 )
 from minfer.cuda.ptx.mma import (
     mma_m16n8k8_tf32,
@@ -251,6 +253,7 @@ __all__ = [
     "prefetch_tensor_map",
     "prmt",
     "rcp_approx",
+    "red_add_release_u32",
     "rsqrt_approx",
     "select_u32",
     "setmaxnreg",
@@ -291,6 +294,7 @@ __all__ = [
     "unpack_f16x2_lo",
     "vote_all",
     "vote_any",
+    "wait_global_u32",
     "wgmma",
     "wgmma_descriptor",
     "wgmma_wait",

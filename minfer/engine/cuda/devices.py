@@ -40,6 +40,9 @@ class Device(Protocol):
     def write(self, target: Any, source: np.ndarray) -> None:
         """Copy a small array in."""
 
+    def clear(self, target: Any) -> None:
+        """Fill with zeros; may be captured."""
+
     def upload(self, target: Any, source: np.ndarray) -> None:
         """Copy a large one in, any dtype of the same number of bytes."""
 
@@ -92,6 +95,9 @@ class GpuDevice:
         self._sent.synchronize()
         self._runtime.send(target, source, self._outbox, self.stream)
         self._sent.record(self.stream)
+
+    def clear(self, target: Any) -> None:
+        target.fill_bytes(0, self.stream)
 
     def upload(self, target: Any, source: np.ndarray) -> None:
         if self._staging is None:
@@ -146,6 +152,9 @@ class SimulatedDevice:
     def write(self, target: np.ndarray, source: np.ndarray) -> None:
         target[...] = source
 
+    def clear(self, target: np.ndarray) -> None:
+        target[...] = 0
+
     def upload(self, target: np.ndarray, source: np.ndarray) -> None:
         target.reshape(-1).view(np.uint8)[:] = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
 
@@ -190,6 +199,9 @@ class DryDevice:
         return DeviceArray(None, 256, (shape,) if isinstance(shape, int) else shape, np.dtype(dtype))
 
     def write(self, target: Any, source: np.ndarray) -> None:
+        pass
+
+    def clear(self, target: Any) -> None:
         pass
 
     def upload(self, target: Any, source: np.ndarray) -> None:
