@@ -13,7 +13,7 @@ from typing import Any
 from minfer.campaign.record import Environment
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("minfer", "numba", "numba-cuda", "numpy", "cuda-bindings", "cupti-python", "nvidia-ml-py")
+PACKAGES = ("minfer", "numba", "numba-cuda", "numpy", "cuda-bindings", "cupti-python")
 
 
 def now() -> str:

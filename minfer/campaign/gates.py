@@ -21,8 +21,8 @@ class Gate(Protocol):
         """As records and `minfer probe show` call it."""
 
     def check(self, trial: Trial) -> GateResult | None:
-        """Run what it takes; None: it needs a model, and none was given. Errors of kernels that cannot run may
-        be raised: they count as failed."""
+        """Run what it takes; None: it needs a model, and none was given. Errors of kernels that cannot
+        run may be raised: they count as failed."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class SameTokens:
     """
 
     prompts: int = 8
-    tokens: int = 96
+    tokens: int = 128
     margin: float = 0.1
     name: str = "tokens"
 

@@ -1,64 +1,74 @@
-"""Compiling what probes launch into the kernel cache, in several processes, before the GPU is needed.
-
-python -m minfer.campaign.precompile ARCH SHARE/OF [PATH ...] -- NAME [NAME ...]
-"""
+"""Compiling what probes and routes launch into the kernel cache, before it is needed."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
-from minfer.campaign.discovery import choose
 from minfer.campaign.probe import Probe
 from minfer.campaign.trial import kernels_of
-from minfer.cuda.kernel import CompileError, ConfigRefused
-from minfer.cuda.runtime import cache, compile_kernel
+from minfer.cuda.kernel import ConfigRefused, Kernel
+from minfer.engine.cuda.backend import CudaBackend
+from minfer.engine.cuda.compile_ahead import compile_ahead
+from minfer.engine.cuda.devices import DryDevice
+from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.runtime import CudaRuntime
+from minfer.engine.cuda.weights import origin
+from minfer.engine.transformer import Buffers, forward
+from minfer.model.model import Model
 
-PROCESSES = 16
-WORTH_IT = 3  # a process takes about as long to start as a kernel to compile
+
+def routes_of(probes: Iterable[Probe], arch: str) -> list[Route]:
+    """The engine's routes that probes' configs are part of on an architecture, each once."""
+    found = [
+        probe.workload.route(config, arch)
+        for probe in probes
+        if probe.workload is not None
+        for _, config in probe.sides
+    ]
+    return [route for route in dict.fromkeys(found) if route is not None]
+
+
+def route_kernels(
+    model: Model, route: Route, prompts: Sequence[int], arch: str = "sm_90a", sms: int = 132
+) -> list[Kernel]:
+    """The kernels that load a model, prefill prompts of these lengths and decode; nothing runs."""
+    chunk = max(prompts)
+    device = DryDevice(arch, sms)
+    runtime = CudaRuntime(model, device, route, CudaBackend(route, device).plan(model, chunk, chunk))
+    buffers = Buffers.allocate(runtime, model.config, chunk, 1)
+    for n in (*prompts, 1):
+        runtime.set_tokens([0] * n, 0)
+        forward(runtime, model.config, buffers, n, "last")
+    return list(dict.fromkeys(device.launches))
 
 
 def precompile(
-    probes: Sequence[Probe], arch: str, sources: Iterable[Path] = (), say: Callable[[str], None] = print
+    probes: Sequence[Probe],
+    arch: str,
+    *,
+    model: Model | None = None,
+    routes: Iterable[Route] = (),
+    prompts: Sequence[int] = (2048,),
+    say: Callable[[str], None] = print,
 ) -> None:
-    """Compile what the cache lacks. What does not compile is left to the probe's gates."""
-    kernels = dict.fromkeys(kernel for probe in probes for kernel in kernels_of(probe, arch))
-    missing = [kernel for kernel in kernels if not cache.holds(kernel, arch)]
-    if len(missing) < WORTH_IT:
-        return
-    processes = min(PROCESSES, os.cpu_count() or 1, len(missing))
-    say(f"compiling {len(missing)} kernels in {processes} processes")
-    command = [sys.executable, "-m", "minfer.campaign.precompile", arch]
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    names = [probe.name for probe in probes]
-    quiet = subprocess.DEVNULL
-    children: list[subprocess.Popen] = []
+    """Compile what the cache lacks: of the probes, and of a model's routes (the probes' and `routes`).
+
+    Kernels of a user's own modules, and what does not compile, are left to their launch.
+    """
+    kernels = [kernel for probe in probes for kernel in kernels_of(probe, arch)]
+    if model is not None:
+        for route in dict.fromkeys([*routes_of(probes, arch), *routes]):
+            try:
+                kernels += route_kernels(model, route, prompts, arch)
+            except ConfigRefused:
+                continue  # the probe's run says so
+    compile_ahead([kernel for kernel in dict.fromkeys(kernels) if _ours(kernel)], arch, say)
+
+
+def _ours(kernel: Kernel) -> bool:
+    """Whether another process can make this kernel again."""
     try:
-        for share in range(processes):
-            more = [f"{share}/{processes}", *map(str, sources), "--", *names]
-            children.append(subprocess.Popen([*command, *more], env=environment, stdout=quiet, stderr=quiet))
-        for child in children:
-            child.wait()
-    finally:
-        for child in children:
-            child.terminate()
-            child.wait()
-
-
-def _compile_share(arch: str, share: str, sources: Sequence[str], names: Sequence[str]) -> None:
-    place, count = map(int, share.split("/"))
-    probes = choose(names, map(Path, sources))
-    kernels = list(dict.fromkeys(kernel for probe in probes for kernel in kernels_of(probe, arch)))
-    for kernel in kernels[place::count]:
-        with contextlib.suppress(CompileError, ConfigRefused):
-            compile_kernel(kernel, arch)
-
-
-if __name__ == "__main__":
-    split = sys.argv.index("--")
-    _compile_share(sys.argv[1], sys.argv[2], sys.argv[3:split], sys.argv[split + 1 :])
+        factory, _ = origin(kernel)
+    except KeyError:
+        return False
+    return factory.__module__.startswith("minfer.")

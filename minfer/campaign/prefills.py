@@ -14,13 +14,18 @@ from minfer.campaign.telemetry import Watch
 from minfer.campaign.timing import interleave
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.devices import GpuDevice
-from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.routes import Route, choose_route
+from minfer.engine.cuda.runtime import CudaRuntime
 from minfer.engine.session import Session
 from minfer.model.model import Model
 
+Wrap = Callable[[Any], Any]
+REST_S = 0.06
+"""Rest before every timed pass: one after the other they meet the power limit, and its clocks are noise."""
+
 
 class SharedModel:
-    """A model on a GPU. Sessions of different routes share its weights.
+    """A model on a GPU. Sessions of different routes share its weights: blocks, and f16 copies.
 
     Args:
         path: a GGUF file, or the name of a pulled model. n_ctx: most tokens of a prompt.
@@ -34,15 +39,29 @@ class SharedModel:
         self.name = self.model.file.paths[0].name
         self.device, self.n_ctx, self.tell = device, min(n_ctx, self.model.config.context_length), tell
         self.loaded: Any = None
-        self._sessions: dict[Route, Session] = {}
+        self._sessions: dict[tuple[Route, int], Session] = {}
 
-    def session(self, route: Route) -> Session:
-        """A session on a route, made when it is first asked for and warmed up."""
-        if route not in self._sessions:
-            made = Session(self.model, _Sharing(route, self), self.n_ctx, chunk=self.n_ctx)
+    def session(self, route: Route, device: GpuDevice | None = None, wrap: Wrap | None = None) -> Session:
+        """A session on a route, made when it is first asked for and warmed up.
+
+        Args:
+            device: another one on the same GPU, with `wrap`: what to put around its runtimes.
+        """
+        if self.loaded is None and route.reads_blocks:
+            self.session(choose_route("f16", self.device.arch, {}))  # with the copies that other routes read
+        where = self.device if device is None else device
+        key = route, id(where)
+        if key not in self._sessions:
+            backend = _Sharing(route, where, self, wrap)
+            made = Session(self.model, backend, self.n_ctx, chunk=self.n_ctx)
             made.warm_up()
-            self._sessions[route] = made
-        return self._sessions[route]
+            self._sessions[key] = made
+        return self._sessions[key]
+
+    def forget(self, device: GpuDevice) -> None:
+        """Let go of the sessions on a device."""
+        for key in [key for key in self._sessions if key[1] == id(device)]:
+            del self._sessions[key]
 
     def prompt(self, tokens: int, seed: int = 0) -> np.ndarray:
         """Random token ids."""
@@ -52,14 +71,19 @@ class SharedModel:
 class _Sharing(CudaBackend):
     """The cuda backend on weights that are loaded once."""
 
-    def __init__(self, route: Route, shared: SharedModel) -> None:
-        super().__init__(route, shared.device, on_plan=shared.tell)
-        self._shared = shared
+    def __init__(self, route: Route, device: GpuDevice, shared: SharedModel, wrap: Wrap | None) -> None:
+        super().__init__(route, device, on_plan=shared.tell)
+        self._shared, self._wrap = shared, wrap
 
-    def open(self, *args: Any, **rest: Any) -> Any:
-        made = super().open(*args, weights=self._shared.loaded, **rest)
-        self._shared.loaded = made.loaded
-        return made
+    def open(self, model: Model, n_ctx: int, kv_dtype: str, chunk: int, progress: Any = None) -> Any:
+        """See Backend.open. Kernels are not compiled ahead: see `minfer.campaign.precompile`."""
+        plan = self.plan(model, n_ctx, chunk)
+        loaded, tell = self._shared.loaded, self._shared.tell
+        made = CudaRuntime(model, self.device, self.route, plan, progress, tell, loaded)
+        if loaded is None:
+            tell(f"{self._shared.name}: {plan}")
+            self._shared.loaded = made.loaded
+        return made if self._wrap is None else self._wrap(made)
 
 
 class Prefills:
@@ -82,6 +106,7 @@ class Prefills:
         before = [_prefill(session, ids) for session in self.sessions]
 
         def once(which: int) -> float:
+            time.sleep(REST_S)
             start = time.perf_counter()
             _prefill(self.sessions[which % 2], ids)
             took = (time.perf_counter() - start) * 1e3

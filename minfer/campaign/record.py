@@ -86,7 +86,7 @@ class Telemetry:
     """The GPU's own readings during a measurement, each as [least, median, most].
 
     Attributes:
-        source: who read them ("NVML", "nvidia-smi"), or why nobody did.
+        source: who read them ("NVML"), or why nobody did.
         samples: how many readings.
         sm_mhz, power_w, temperature_c: clock of the multiprocessors, board power, core temperature.
         limits: what held the clocks down at some time ("power cap", ...).

@@ -1,7 +1,7 @@
 """The measured tables of README.md, made from the records.
 
-python -m minfer.campaign.report          rewrite what stands between the markers
-python -m minfer.campaign.report --check  exit with 1 if that would change anything
+minfer report --readme  rewrite what stands between the markers
+minfer report --check   exit with 1 if that would change anything
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from minfer.campaign.document import campaign_table, markdown_table, newest_walls, shares_table
 from minfer.campaign.peers import Peer, llamacpp
 from minfer.campaign.records import Bench, Record, RecordError, load_records, newest_measured
 
@@ -94,9 +95,17 @@ def launch_table(records: Sequence[Record]) -> str:
     return f"{_markdown(rows)}\n\nMeasured by the GPU tests: {record.origin}."
 
 
+def walls_text(records: Sequence[Record]) -> str:
+    """Where a prefill's time goes, route by route, in the seed's classes."""
+    walls = newest_walls(records, DEVICE)
+    return markdown_table(shares_table(walls)) if walls else f"No wall of a prefill on {DEVICE} is recorded."
+
+
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "speed": lambda records: speed_table(records, llamacpp()),
     "launches": launch_table,
+    "campaign": lambda records: markdown_table(campaign_table(records, DEVICE)),
+    "walls": walls_text,
 }
 """The name in a pair of markers -> what makes the text between them."""
 
@@ -137,9 +146,7 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Rewrite README.md, or check it; 1 if it was stale and only checked."""
-    parser = argparse.ArgumentParser(
-        prog="python -m minfer.campaign.report", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="minfer report --readme", description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing, exit with 1 if something would")
     options = parser.parse_args(arguments)
     text = README.read_text(encoding="utf-8")
@@ -147,9 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     if fresh == text:
         return 0
     if options.check:
-        print(
-            f"{README.name} differs from the records: run python -m minfer.campaign.report", file=sys.stderr
-        )
+        print(f"{README.name} differs from the records: run minfer report --readme", file=sys.stderr)
         return 1
     README.write_text(fresh, encoding="utf-8")
     return 0

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from minfer.campaign.ceilings import ceilings_of
+from minfer.campaign.decomposition import products_ms, products_us_per_gmac
 from minfer.campaign.environment import environment, stamps
-from minfer.campaign.prefills import Prefills, SharedModel
+from minfer.campaign.observe import PRODUCTS
+from minfer.campaign.prefills import REST_S, Prefills, SharedModel
 from minfer.campaign.probe import Probe
 from minfer.campaign.probe_record import EFFECTS, Comparison, Gain, GateResult, ProbeRun, Side
 from minfer.campaign.records import Record, Wall
@@ -19,8 +21,6 @@ from minfer.campaign.trial import Trial
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
 
 CANNOT_RUN = (ConfigRefused, LaunchRefused, CompileError)
-PRODUCTS = ("gate+up", "down", "q+o", "k+v", "qkv", "o", "q", "kv")
-"""Buckets of the wall decomposition that are a layer's products."""
 
 
 def run_gates(trial: Trial, say: Callable[[str], None]) -> list[GateResult]:
@@ -62,9 +62,8 @@ def run_probe(
     Raises:
         RuntimeError: outputs that changed while they were timed. AboveCeiling: an impossible rate.
     """
-    reader, why_none = reader_of(device.gpu)
-    watch = Watch(reader, why_none)
-    routes = [probe.workload.route(config) for _, config in probe.sides]
+    watch = Watch(*reader_of(device.gpu))
+    routes = [probe.workload.route(config, device.arch) for _, config in probe.sides]
     trial, gates = Trial(probe, device), []
     if model is not None and None not in routes:
         try:
@@ -108,6 +107,7 @@ def run_probe(
         settings={
             "rounds": rounds,
             "prefill rounds": prefill_rounds if wall else 0,
+            "rest before a prefill (s)": REST_S if wall else 0.0,
             "prefill tokens": trial.prefills.tokens if wall else 0,
             "routes": [] if not wall else [route.settings() for route in routes],
         },
@@ -133,6 +133,45 @@ def run_probe(
     return replace(record, reason=reason)
 
 
+def wall_run(probe: Probe, device: Any, model: str, walls: Sequence[Wall]) -> ProbeRun:
+    """The record of a probe that takes walls apart.
+
+    Its gate is that buckets and gaps add up to the wall clock: where they do not, there is no decomposition.
+    """
+    prefills = [wall for wall in walls if wall.phase == "prefill"]
+    found = "; ".join(f"{wall.phase} {wall.route} {wall.conservation:+.2%}" for wall in walls)
+    told = "; ".join(
+        f"{wall.route}: {wall.tok_s:,.0f} tok/s, products {products_ms(wall) / wall.ms:.1%} of the wall at "
+        f"{products_us_per_gmac(wall):.2f} us a GMAC"
+        for wall in prefills
+    )
+    return ProbeRun(
+        **stamps(device.gpu),
+        probe=probe.name,
+        title=probe.title,
+        seed="" if probe.seed is None else probe.seed.seed,
+        model=model,
+        hypothesis=probe.hypothesis,
+        prediction=str(probe.predicted()),
+        bar=probe.bar,
+        settings={"walls": [wall.stem for wall in walls]},
+        environment=environment(device.gpu),
+        telemetry=walls[0].telemetry if walls else Watch(None, "nothing was measured").summary(),
+        baseline=Side("wall clock", "passes that nobody observed", {}),
+        variant=Side("charged", "buckets and gaps of an observed pass", {}),
+        gates=[GateResult("conservation", bool(prefills), found or "no wall was taken apart")],
+        kernels=[],
+        wall=[],
+        gain=None,
+        quiet=True,
+        unquiet=[],
+        rules=[OUTLIER_RULE, QUIET_RULE],
+        verdict="MEAS-ONLY" if prefills else "REVERTED",
+        mechanism=told or "nothing was measured",
+        retry=probe.retry,
+    )
+
+
 def measured_gain(wall: Sequence[Comparison]) -> Gain:
     """The gain of a prefill that was timed as a whole."""
     (c,) = wall
@@ -150,7 +189,12 @@ def predicted_gain(
     not what the baseline runs (another route) is replaced by the baseline's own time.
     """
     bucket = probe.workload.bucket()
-    walls = [r for r in records if isinstance(r, Wall) and r.device == device and r.phase == "prefill"]
+    walls = [
+        r
+        for r in records
+        if isinstance(r, Wall)
+        and (r.device, r.phase, r.route) == (device, "prefill", probe.workload.wall_route)
+    ]
     if bucket is None or not walls:
         return None
     newest = max(walls, key=lambda record: record.date)
@@ -167,7 +211,7 @@ def predicted_gain(
         high=(rest + a) / high - 1,
         noise=share * max(c.noise for c in kernels),
         source=EFFECTS[1],
-        why=f"{a:.2f} -> {b:.2f} ms of {bucket}, beside {rest:.2f} ms of the rest of a prefill ({newest.file})",
+        why=f"{a:.2f} -> {b:.2f} ms of {bucket}, beside {rest:.2f} ms of other work ({newest.file})",
     )
 
 

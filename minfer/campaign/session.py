@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from minfer.campaign.decompose import DECODE_CONTEXT, decompose_all, usual_routes
+from minfer.campaign.gates import SameTokens
 from minfer.campaign.precompile import precompile
 from minfer.campaign.prefills import SharedModel
 from minfer.campaign.probe import Probe, ProbeError
-from minfer.campaign.records import FOLDER, Record, load_records, write_record
-from minfer.campaign.run import run_gates, run_probe
+from minfer.campaign.probe_record import ProbeRun
+from minfer.campaign.records import FOLDER, Record, load_records, read_record, write_record
+from minfer.campaign.run import run_gates, run_probe, wall_run
 from minfer.campaign.table import describe_run
 from minfer.campaign.trial import Trial
 from minfer.engine.cuda.devices import GpuDevice, SimulatedDevice
+from minfer.engine.session import WARM_UP_TOKENS
+from minfer.model.model import Model
+
+GATE_TOKENS = SameTokens().tokens
 
 
 def simulate(probes: Sequence[Probe], say: Callable[[str], None]) -> list[str]:
@@ -40,12 +47,11 @@ def run(
     prefill_rounds: int,
     tokens: int,
     folder: Path | None,
-    sources: Iterable[Path],
     say: Callable[[str], None],
 ) -> list[str]:
-    """Run probes on the GPU in use, one record each; the names of those whose gates failed.
+    """Run probes on the GPU in use, one record each; the names of those that failed.
 
-    A record is written when its probe has ended: what is interrupted leaves none.
+    A record is written when its probe has ended: what is interrupted, or fails, leaves none.
 
     Raises:
         NoDevice: no GPU. ProbeError: a probe that needs a model, and none was given.
@@ -54,34 +60,55 @@ def run(
     if walls and model is None:
         raise ProbeError(f"{', '.join(walls)}: takes the wall of a model apart: give one with -m")
     device = GpuDevice()
-    precompile([probe for probe in probes if probe.measure == "ab"], device.arch, sources, say)
+    prepare(probes, device.arch, model, tokens, say)
     shared = None if model is None else SharedModel(model, device, tokens, say)
     known = _known()
-    failed = []
+    failed: list[str] = []
+
+    def keep(record: ProbeRun) -> None:
+        say(describe_run(record))
+        say(f"record: {write_record(record, folder or FOLDER, stem=f'probe-{record.probe}')}")
+        if not record.gates_passed:
+            failed.append(record.probe)
+
     for probe in sorted(probes, key=lambda probe: probe.measure != "wall"):  # walls first: gains need them
         say(f"\n{probe.name}: {probe.title}\n{probe.hypothesis}\nprediction: {probe.predicted()}")
         if probe.measure == "wall":
-            from minfer.campaign.decompose import decompose_all
-
-            for record in decompose_all(shared, tokens, say):
-                known.append(record)
-                say(f"record: {write_record(record, folder or FOLDER, stem=record.stem)}")
+            walls = decompose_all(shared, tokens, say)
+            for wall in walls:
+                path = write_record(wall, folder or FOLDER, stem=wall.stem)
+                say(f"record: {path}")
+                known.append(read_record(path))
+            keep(wall_run(probe, device, shared.name, walls))
             continue
-        record = run_probe(
-            probe,
-            device,
-            model=shared,
-            rounds=rounds,
-            prefill_rounds=prefill_rounds,
-            tokens=tokens,
-            records=known,
-            say=say,
-        )
-        say(describe_run(record))
-        say(f"record: {write_record(record, folder or FOLDER, stem=f'probe-{probe.name}')}")
-        if not record.gates_passed:
+        try:
+            record = run_probe(
+                probe,
+                device,
+                model=shared,
+                rounds=rounds,
+                prefill_rounds=prefill_rounds,
+                tokens=tokens,
+                records=known,
+                say=say,
+            )
+        except (RuntimeError, MemoryError) as error:  # a figure above a ceiling, a kernel that fails
+            say(f"{probe.name}: not recorded: {type(error).__name__}: {error}")
             failed.append(probe.name)
+            continue
+        keep(record)
     return failed
+
+
+def prepare(
+    probes: Sequence[Probe], arch: str, model: str | None, tokens: int, say: Callable[[str], None]
+) -> None:
+    """Compile everything that a run will launch; needs no GPU."""
+    loaded = None if model is None else Model.load(model)
+    routes = usual_routes(arch) if any(probe.measure == "wall" for probe in probes) else []
+    context = [DECODE_CONTEXT] if routes else []
+    prompts = tuple(dict.fromkeys((tokens, GATE_TOKENS, WARM_UP_TOKENS, *context)))
+    precompile(probes, arch, model=loaded, routes=routes, prompts=prompts, say=say)
 
 
 def _known() -> list[Record]:

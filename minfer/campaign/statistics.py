@@ -18,6 +18,7 @@ OUTLIER_RULE = (
     f"a round is dropped if one of its samples is above its side's median by more than "
     f"{OUTLIER_DEVIATIONS:g} scaled median deviations and by more than {OUTLIER_SHARE:.0%}"
 )
+IDLE = 0.05
 MOST_DROPPED = 0.1
 MOST_DRIFT = 0.03
 QUIET_RULE = (
@@ -52,9 +53,9 @@ def keep(*sides: Sequence[float]) -> np.ndarray:
     Raises:
         ValueError: sides of different lengths, no rounds, or a sample that is not above 0.
     """
-    samples = np.array(sides, float)
-    if samples.ndim != 2 or samples.shape[1] < 1:
+    if len({len(side) for side in sides}) != 1 or not sides[0]:
         raise ValueError("every side needs the same number of samples, at least one")
+    samples = np.array(sides, float)
     if not np.isfinite(samples).all() or samples.min() <= 0:
         raise ValueError("a sample is a time above 0")
     medians = np.median(samples, axis=1, keepdims=True)
@@ -98,7 +99,7 @@ def unquiet(baseline: Sequence[float], dropped: int, busy: float | None) -> list
             measurement, 0 to 1; None: not known.
     """
     found = []
-    if busy is not None and busy > 0.05:
+    if busy is not None and busy > IDLE:
         found.append(f"the GPU was {busy:.0%} busy before the measurement")
     if dropped > MOST_DROPPED * len(baseline):
         found.append(f"{dropped} of {len(baseline)} rounds are outliers")

@@ -21,9 +21,8 @@ def newest_runs(name: str, runs: Iterable[ProbeRun]) -> dict[str, ProbeRun]:
 
 
 def probe_rows(probes: Iterable[Probe], runs: Sequence[ProbeRun]) -> list[dict]:
-    """A row a probe: probe, title, hypothesis, prediction, the seed's verdict and figures, and of each device's
-    newest run verdict, gain (or None), kernels (speed of the kernels alone, or None), mechanism, reason,
-    origin."""
+    """A row a probe: what it asks, the seed's verdict and figures, and of each device's newest run verdict,
+    gain (or None), kernels (speed of the kernels alone, or None), mechanism, reason, origin."""
     return [
         {
             "probe": probe.name,
@@ -80,8 +79,8 @@ def describe_run(run: ProbeRun) -> str:
     lines += [f"  {line(c)}" for c in (*run.kernels, *run.wall)]
     if run.gain is not None:
         g = run.gain
-        found = f"wall clock {g.value:+.2%} [{g.low:+.2%}, {g.high:+.2%}], A/A noise {g.noise:.2%}, bar {run.bar:+.0%}"
-        lines.append(f"  {found}; {g.source}: {g.why}")
+        found = f"wall clock {g.value:+.2%} [{g.low:+.2%}, {g.high:+.2%}], A/A noise {g.noise:.2%}"
+        lines.append(f"  {found}, bar {run.bar:+.0%}; {g.source}: {g.why}")
     lines.append(f"  {run.telemetry}")
     lines += [f"  not quiet: {found}" for found in run.unquiet]
     lines += [f"  rule: {rule}" for rule in run.rules]

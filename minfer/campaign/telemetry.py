@@ -1,14 +1,15 @@
-"""Clocks, power and temperature of the GPU while something is measured, by NVML or nvidia-smi."""
+"""Clocks, power and temperature of the GPU while something is measured, by NVML."""
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from minfer.campaign.record import Telemetry
+from minfer.campaign.statistics import IDLE
 
 LIMITS = {
     0x4: "power cap",
@@ -18,7 +19,6 @@ LIMITS = {
     0x80: "power brake",
 }
 """Bits of NVML's clocks event reasons that hold a busy GPU's clocks down."""
-SMI_FIELDS = "clocks.sm,power.draw,temperature.gpu,utilization.gpu,clocks_event_reasons.active"
 
 
 @dataclass(frozen=True)
@@ -32,95 +32,31 @@ class Reading:
     reasons: int
 
 
-class Reader(Protocol):
-    """Where readings come from."""
-
-    name: str
-    costly: bool
-    """A reading takes so long that there should be few."""
-
-    def read(self) -> Reading:
-        """The GPU now."""
-
-
-class Nvml:
-    """NVML through `nvidia-ml-py`. Raises ImportError without it, OSError if NVML refuses."""
-
-    name, costly = "NVML", False
-
-    def __init__(self, bus_id: str) -> None:
-        import pynvml
-
-        self._nvml = pynvml
-        try:
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
-        except pynvml.NVMLError as error:
-            raise OSError(f"NVML: {error}") from error
-
-    def read(self) -> Reading:
-        nvml, handle = self._nvml, self._handle
-        reasons = 0
-        with contextlib.suppress(nvml.NVMLError, AttributeError):  # not every driver tells
-            reasons = int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-        return Reading(
-            sm_mhz=float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-            temperature_c=float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-            busy=nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
-            reasons=reasons,
-        )
-
-
-class Smi:
-    """The nvidia-smi command, where the package is missing. Raises OSError without it."""
-
-    name, costly = "nvidia-smi", True
-
-    def __init__(self, bus_id: str) -> None:
-        self._command = [
-            "nvidia-smi", f"--id={bus_id}", f"--query-gpu={SMI_FIELDS}", "--format=csv,noheader,nounits"
-        ]  # fmt: skip
-        self.read()
-
-    def read(self) -> Reading:
-        try:
-            reply = subprocess.run(self._command, capture_output=True, text=True, timeout=20, check=True)
-            return parse_smi(reply.stdout)
-        except (subprocess.SubprocessError, ValueError) as error:
-            raise OSError(f"nvidia-smi: {error}") from error
-
-
-def parse_smi(line: str) -> Reading:
-    """A line of nvidia-smi with `SMI_FIELDS`. Raises ValueError for one that is none."""
-    clock, power, temperature, busy, reasons = (part.strip() for part in line.strip().split(","))
-    return Reading(float(clock), float(power), float(temperature), float(busy) / 100, int(reasons, 16))
+Reader = Callable[[], Reading]
 
 
 class Watch:
     """Collects readings of a measurement.
 
+    Args:
+        reader: None: nobody reads. source: who reads, or why nobody does.
+
     Attributes:
-        source: who reads, or why nobody does. busy: utilisation at the start, None: not known.
+        busy: utilisation at the start, None: not known.
     """
 
-    def __init__(self, reader: Reader | None, source: str = "") -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader | None, source: str = "NVML") -> None:
+        self._reader, self.source = reader, source
         self._readings: list[Reading] = []
-        self.source = source if reader is None else reader.name
-        self.busy: float | None = None
-        if reader is not None:
-            self.busy = reader.read().busy
+        self.busy = None if reader is None else settled(reader)
 
     def look(self) -> None:
-        """Take a reading, where it costs little or there is none yet."""
-        if self._reader is not None and not (self._reader.costly and self._readings):
-            self._readings.append(self._reader.read())
+        """Take a reading."""
+        if self._reader is not None:
+            self._readings.append(self._reader())
 
     def summary(self) -> Telemetry:
-        """What was read. A costly reader looks once more."""
-        if self._reader is not None and self._reader.costly:
-            self._readings.append(self._reader.read())
+        """What was read."""
         seen = self._readings
         if not seen:
             return Telemetry(
@@ -139,20 +75,27 @@ class Watch:
         )
 
 
-def reader_of(gpu: Any) -> tuple[Reader | None, str]:
-    """Who can read a GPU (`minfer.cuda.runtime.Device`), and why not NVML where it cannot."""
-    from minfer.cuda.runtime import driver
+def settled(reader: Reader, wait_s: float = 4.0, step_s: float = 0.2) -> float:
+    """The GPU's utilisation once it is idle, or after `wait_s`: NVML tells that of the last second, so what
+    this process did itself must first be over."""
+    end = time.monotonic() + wait_s
+    while (busy := reader().busy) > IDLE and time.monotonic() < end:
+        time.sleep(step_s)
+    return busy
 
-    bus_id = driver.call("cuDeviceGetPCIBusId", 32, gpu.handle).split(b"\0")[0].decode()
-    reasons = []
-    for kind in (Nvml, Smi):
-        try:
-            return kind(bus_id), "; ".join(reasons)
-        except ImportError:
-            reasons.append("nvidia-ml-py is not installed")
-        except OSError as error:
-            reasons.append(str(error))
-    return None, "; ".join(reasons)
+
+def reader_of(gpu: Any) -> tuple[Reader | None, str]:
+    """What reads a GPU (`minfer.cuda.runtime.Device`), and its name; or None, and why."""
+    from minfer.cuda.runtime import read_load, read_sensors
+
+    if read_load(gpu) is None or len(read_sensors(gpu)) < 3:
+        return None, "NVML does not tell"
+
+    def read() -> Reading:
+        busy, reasons = read_load(gpu) or (0.0, 0)
+        return Reading(**read_sensors(gpu), busy=busy, reasons=reasons)
+
+    return read, "NVML"
 
 
 def _spread(values: list[float]) -> list[float]:

@@ -70,6 +70,12 @@ class Wall(Record):
         return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
     @property
+    def stem(self) -> str:
+        """The beginning of its file's name."""
+        size = self.tokens if self.phase == "prefill" else self.context
+        return f"wall-{self.phase}-{size}-{self.route}"
+
+    @property
     def charged_ms(self) -> float:
         """Buckets and gaps together."""
         return math.fsum(bucket.ms for bucket in self.buckets) + self.gap_ms

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minfer.cli.common import JsonOption, ModelOption, RouteOption, print_json
+from minfer.cli.tables import table
 
 
 class Format(StrEnum):
@@ -10,3 +18,112 @@ class Format(StrEnum):
 
     markdown = "markdown"
     html = "html"
+
+
+class Phase(StrEnum):
+    """What is taken apart."""
+
+    prefill = "prefill"
+    decode = "decode"
+
+
+class Source(StrEnum):
+    """Who times the launches."""
+
+    auto = "auto"
+    cupti = "cupti"
+    events = "events"
+    graphs = "graphs"
+
+
+def decompose(
+    model: ModelOption,
+    phase: Annotated[
+        Phase, typer.Option(help="A prefill of many tokens, or one decoded token.")
+    ] = Phase.prefill,
+    route: RouteOption = "auto",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of the prefill.")] = 2048,
+    context: Annotated[int, typer.Option(min=0, help="Tokens before the decoded one.")] = 128,
+    source: Annotated[
+        Source,
+        typer.Option(
+            help="CUPTI (package cupti-python), CUDA events, or, for a decode, a CUDA graph of each class's "
+            "launches; auto: the first that can be had."
+        ),
+    ] = Source.auto,
+    record: Annotated[bool, typer.Option(help="Keep a record.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the record [default: data/records].")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time every kernel launch of a pass on a GPU and charge it to a class of work.
+
+    Fails if classes and gaps together differ from the wall clock by more than 2 %.
+    """
+    import os
+
+    from minfer.campaign.decompose import decompose as take_apart
+    from minfer.campaign.document import wall_table
+    from minfer.campaign.prefills import SharedModel
+    from minfer.campaign.records import FOLDER, write_record
+    from minfer.campaign.schema import plain
+    from minfer.engine.cuda.devices import GpuDevice
+    from minfer.engine.cuda.routes import choose_route
+
+    device = GpuDevice()
+    chosen = choose_route(route, device.arch, os.environ)
+    shared = SharedModel(model, device, max(tokens, context + 64), _tell)
+    wall = take_apart(
+        shared,
+        chosen,
+        phase.value,
+        tokens=tokens,
+        context=context if phase is Phase.decode else 0,
+        source=source.value,
+        say=_tell,
+    )
+    if as_json:
+        print_json(plain(wall))
+    else:
+        made = wall_table(wall)
+        typer.echo(f"{made.title}\n{table([made.columns, *made.rows])}\n{made.note}")
+    if record or out is not None:
+        _tell(f"record: {write_record(wall, out or FOLDER, stem=wall.stem)}")
+
+
+def report(
+    style: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.markdown,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to [default: stdout].")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Whose records: h200, gb10, ...")] = "h200",
+    records: Annotated[
+        Path | None, typer.Option(help="Folder of records [default: data/records of the repository].")
+    ] = None,
+    readme: Annotated[
+        bool, typer.Option("--readme", help="Write the tables inside README.md instead.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="With --readme: change nothing, exit with 1 if it would.")
+    ] = False,
+) -> None:
+    """Write the campaign's tables from the records: the probes with the seed's verdicts, the walls."""
+    from minfer.campaign import document
+    from minfer.campaign import report as readme_tables
+    from minfer.campaign.records import FOLDER, load_records
+
+    if readme or check:
+        if status := readme_tables.main(["--check"] if check else []):
+            raise typer.Exit(status)
+        typer.echo(f"{readme_tables.README.name} is what the records give")
+        return
+    tables = document.document(load_records(records or FOLDER), device)
+    text = document.html(tables) if style is Format.html else document.markdown(tables)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+        typer.echo(str(output))
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)

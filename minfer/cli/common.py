@@ -21,6 +21,15 @@ class Backend(StrEnum):
     cuda = "cuda"
 
 
+class Weights(StrEnum):
+    """In which form a GPU's prefill has the weights."""
+
+    auto = "auto"
+    resident = "resident"
+    scratch = "scratch"
+    blocks = "blocks"
+
+
 class KVType(StrEnum):
     """What the KV cache is kept in."""
 
@@ -38,8 +47,16 @@ RouteOption = Annotated[
     str,
     typer.Option(
         "--route",
-        help="Prefill kernels of the GPU: auto, f16 (mma.sync), f16-wgmma (Hopper), or int8 from the file's "
-        "blocks: mmq, mmq_raw, mmq_raw_wide.",
+        help="Prefill kernels of the GPU: auto, f16 (mma.sync), f16-wgmma, w4a16 or w4a8 (Hopper), or int8 "
+        "from the file's blocks: mmq, mmq_raw, mmq_raw_wide, mmq_fast.",
+    ),
+]
+WeightsOption = Annotated[
+    Weights,
+    typer.Option(
+        "--weights",
+        help="Weights of a GPU's prefill: resident f16 copies, a scratch that each matrix is dequantized "
+        "into, or blocks that the GEMM dequantizes; auto: the first that fits.",
     ),
 ]
 KVTypeOption = Annotated[KVType, typer.Option("--kv-type", help="What the KV cache is kept in.")]

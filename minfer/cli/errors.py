@@ -11,6 +11,7 @@ _EXPECTED = {
     "minfer.campaign.record": ("RecordError",),
     "minfer.campaign.probe": ("ProbeError",),
     "minfer.campaign.ceilings": ("AboveCeiling",),
+    "minfer.campaign.launch_times": ("NotTimed",),
     "minfer.cuda.kernel": ("ConfigRefused", "LaunchRefused", "NoDevice", "ToolchainError", "CompileError"),
 }
 

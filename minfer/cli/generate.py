@@ -15,6 +15,8 @@ from minfer.cli.common import (
     KVTypeOption,
     ModelOption,
     RouteOption,
+    Weights,
+    WeightsOption,
     check_text,
     loading_bar,
     print_json,
@@ -59,6 +61,7 @@ def run(
     kv_type: KVTypeOption = KVType.f16,
     backend: BackendOption = Backend.auto,
     route: RouteOption = "auto",
+    weights: WeightsOption = Weights.auto,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -93,7 +96,7 @@ def run(
         repeat_last_n=repeat_last_n,
         seed=seed,
     )
-    chosen, why = choose_backend(backend.value, route)
+    chosen, why = choose_backend(backend.value, route, weights.value)
     needed = len(prompt_ids) + n_predict
     session = Session(
         loaded,

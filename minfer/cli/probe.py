@@ -52,7 +52,7 @@ def show(
     probes: PathsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one probe: hypothesis, prediction, configs, gates, the seed's figures and our runs. Needs no GPU."""
+    """Show one probe: hypothesis, prediction, configs, gates, the seed's figures, our runs. Needs no GPU."""
     from minfer.campaign.discovery import choose
     from minfer.campaign.records import load_records
     from minfer.campaign.table import describe, probe_rows
@@ -90,7 +90,7 @@ def run(
     ] = None,
     probes: PathsOption = None,
 ) -> None:
-    """Run probes on a GPU and write a record of each: gates first, then the interleaved A/B, then the verdict.
+    """Run probes on a GPU and write a record of each: gates, then the interleaved A/B, then the verdict.
 
     Exits with 1 if a probe's gate failed.
     """
@@ -115,9 +115,26 @@ def run(
             prefill_rounds=prefill_rounds,
             tokens=tokens,
             folder=out,
-            sources=paths,
             say=typer.echo,
         )
     if failed:
         print(f"minfer: gates failed in {', '.join(failed)}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+@app.command()
+def note(
+    record: Annotated[Path, typer.Argument(help="The record of a run.")],
+    mechanism: Annotated[str | None, typer.Option(help="Why it turned out so.")] = None,
+    retry: Annotated[str | None, typer.Option(help="When to measure again.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Why the verdict differs from the seed's.")] = None,
+) -> None:
+    """Write into a run's record what you made of it. What was measured stays."""
+    from minfer.campaign.records import annotate
+    from minfer.campaign.table import describe_run
+
+    words = {"mechanism": mechanism, "retry": retry, "reason": reason}
+    given = {name: text for name, text in words.items() if text is not None}
+    if not given:
+        raise typer.BadParameter("give at least one of --mechanism, --retry and --reason")
+    typer.echo(describe_run(annotate(record, **given)))

@@ -85,8 +85,8 @@ def convert_f32_f16(config: ConvertConfig = ConvertConfig()) -> Kernel:
                 i += 1
 
     arguments = (
-        Argument("x", "in", "float32"),
-        Argument("out", "out", "float16"),
+        Argument("x", "in", "float32", align=16 if vector == 8 else 4),
+        Argument("out", "out", "float16", align=16 if vector == 8 else 2),
         Argument("n", "scalar", "int32"),
     )
     return Kernel(
@@ -169,8 +169,8 @@ def store_kv_f16(config: StoreKvConfig = StoreKvConfig()) -> Kernel:
                     j += 1
 
     arguments = (
-        Argument("rows", "in", "float32"),
-        Argument("cache", "inout", "float16"),
+        Argument("rows", "in", "float32", align=4 * vector),
+        Argument("cache", "inout", "float16", align=2 * vector),
         Argument("positions", "in", "int32"),
         Argument("width", "scalar", "int32"),
     )

@@ -24,6 +24,7 @@ from minfer.cuda.kernel import (
     Argument,
     ConfigRefused,
     Kernel,
+    require_integers,
 )
 from minfer.cuda.signature import signature_of
 
@@ -32,6 +33,8 @@ LAYOUTS = ("padded", "swizzled", "plain")
 A_SOURCES = ("f16", "f32_mirror")
 #: f16, or blocks of a quantized format that the staging dequantizes.
 B_SOURCES = ("f16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+BLOCK_SOURCES = {name.upper(): name for name in B_SOURCES}
+"""The source of B by the format of a matrix."""
 OUTPUTS = ("f32", "f16")
 
 
@@ -41,8 +44,9 @@ class GemmConfig:
 
     tile_n x tile_m is the block's tile (tokens x outputs), tile_k the k-step in elements; `warps_n` warps
     share the tokens and warps / warps_n the outputs. `layout`: "padded" rows (16 bytes more), "swizzled"
-    chunks, or "plain" rows with their bank conflicts. `out` is C's type. `min_blocks` asks the compiler for
-    so few registers that so many blocks fit."""
+    chunks, or "plain" rows with their bank conflicts. `out` is C's type. `pitch`: elements from one row
+    of C to the next, where C is some columns of a wider matrix. `min_blocks` asks the compiler for so few
+    registers that so many blocks fit."""
 
     tile_n: int = 64
     tile_m: int = 64
@@ -55,8 +59,11 @@ class GemmConfig:
     b_source: str = "f16"
     out: str = "f32"
     min_blocks: int | None = None
+    pitch: int | None = None
 
     def __post_init__(self):
+        optional = [name for name in ("min_blocks", "pitch") if getattr(self, name) is not None]
+        require_integers("gemm", self, "tile_n", "tile_m", "tile_k", "stages", "warps", "warps_n", *optional)
         for name, value, allowed in (
             ("layout", self.layout, LAYOUTS),
             ("a_source", self.a_source, A_SOURCES),
@@ -115,6 +122,8 @@ class GemmConfig:
             text += f" {self.warps_n} along nt"
         if self.min_blocks is not None:
             text += f" min {self.min_blocks} blocks"
+        if self.pitch is not None:
+            text += f" pitch {self.pitch}"
         return text + (f" -> {self.out}" if self.out != "f32" else "")
 
     # ---- arithmetic
@@ -207,6 +216,8 @@ class GemmConfig:
             raise ConfigRefused(
                 f"gemm: id = {depth} is no multiple of {multiple} ({self.b_source} rows of B)"
             )
+        if self.pitch is not None and od > self.pitch:
+            raise ConfigRefused(f"gemm: {od} outputs in rows that are {self.pitch} elements apart")
 
     def grid(self, nt: int, od: int) -> tuple[int, int, int]:
         """Blocks for an nt x od product: token tiles fastest."""
@@ -218,8 +229,10 @@ def make_gemm(config: GemmConfig) -> Kernel:
     """The kernel of a config: (a, b, c, nt, od, depth).
 
     a [nt, depth] (f16, or f32 with a_source "f32_mirror"), b [od, depth] (f16, or the bytes of its blocks), c
-    [nt, od] of type `config.out`, all row-major and contiguous, 16-byte aligned; nt, od, depth (the model's
-    id) int32, as `config.check` asks. Every element of c is written. Errors: f32 sums; f16 results rounded
+    [nt, od] of type `config.out`, all row-major and contiguous, a and b aligned to 16 bytes (2-byte aligned
+    blocks to 2); nt, od, depth (the model's
+    id) int32, as `config.check` asks. Every element of c is written. With a pitch, c's rows lie so many
+    elements apart, and what is between them is left alone. Errors: f32 sums; f16 results rounded
     once. Follows the GEMM of the f16 prefill session, with swizzled rows and larger tiles beside its own."""
     import numpy as np
     from numba import cuda
@@ -227,7 +240,7 @@ def make_gemm(config: GemmConfig) -> Kernel:
 
     from minfer.cuda import ptx
     from minfer.cuda.instruction import device_function, unroll, unrolled
-    from minfer.cuda.tile.epilogue import store_accumulators
+    from minfer.cuda.tile.epilogue import store_strided
     from minfer.cuda.tile.fragments import fill_fragment, load_matrix_sync, mma_sync
     from minfer.cuda.tile.maps import Fragment
 
@@ -248,7 +261,8 @@ def make_gemm(config: GemmConfig) -> Kernel:
     load_a = load_matrix_sync(Fragment("matrix_a", "f16", "row_major"), a_tile)
     load_b = load_matrix_sync(Fragment("matrix_b", "f16", "col_major"), b_tile)
     multiply, fill = mma_sync("f16"), fill_fragment(n_fragments * m_fragments)
-    store = store_accumulators(n_fragments, m_fragments, config.out)
+    pitch = config.pitch
+    store = store_strided(n_fragments, m_fragments, config.out)
     commit, wait = ptx.cp_async_commit, ptx.cp_async_wait_group(stages - 2)
 
     stage_bytes, b_stage = config.stage_bytes, a_source.stage_bytes
@@ -336,12 +350,15 @@ def make_gemm(config: GemmConfig) -> Kernel:
                 deposit_b(words, following, (step + 1) * tile_k, depth, thread)
             read, fill_next = advance(read), advance(fill_next)
 
-        store(sums, ptx.global_address(c), first_n + warp_n, first_m + warp_m, nt, od)
+        apart = od
+        if pitch is not None:
+            apart = types.int32(pitch)
+        store(sums, ptx.global_address(c), first_n + warp_n, first_m + warp_m, nt, od, apart)
 
     arguments = (
-        Argument("a", "in", a_source.element),
-        Argument("b", "in", b_source.element),
-        Argument("c", "out", {"f32": "float32", "f16": "float16"}[config.out]),
+        Argument("a", "in", a_source.element, align=16),
+        Argument("b", "in", b_source.element, align=b_source.alignment),
+        Argument("c", "out" if pitch is None else "inout", f"float{config.out[1:]}"),
         Argument("nt", "scalar", "int32"),
         Argument("od", "scalar", "int32"),
         Argument("depth", "scalar", "int32"),
@@ -398,5 +415,10 @@ def shipped() -> list[Kernel]:
         GemmConfig(128, 256, 64, 3, layout="swizzled"),
     ]
     blocks = [GemmConfig(128, 128, 64, 3, layout="swizzled", b_source=name) for name in B_SOURCES[1:]]
+    # For few tokens; and the forms that a model's products take without f16 copies of the weights.
+    common = ("Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K")
+    blocks += [GemmConfig(64, 64, 64, 4, layout="swizzled", b_source=name) for name in common]
+    blocks += [replace(config, out="f16") for config in blocks if config.b_source == "Q4_K"]
+    blocks += [replace(blocks[B_SOURCES.index(name) - 1], pitch=4608) for name in ("Q4_K", "Q6_K")]
     halves = [replace(config, out="f16") for config in large]
     return [make_gemm(config) for config in (*campaign, *large, *halves, *blocks)]

@@ -79,6 +79,14 @@ class CompileError(RuntimeError):
         super().__init__(f"{kernel} [{config}] for {arch}: {reason}")
 
 
+def require_integers(family: str, config: Any, *fields: str) -> None:
+    """Refuse (ConfigRefused) a config with a field that is no whole number (64.0 is none)."""
+    for field in fields:
+        value = getattr(config, field)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ConfigRefused(f"{family}: {field} = {value!r} is no whole number: give an int")
+
+
 def grid_shape(grid: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int, int]:
     """(x, y, z) of a launch's grid: blocks along x alone, or up to three counts; what is left out is 1.
 
@@ -109,6 +117,7 @@ class Argument:
             CUtensorMap by value).
         dtype: the element type for arrays, the type for scalars, as a NumPy name or "bfloat16"; None for any.
         stored: a tensor map through which a whole output is stored: checked like "out".
+        align: bytes that an array's address must be a multiple of, a power of two: launches check it.
         finite: an input in which a NaN or an infinity would vanish in a rounding to integers: checked mode
             refuses them.
     """
@@ -118,8 +127,11 @@ class Argument:
     dtype: str | None = None
     stored: bool = False
     finite: bool = False
+    align: int = 1
 
     def __post_init__(self) -> None:
+        if self.align < 1 or self.align & (self.align - 1):
+            raise ValueError(f"argument {self.name!r}: alignment {self.align} is no power of two")
         if self.kind not in ARGUMENT_KINDS:
             raise ValueError(
                 f"argument {self.name!r}: kind {self.kind!r} is none of {', '.join(ARGUMENT_KINDS)}"

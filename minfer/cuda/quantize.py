@@ -245,6 +245,6 @@ def shipped() -> list[Kernel]:
     return [
         *(quantize_q8(QuantizeQ8Config(pdl=pdl)) for pdl in (False, True)),
         *(quantize_q8_0_pad40(QuantizePad40Config(form)) for form in FORMS),
-        quantize_q8_0_pad40(QuantizePad40Config(unroll=2)),
-        quantize_q8_0_pad40(QuantizePad40Config(source="f16")),
+        *(quantize_q8_0_pad40(QuantizePad40Config(unroll=n)) for n in (2, 4)),
+        *(quantize_q8_0_pad40(QuantizePad40Config(source="f16", unroll=n)) for n in (1, 2, 4)),
     ]

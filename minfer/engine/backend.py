@@ -120,6 +120,9 @@ class Backend(Protocol):
     def settings(self) -> dict[str, str]:
         """What was chosen that the figures depend on, by name."""
 
+    def sensors(self) -> dict[str, float]:
+        """What the device reports of itself now, such as sm_mhz, power_w, temperature_c; {}: nothing."""
+
     def open(
         self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
     ) -> Runtime:
@@ -129,25 +132,28 @@ class Backend(Protocol):
         """
 
 
-def choose_backend(name: str = "auto", route: str = "auto") -> tuple[Backend, str]:
+def choose_backend(name: str = "auto", route: str = "auto", weights: str = "auto") -> tuple[Backend, str]:
     """The backend of that name, and one line that says why it is this one.
 
-    route: which kernels the cuda backend prefills with (`minfer.engine.cuda.routes`). Raises EngineError if
-    backend or route are not to be had here, InputError for an unknown name.
+    route: which kernels the cuda backend prefills with (`minfer.engine.cuda.routes`); weights: in which form
+    of the weights (`minfer.engine.cuda.plan`). Raises EngineError if backend or route are not to be had here,
+    InputError for an unknown name.
     """
     if name not in BACKENDS:
         raise InputError(f"backend {name!r} is unknown: choose one of {', '.join(BACKENDS)}")
     if name == "host":
         if route != "auto":
             raise InputError(f"route {route!r} is of the cuda backend: the host backend has none")
+        if weights != "auto":
+            raise InputError(f"weights {weights!r} is of the cuda backend: the host backend has one form")
         return _host(), "host: asked for"
     reason = _why_no_cuda()
     if reason is None:
         from minfer.engine.cuda.backend import CudaBackend
 
-        backend = CudaBackend(route)
+        backend = CudaBackend(route, weights=weights)
         return backend, f"cuda: {'asked for' if name == 'cuda' else 'a GPU is here'}: {backend.describe()}"
-    if name == "cuda" or route != "auto":
+    if name == "cuda" or route != "auto" or weights != "auto":
         raise EngineError(f"backend cuda cannot be used: {reason}; use --backend host")
     matter, _, _ = reason.partition(": ")  # the remedy is for those who ask for cuda
     return _host(), f"host: {matter}"

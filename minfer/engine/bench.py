@@ -6,16 +6,19 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
 
 import minfer
 from minfer.engine.backend import Backend, KvDtype
-from minfer.engine.errors import InputError
+from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 from minfer.model.model import Model
+
+STEADY = 0.01
+"""Change of a run's time, as a part of it, below which the device counts as steady."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,9 @@ class BenchResult:
     """One test: pp N (n_gen 0) is one prompt of N random tokens, tg N (n_prompt 0) is N single-token decodes.
 
     samples_ns: nanoseconds of each repetition; samples_ts: tokens per second; avg_* and stddev_* over these.
-    test_time: when the test ended, ISO 8601, UTC.
+    test_time: when the test ended, ISO 8601, UTC. backends: `backend`, by llama-bench's name.
+    regime: "burst", the repetitions right after a warm-up, or "sustained", after the device has worked until
+    its speed was steady; sensors: the means of what the device reported after the repetitions.
     """
 
     test: str
@@ -47,6 +52,13 @@ class BenchResult:
     test_time: str
     settings: dict[str, str]
     versions: dict[str, str]
+    backends: str = ""
+    regime: str = "burst"
+    sensors: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.backends:
+            object.__setattr__(self, "backends", self.backend)
 
     def as_dict(self) -> dict:
         """The fields, ready for JSON."""
@@ -61,19 +73,23 @@ def bench(
     repetitions: int = 5,
     kv_dtype: KvDtype = "f16",
     chunk: int | None = None,
+    sustained: float = 0.0,
     on_sample: Callable[[str, int, int], None] | None = None,
 ) -> list[BenchResult]:
     """Run pp N for each N in `prompts` (logits of the last token only), tg N for each in `generations`.
 
     Each starts from an empty context, after one warm-up run; nothing is tokenised or sampled. A length of
-    0 is left out. on_sample is called with (test, repetitions done, repetitions). Raises InputError for
-    lengths that the model's context does not hold.
+    0 is left out. sustained: seconds that each test runs before it is timed, so that a GPU reaches its power
+    limit and the clock that it can hold; longer, up to three times, until the speed changes by less than
+    1 %. 0: a burst, as llama-bench measures. on_sample is called with (test, repetitions done, repetitions).
+    Raises InputError for lengths that the model's context does not hold, EngineError where logits are not
+    finite after a run: what was timed was no forward then.
     """
     tests = [("pp", n) for n in prompts if n] + [("tg", n) for n in generations if n]
     if not tests:
         raise InputError("nothing to measure: give a prompt length or a number of tokens to generate above 0")
-    if min(n for _, n in tests) < 0 or repetitions < 1:
-        raise InputError("lengths must not be negative, and there must be at least 1 repetition")
+    if min(n for _, n in tests) < 0 or repetitions < 1 or sustained < 0:
+        raise InputError("lengths and seconds must not be negative, and there must be at least 1 repetition")
     session = Session(model, backend, max(n for _, n in tests), kv_dtype, chunk)
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, session.n_ctx)
 
@@ -81,25 +97,60 @@ def bench(
         session.reset()
         start = time.perf_counter_ns()
         if kind == "pp":
-            session.forward(ids[:n])
+            logits = session.forward(ids[:n])
         else:
             for i in range(n):
-                session.forward(ids[i : i + 1])
-        return time.perf_counter_ns() - start
+                logits = session.forward(ids[i : i + 1])
+        elapsed = time.perf_counter_ns() - start
+        if not np.isfinite(logits).all():
+            raise EngineError(
+                f"{kind}{n}: {np.count_nonzero(~np.isfinite(logits)):,} of {logits.size:,} logits are NaN or "
+                "infinite: what was timed was no forward pass, and no speed is reported"
+            )
+        return elapsed
 
     results = []
     for kind, n in tests:
         run(kind, n if kind == "pp" else 1)  # warm-up, as llama-bench does it
-        samples = []
+        if sustained:
+            _until_steady(lambda kind=kind, n=n: run(kind, n), sustained)
+        samples, readings = [], []
         for repetition in range(repetitions):
             samples.append(run(kind, n))
+            readings.append(backend.sensors())
             if on_sample is not None:
                 on_sample(f"{kind}{n}", repetition + 1, repetitions)
-        results.append(_result(kind, n, samples, session))
+        regime = "sustained" if sustained else "burst"
+        results.append(_result(kind, n, samples, session, regime, _means(readings)))
     return results
 
 
-def _result(kind: str, n: int, samples: list[int], session: Session) -> BenchResult:
+def _until_steady(run: Callable[[], int], seconds: float) -> None:
+    """Repeat a run (it returns its nanoseconds) for some seconds, and on until a quarter of that brings less
+    than 1 % of change; at most three times as long."""
+    start = time.perf_counter()
+    before, part, begun = 0.0, [], start
+    while True:
+        part.append(run())
+        now = time.perf_counter()
+        if now - begun < seconds / 4:
+            continue
+        middle = statistics.median(part)
+        steady = before > 0 and abs(middle - before) < STEADY * before
+        if now - start >= 3 * seconds or (steady and now - start >= seconds):
+            return
+        before, part, begun = middle, [], now
+
+
+def _means(readings: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each sensor that every reading has."""
+    names = set(readings[0]).intersection(*readings)
+    return {name: round(statistics.mean(r[name] for r in readings), 1) for name in sorted(names)}
+
+
+def _result(
+    kind: str, n: int, samples: list[int], session: Session, regime: str, sensors: dict[str, float]
+) -> BenchResult:
     rates = [n / (ns * 1e-9) for ns in samples]
     file = session.model.file
     return BenchResult(
@@ -128,4 +179,6 @@ def _result(kind: str, n: int, samples: list[int], session: Session) -> BenchRes
             "python": platform.python_version(),
             **session.backend.versions(),
         },
+        regime=regime,
+        sensors=sensors,
     )

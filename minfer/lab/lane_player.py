@@ -83,6 +83,33 @@ def gemm_tiles(config: Any) -> dict[str, TileAt]:
     return where
 
 
+@lru_cache(maxsize=1)
+def hopper_film() -> Film:
+    """A 128 x 64 x 192 product by one block of the Hopper GEMM: a warp that loads by TMA, two warpgroups that
+    multiply by wgmma, a ring of two stages between them."""
+    from minfer.cuda import simulator
+    from minfer.cuda.gemm_hopper import GemmHopperConfig, make_gemm_hopper
+    from minfer.cuda.tile.shared import SharedTile
+    from minfer.cuda.trace import Trace
+
+    config, (nt, od, depth) = GemmHopperConfig(64, 2), (128, 64, 192)
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((rows, depth)).astype(np.float16) for rows in (nt, od))
+    c = np.full((nt, od), np.nan, np.float16)
+    maps = [
+        simulator.tensor_map(array, *config.boxes[name]) for name, array in zip("abc", (a, b, c), strict=True)
+    ]
+    trace = Trace()
+    simulator.launch(make_gemm_hopper(config), 1, *maps, nt, od, depth, 1, trace=trace, strict=False)
+    tiles = {}
+    for stage in range(config.stages):
+        start = stage * config.stage_bytes
+        for name, rows, at in (("A", config.tile_n, start), ("B", config.tile_m, start + config.a_bytes)):
+            tile = SharedTile(rows, 2 * config.tile_k, swizzle=128)
+            tiles[f"{name}, stage {stage}"] = TileAt(at, rows, tile.row_bytes, tile.address)
+    return film(trace, tiles=tiles)
+
+
 class LanePlayer(Explorer):
     """A time slider through the films of one kernel.
 
@@ -99,15 +126,15 @@ class LanePlayer(Explorer):
             "step": integers(0, len(self.films[first]) - 1, step, "step"),
         }
         super().__init__("lane player", controls, self._frame, draw_frame, frame_html)
-        play = ipywidgets.Play(max=10_000, interval=900, description="play")
-        ipywidgets.jslink((play, "value"), (controls["step"], "value"))
+        self.play = ipywidgets.Play(step, max=len(self.films[first]) - 1, interval=1200)
+        ipywidgets.jslink((self.play, "value"), (controls["step"], "value"))
         self.to_conflict = ipywidgets.Button(description="next conflict", icon="step-forward")
         self.to_hazard = ipywidgets.Button(description="next hazard", icon="exclamation-triangle")
         self.to_conflict.on_click(lambda _: self.jump("conflicts"))
         self.to_hazard.on_click(lambda _: self.jump("hazards"))
         self._buttons()
         left = self.box.children[0]
-        left.children = (*left.children, play, ipywidgets.HBox([self.to_conflict, self.to_hazard]))
+        left.children = (*left.children, self.play, ipywidgets.HBox([self.to_conflict, self.to_hazard]))
 
     @property
     def film(self) -> Film:
@@ -125,7 +152,7 @@ class LanePlayer(Explorer):
 
     def _changed(self, change) -> None:
         if change["owner"] is self.controls["name"]:
-            self.controls["step"].max = len(self.film) - 1
+            self.controls["step"].max = self.play.max = len(self.film) - 1
             self._buttons()
         super()._changed(change)
 
@@ -145,3 +172,8 @@ def gemm_player(step: int = 20) -> LanePlayer:
         },
         step,
     )
+
+
+def hopper_player(step: int = 0) -> LanePlayer:
+    """The Hopper GEMM's one block, step by step."""
+    return LanePlayer({"TMA and wgmma": hopper_film()}, step)

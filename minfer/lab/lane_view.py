@@ -42,6 +42,8 @@ KIND_COLOURS = {
     "barrier": style.QUIET,
     "global": style.PINK,
 }
+CHUNK_WORDS = 4
+"""Words of the 16-byte chunks that a lane copies or names."""
 MOST_LABELLED = 40
 """Rows up to which a map has a lane's number in every touched word."""
 
@@ -49,15 +51,18 @@ MOST_LABELLED = 40
 def draw_frame(frame: Frame) -> Picture:
     """A step of a film: every warp's steps on top, shared memory by bank with its load, the touched tile."""
     fig = Figure(figsize=(9.6, 7.4), layout="constrained", facecolor="white")
-    grid = fig.add_gridspec(3, 2, height_ratios=(1.1, 5.2, 1.3), width_ratios=(1.75, 1))
-    top, memory = style.dress(fig.add_subplot(grid[0, :])), style.dress(fig.add_subplot(grid[1, 0]))
-    load = style.dress(fig.add_subplot(grid[2, 0], sharex=memory))
-    cells = style.dress(fig.add_subplot(grid[1:, 1]))
+    strip = 1.1 if frame.film.warps <= 4 else 1.9
+    tiled = bool(frame.film.tiles)
+    grid = fig.add_gridspec(3, 2, height_ratios=(strip, 5.2, 1.3), width_ratios=(1.75, 1))
+    left = 0 if tiled else slice(None)
+    top, memory = style.dress(fig.add_subplot(grid[0, :])), style.dress(fig.add_subplot(grid[1, left]))
+    load = style.dress(fig.add_subplot(grid[2, left], sharex=memory))
     rows = [{"panel": "steps", **row} for row in _timeline(top, frame.film, frame.step)]
     rows += [{"panel": "words", **row} for row in frame.words]
     _memory(memory, frame)
     rows += [{"panel": "load", "bank": bank, "words": count} for bank, count in enumerate(_load(load, frame))]
-    _tile(cells, frame)
+    if tiled:
+        _tile(style.dress(fig.add_subplot(grid[1:, 1])), frame)
     _legend(fig)
     alt = f"{frame.film.name}, step {frame.step.number + 1} of {len(frame.film)}: {frame.step}"
     return Picture(fig, alt, rows)
@@ -82,7 +87,8 @@ def _timeline(ax: Axes, film: Film, now: Step) -> list[dict]:
                 markeredgewidth=0.5,
             )
     ax.axvspan(now.number, now.number + 1, facecolor="none", edgecolor=style.INK, linewidth=1.4, zorder=5)
-    ax.set_yticks([w + 0.5 for w in range(film.warps)], [str(w) for w in range(film.warps)])
+    every = 1 if film.warps <= 8 else 4
+    ax.set_yticks([w + 0.5 for w in range(0, film.warps, every)], range(0, film.warps, every))
     ax.set_xlim(0, len(film))
     ax.tick_params(length=0)
     style.label(ax, "step (one instruction of one warp)", "warp")
@@ -108,7 +114,7 @@ def _headline(step: Step) -> str:
         return verdict(step.banks)
     return {
         "copy": "copies are on their way",
-        "wait": f"{len(step.landed)} copies have landed",
+        "wait": f"{len(step.landed)} copies have landed" if step.landed else "nothing lands",
         "mma": "no memory is touched",
         "barrier": "warps wait for each other",
     }.get(step.kind, NAMES.get(step.op, step.op.name.lower()))
@@ -124,15 +130,15 @@ def _memory(ax: Axes, frame: Frame) -> None:
     picture = colours[states].reshape(height, 32, 3)
     for word in frame.words:
         picture[word["word"] // 32, word["bank"]] = _rgb(_word_colour(word))
-    style.cells(ax, picture)
+    _cells(ax, picture)
     if height <= MOST_LABELLED:
-        for word in frame.words:
-            _number(ax, word["bank"], word["word"] // 32, word)
+        _numbers(ax, [(word["word"] // 32, word["bank"], word["lane"]) for word in frame.words])
     for name, tile in frame.film.tiles.items():
         first, size = tile.start / 128, (max(tile.words) + 1) * 4 / 128 - tile.start / 128
         ax.plot([32.25, 32.25], [first + 0.1, first + size - 0.1], color=style.QUIET, lw=1.5, clip_on=False)
-        look = {"rotation": 90, "fontsize": 8, "color": style.INK, "va": "center"}
-        ax.text(32.5, first + size / 2, name, **look)
+        crowded = size < 0.2 * height
+        look = {"rotation": 0 if crowded else 90, "fontsize": 8, "color": style.INK, "va": "center"}
+        ax.text(32.5, first + size / 2, name.replace(", stage ", "") if crowded else name, **look)
     ax.set_xlim(-0.1, 33.6)
     ax.set_ylim(height + 0.05, -0.05)
     step = max(height // 8, 1)
@@ -171,10 +177,9 @@ def _tile(ax: Axes, frame: Frame) -> None:
     mine = [word for word in frame.words if word["tile"] == name]
     for word in mine:
         picture[word["row"], word["byte"] // 4] = _rgb(_word_colour(word))
-    style.cells(ax, picture)
+    _cells(ax, picture)
     if tile.rows <= MOST_LABELLED:
-        for word in mine:
-            _number(ax, word["byte"] // 4, word["row"], word)
+        _numbers(ax, sorted((word["row"], word["byte"] // 4, word["lane"]) for word in mine))
     ax.set_xlim(-0.1, width + 0.1)
     ax.set_ylim(tile.rows + 0.1, -0.1)
     every = max(width // 8, 1)
@@ -185,9 +190,28 @@ def _tile(ax: Axes, frame: Frame) -> None:
     style.title(ax, name, "the same words, where the matrix has them")
 
 
-def _number(ax: Axes, x: float, y: float, word: dict) -> None:
-    text = ax.text(x + 0.5, y + 0.54, word["lane"], ha="center", va="center", fontsize=5.6, color="white")
-    text.set_in_layout(False)
+def _cells(ax: Axes, colours: np.ndarray) -> None:
+    """Cells parted by lines, where they are large enough for lines."""
+    height, width, _ = colours.shape
+    if height <= 2 * MOST_LABELLED:
+        style.cells(ax, colours, part=CHUNK_WORDS)
+    else:
+        ax.imshow(colours, extent=(0, width, height, 0), aspect="auto", interpolation="nearest")
+
+
+def _numbers(ax: Axes, cells: list[tuple[int, int, int]]) -> None:
+    """The lanes of (row, column, lane), one number for neighbours of one lane."""
+    runs: list[list[int]] = []
+    for row, column, lane in cells:
+        if runs and runs[-1][:2] == [row, lane] and runs[-1][3] == column:
+            runs[-1][3] += 1
+        else:
+            runs.append([row, lane, column, column + 1])
+    for row, lane, first, end in runs:
+        x = (first + end) / 2
+        ax.text(x, row + 0.54, lane, ha="center", va="center", fontsize=6.5, color="white").set_in_layout(
+            False
+        )
 
 
 def _word_colour(word: dict) -> str:

@@ -75,13 +75,15 @@ def shapes(preset: str = "qwen2.5-7b") -> Shapes:
 
 
 def plan(model: Shapes, where: Device, n_ctx: int, chunk: int, free: int) -> MemoryPlan:
-    """The plan of the cuda backend on a device with `free` bytes, by the route that it would take there.
+    """The plan of the cuda backend on a device with `free` bytes, by the route that it would take there; of
+    its ways to have the weights, those in which the GEMMs read f16.
 
     Raises:
         EngineError: the model does not fit; the message holds the numbers.
     """
     route = choose_route("auto", where.arch, {})
-    return plan_memory(model.config, model.layers, model.tables, n_ctx, chunk, route, free, where.sms)
+    config, ways = model.config, ("resident", "scratch")
+    return plan_memory(config, model.layers, model.tables, n_ctx, chunk, route, free, where.sms, ways=ways)
 
 
 @dataclass(frozen=True)

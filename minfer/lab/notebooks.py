@@ -20,6 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_CELL = 10
 """Lines of code a cell: what is longer belongs in a module."""
+KERNEL_TAG = "kernel"
+LONGEST_KERNEL = 20
+"""The tag of cells that hold a kernel of the reader's own, and their lines."""
 PICTURE_TAG = "nbval-ignore-output"
 """The tag of cells whose output is a picture, a widget or a timing: nbval runs them and compares nothing."""
 
@@ -148,8 +151,9 @@ def problems(path: Path) -> list[str]:
 
 def _cell_problems(cell: dict) -> Iterable[str]:
     lines = [line for line in cell["source"] if line.strip()]
-    if len(lines) > LONGEST_CELL:
-        yield f"{len(lines)} lines of code, at most {LONGEST_CELL}: move it into minfer.lab"
+    longest = LONGEST_KERNEL if KERNEL_TAG in cell["metadata"].get("tags", []) else LONGEST_CELL
+    if len(lines) > longest:
+        yield f"{len(lines)} lines of code, at most {longest}: move it into minfer.lab"
     picture = PICTURE_TAG in cell["metadata"].get("tags", [])
     for output in cell["outputs"]:
         if output["output_type"] == "error":

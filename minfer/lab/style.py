@@ -75,12 +75,13 @@ def bare(ax: Axes) -> Axes:
     return ax
 
 
-def cells(ax: Axes, colours: np.ndarray) -> None:
-    """A grid of cells from (rows, columns, 3) colours, parted by thin white lines, cell (0, 0) on top."""
+def cells(ax: Axes, colours: np.ndarray, part: int = 1) -> None:
+    """A grid of cells from (rows, columns, 3) colours, cell (0, 0) on top; thin white lines part the rows and
+    every so many columns."""
     height, width, _ = colours.shape
     ax.imshow(colours, extent=(0, width, height, 0), aspect="auto", interpolation="nearest")
     ax.hlines(range(1, height), 0, width, color="white", linewidth=0.5)
-    ax.vlines(range(1, width), 0, height, color="white", linewidth=0.5)
+    ax.vlines(range(part, width, part), 0, height, color="white", linewidth=0.5)
 
 
 def write(ax: Axes, x: float, y: float, text: object, **look) -> None:

@@ -7,7 +7,7 @@ from html import escape
 
 import ipywidgets
 
-from minfer.arithmetic.banks import BankRequest
+from minfer.arithmetic.banks import BankRequest, TileAddress, padded
 from minfer.arithmetic.devices import DEVICES, device
 from minfer.arithmetic.occupancy import Occupancy, blocks_per_sm
 from minfer.lab.background import BackgroundCompiler, Compilation
@@ -92,9 +92,18 @@ def tile_html(report: TileReport) -> str:
 
 @dataclass(frozen=True)
 class BankReport:
-    """A tile's layout and one access to it."""
+    """A tile's layout and one access to it.
 
-    tile: object
+    Attributes:
+        address: (row, byte column) -> byte. row_bytes, stride, size_bytes: of a row, from row to row, of all.
+        built: whether the kernels' tile layer builds this layout; others are shown to compare.
+    """
+
+    address: TileAddress
+    row_bytes: int
+    stride: int
+    size_bytes: int
+    built: bool
     access: str
     phase: int
     name: str
@@ -104,30 +113,44 @@ class BankReport:
 def explore_banks(row_halves: int, padding: int, swizzle: bool, access: str, phase: int) -> BankReport:
     """The bank request of an access to a 32-row f16 tile of the kernels' own layout.
 
+    Rows that the kernels do not build, because `ldmatrix` cannot read them, can still be read word by word.
+
     Args:
         row_halves: f16 elements a row. padding: elements added to a row. swizzle: XOR the 16-byte chunks.
         access: a key of `bank_view.ACCESSES`. phase: which phase to show, reduced to those that the access
             has.
 
     Raises:
-        ConfigRefused: a layout that the tile layer does not build.
+        ConfigRefused: a layout that the tile layer does not build, for `ldmatrix`.
+        ValueError: rows that do not start at whole words.
     """
+    from minfer.cuda.kernel import ConfigRefused
     from minfer.cuda.tile.shared import SharedTile
 
-    width = min(row_halves * 2, 128) if swizzle else 0
-    tile = SharedTile(32, row_halves * 2, padding * 2, width)
-    request = ACCESSES[access].request(tile.address)
+    rows, row_bytes = 32, row_halves * 2
+    width = min(row_bytes, 128) if swizzle else 0
+    stride, built = row_bytes + padding * 2, True
+    try:
+        address = SharedTile(rows, row_bytes, padding * 2, width).address
+    except ConfigRefused:
+        if swizzle or access.startswith("ldmatrix"):
+            raise
+        address, built = padded(row_bytes, padding * 2), False
+    request = ACCESSES[access].request(address)
     layout = f"{width}-byte XOR swizzle" if swizzle else f"+{padding} halves" if padding else "no padding"
     name = f"{row_halves} halves a row, {layout}"
-    return BankReport(tile, access, phase % len(request.degrees), name, request)
+    phase %= len(request.degrees)
+    return BankReport(address, row_bytes, stride, rows * stride, built, access, phase, name, request)
 
 
 def bank_html(report: BankReport) -> str:
     """The verdict, then what each phase costs."""
     colour = "#009E73" if report.request.degree == 1 else "#D55E00"
     rows = [{"phase": i, "wavefronts": degree} for i, degree in enumerate(report.request.degrees)]
-    stride = f"rows are {report.tile.stride:,} B apart, the tile takes {report.tile.size_bytes:,} B"
-    return notice(verdict(report.request), colour) + f"<p>{stride}</p>" + Table(rows)._repr_html_()
+    stride = f"rows are {report.stride:,} B apart, the tile takes {report.size_bytes:,} B"
+    if not report.built:
+        stride += ". The kernels do not build these rows: <code>ldmatrix</code> cannot read them"
+    return notice(verdict(report.request), colour) + f"<p>{stride}.</p>" + Table(rows)._repr_html_()
 
 
 def bank_explorer() -> Explorer:
@@ -141,8 +164,7 @@ def bank_explorer() -> Explorer:
     }
 
     def picture(report: BankReport):
-        tile = report.tile
-        return draw_bank_map(tile.address, tile.row_bytes, report.access, report.phase, report.name)
+        return draw_bank_map(report.address, report.row_bytes, report.access, report.phase, report.name)
 
     return Explorer("bank map", controls, explore_banks, picture, bank_html)
 

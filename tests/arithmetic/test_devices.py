@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from minfer.arithmetic.devices import DEVICES, H200, by_name, device
+from minfer.arithmetic.devices import DEVICES, H200, by_name, device, shared_limit
 
 # Dense f16 operations (f32 accumulate) a clock and SM, by architecture: whitepapers.
 F16_A_CLOCK = {
@@ -84,3 +84,11 @@ def test_missing_tensor_rate_is_refused():
 def test_driver_names(reported, key):
     found = by_name(reported)
     assert (found.key if found else None) == key
+
+
+def test_shared_memory_of_an_architecture():
+    for d in DEVICES.values():
+        assert shared_limit(d.arch) == d.shared_per_block
+    assert shared_limit("sm_103a") == shared_limit("sm_100a")  # not in the table: its family's
+    with pytest.raises(KeyError):
+        shared_limit("sm_75")

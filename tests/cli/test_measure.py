@@ -30,6 +30,7 @@ def test_bench_json_has_llama_bench_fields(capsys):
         assert len(row["samples_ns"]) == len(row["samples_ts"]) == 2
         assert row["avg_ts"] == pytest.approx(sum(row["samples_ts"]) / 2)
         assert row["model_filename"] == TINY.name
+        assert (row["backends"], row["regime"], row["sensors"]) == ("host", "burst", {})
         assert {"avg_ns", "stddev_ns", "stddev_ts", "model_size", "model_n_params", "type_k"} <= set(row)
 
 
@@ -39,6 +40,16 @@ def test_bench_text_names_the_tests(capsys):
     assert [line.split()[0] for line in out.splitlines()] == ["pp8", "pp16", "tg2"]
     assert all("tok/s" in line for line in out.splitlines())
     assert err.startswith("host")
+
+
+def test_conditions_stand_beside_a_speed(capsys):
+    from minfer.cli.measure import _conditions
+
+    assert _conditions("burst", {}) == ""
+    sensors = {"sm_mhz": 1410.4, "power_w": 690.2, "temperature_c": 61.0}
+    assert _conditions("sustained", sensors) == "  (sustained, 1410 MHz, 690 W, 61 °C)"
+    status, out, _ = run(capsys, "bench", "-m", TINY, "-p", "8", "-n", "0", "-r", "1", "--sustained", "0.01")
+    assert status == 0 and out.strip().endswith("(sustained)")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def mmq_case(config: MmqConfig, nt: int, od: int, depth: int) -> Case:
     else:
         out = poisoned((nt, od), np.float32)
         wanted, magnitude = reference.product(config.weight_type, packed, activations)
-        bound = 1e-6 * magnitude + 1e-9
+        bound = (1e-6 if config.minimum == "fma" else 8e-6) * magnitude + 1e-9
 
         def expected(got: np.ndarray) -> None:
             off = np.abs(got.astype(np.float64) - wanted)

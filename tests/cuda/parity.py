@@ -31,7 +31,8 @@ class Case:
     `expected` maps an argument's name to an array (compared within `rtol` and `atol`, exactly where both
     are 0) or to a function that asserts on the result. `whole_chunks` names byte inputs that a GPU gets
     rounded up to 16 bytes: the kernel ends them with a cp.async of a smaller source size, which reads no
-    further (the simulator checks that), but compute-sanitizer counts the whole chunk.
+    further (the simulator checks that), but compute-sanitizer counts the whole chunk. `boxes` maps arguments
+    that the kernel takes as tensor maps (128-byte swizzle) to the (rows, columns) of their boxes.
     """
 
     kernel: Kernel
@@ -42,6 +43,7 @@ class Case:
     atol: float = 0.0
     name: str = ""
     whole_chunks: tuple[str, ...] = ()
+    boxes: dict[str, tuple[int, int]] = field(default_factory=dict)
     results: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,7 +74,10 @@ class Case:
         from minfer.cuda import simulator
 
         self.results = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in self.arguments.items()}
-        simulator.launch(self.kernel, self.grid, *self.results.values(), **options)
+        passed = [
+            simulator.tensor_map(v, *self.boxes[k]) if k in self.boxes else v for k, v in self.results.items()
+        ]
+        simulator.launch(self.kernel, self.grid, *passed, **options)
         self.check()
 
     def run_on_gpu(self) -> None:
@@ -95,5 +100,6 @@ class Case:
             whole = arguments[name].ravel()
             arguments[name] = np.concatenate([whole, np.zeros(-whole.size % 16, np.uint8)])
         held = {k: runtime.to_device(v) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
-        runtime.launch(self.kernel, self.grid, *held.values())
+        passed = [runtime.tensor_map(v, *self.boxes[k]) if k in self.boxes else v for k, v in held.items()]
+        runtime.launch(self.kernel, self.grid, *passed)
         return {name: held[name].to_host() for name in self.expected}

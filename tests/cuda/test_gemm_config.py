@@ -77,6 +77,10 @@ def test_grid_counts_token_tiles_fastest():
         ),
         ({"min_blocks": 0}, "at least 0 blocks of 256 threads"),
         ({"min_blocks": 9}, "at least 9 blocks of 256 threads.*use 1 to 8"),
+        ({"tile_m": 64.0}, "tile_m = 64.0 is no whole number"),
+        ({"stages": True}, "stages = True is no whole number"),
+        ({"min_blocks": 1.5}, "min_blocks = 1.5"),
+        ({"pitch": "wide"}, "pitch = 'wide'"),
         ({"warps": 0}, "0 threads a block.*1 to 32 warps"),
         ({"layout": "diagonal"}, "layout = 'diagonal' is not one of padded, swizzled, plain"),
         ({"a_source": "f64"}, "a_source"),
@@ -100,6 +104,7 @@ def test_names_are_short_and_tell_variants_apart():
         GemmConfig(warps=4),
         GemmConfig(warps_n=4),
         GemmConfig(min_blocks=2),
+        GemmConfig(pitch=96),
     ]
     names = [str(config) for config in configs]
     assert len(set(names)) == len(names)
@@ -115,6 +120,8 @@ def test_products_that_a_kernel_cannot_compute_are_refused():
         GemmConfig(b_source="Q6_K").check(1, 3, 320)
     with pytest.raises(ConfigRefused, match="at least 1"):
         GemmConfig().check(0, 3, 8)
+    with pytest.raises(ConfigRefused, match="65 outputs in rows that are 64 elements apart"):
+        GemmConfig(pitch=64).check(1, 65, 8)
 
 
 def test_the_seed_s_switches_select_configs():

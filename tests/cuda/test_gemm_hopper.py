@@ -15,6 +15,36 @@ def test_shared_memory():
     assert config.shared_bytes == 4 * 49_152 + 8 * 2 * 2048 + 64 + 1024
 
 
+def test_a_tile_of_a_gated_product_has_half_of_each_matrix():
+    config = GemmHopperConfig(cluster=2, epilogue="swiglu")
+    assert (config.out_m, config.loads, config.boxes["b"]) == (128, 2, (128, 64))
+    assert GemmHopperConfig(epilogue="swiglu").loads == 2
+    assert config.tiles(2048, 18944) == (8, 148)
+
+
+def test_two_blocks_share_a_tile():
+    config = GemmHopperConfig(224, split=2)
+    assert (config.blocks, config.store_m, config.loads) == (2, 112, 1)
+    assert config.grid(512, 3584, 132) == (2 * 4 * 16, 1, 1)
+
+
+def test_f32_results_have_narrower_chunks():
+    assert GemmHopperConfig(out="f32").boxes["c"] == (16, 32)
+
+
+def test_names_tell_variants_apart():
+    configs = [
+        GemmHopperConfig(),
+        GemmHopperConfig(cluster=2),
+        GemmHopperConfig(out="f32"),
+        GemmHopperConfig(out="f32", epilogue="add"),
+        GemmHopperConfig(epilogue="swiglu"),
+        GemmHopperConfig(pdl=True),
+        GemmHopperConfig(split=2),
+    ]
+    assert len({str(config) for config in configs}) == len(configs)
+
+
 def test_grids_are_persistent_and_whole_clusters():
     assert GemmHopperConfig().grid(2048, 37888, 132) == (132, 1, 1)
     assert GemmHopperConfig().grid(130, 256, 132) == (2, 1, 1)
@@ -28,6 +58,9 @@ def test_grids_are_persistent_and_whole_clusters():
         (2048, 3584, 3584, 224, 1),
         (2048, 4608, 3584, 192, 1),
         (2048, 37888, 3584, 256, 2),
+        # and at 512: 128 tiles for o, as many for q, k and v
+        (512, 3584, 3584, 112, 1),
+        (512, 4608, 3584, 144, 1),
     ],
 )
 def test_choice_fills_whole_waves(nt, od, depth, tile_m, cluster):
@@ -44,11 +77,22 @@ def test_a_group_holds_about_2048_tokens():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((40,), "tile_m = 40"),
+        ((40,), "tile_m = 40: must be a multiple of 8 from 64"),
+        ((196,), "tile_m = 196"),
+        ((136, 4, 2), "tile_m = 136: must be a multiple of 16"),
+        ((120, 4, 1, "f16", "swiglu"), "tile_m = 120: must be a multiple of 16 from 128"),
+        ((128.0,), "tile_m = 128.0 is no whole number"),
+        ((256, 4, 2, "f16", "store", False, 2), "split = 2 with clusters of 2"),
+        ((256, 4, 1, "f16", "swiglu", False, 2), "split = 2 with clusters of 1, swiglu"),
+        ((120, 4, 1, "f16", "store", False, 2), "tile_m = 120: must be a multiple of 16 from 128"),
+        ((256, 4, 1, "f16", "store", False, 3), "split = 3 is not one of 1, 2"),
+        ((256, 4, 1, "f64"), "out = 'f64' is not one of f16, f32"),
+        ((256, 4, 1, "f16", "gelu"), "epilogue = 'gelu'"),
+        ((256, 4, 1, "f16", "add"), "add is for f32 results"),
         ((272,), "tile_m = 272"),
         ((256, 1), "1 stages"),
         ((256, 5), "use fewer stages"),
-        ((256, 4, 3), "clusters of 3"),
+        ((256, 4, 4), "cluster = 4 is not one of 1, 2"),
     ],
 )
 def test_configs_that_cannot_run_are_refused(arguments, message):
@@ -56,7 +100,20 @@ def test_configs_that_cannot_run_are_refused(arguments, message):
         GemmHopperConfig(*arguments)
 
 
-@pytest.mark.parametrize("config", [GemmHopperConfig(), GemmHopperConfig(224, 4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [
+        GemmHopperConfig(),
+        GemmHopperConfig(224, 4, 2),
+        GemmHopperConfig(232),
+        GemmHopperConfig(cluster=2, epilogue="swiglu"),
+        GemmHopperConfig(224, out="f32", epilogue="add"),
+        GemmHopperConfig(cluster=2, epilogue="swiglu", pdl=True),
+        GemmHopperConfig(224, split=2, pdl=True),
+        GemmHopperConfig(256, out="f32", epilogue="add", split=2),
+    ],
+    ids=str,
+)
 def test_assembled_without_spills_and_serialisation(config):
     compiled = compile_kernel(make_gemm_hopper(config), "sm_90a")
     resources = compiled.resources

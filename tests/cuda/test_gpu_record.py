@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -57,23 +56,3 @@ def test_a_given_path(fake, tmp_path, monkeypatch):
     monkeypatch.setenv("MINFER_GPU_RECORD", str(tmp_path / "deep" / "r.json"))
     path, _ = record.write_record({}, {}, tmp_path)
     assert path == tmp_path / "deep" / "r.json" and path.exists()
-
-
-def test_commit_without_git(monkeypatch, tmp_path):
-    monkeypatch.delenv("MINFER_COMMIT", raising=False)
-    assert record.commit_of(tmp_path) == "unknown"
-    monkeypatch.setattr(record.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError()))
-    assert record.commit_of(tmp_path) == "unknown" == record.driver_package()
-
-
-def test_commit_with_changes(monkeypatch, tmp_path):
-    monkeypatch.delenv("MINFER_COMMIT", raising=False)
-    said = {"rev-parse": "f00\n", "status": " M file\n"}
-
-    def run(command, **_):
-        return SimpleNamespace(stdout=said[command[3]], returncode=0)
-
-    monkeypatch.setattr(record.subprocess, "run", run)
-    assert record.commit_of(tmp_path) == "f00+changes"
-    said["status"] = ""
-    assert record.commit_of(tmp_path) == "f00"

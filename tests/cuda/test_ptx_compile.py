@@ -149,6 +149,8 @@ SASS = {
         "mma_m16n8k16_bf16": "HMMA.16816.F32.BF16",
         "mma_m16n8k32_s8": "IMMA.16832.S8.S8",
         "mma_m16n8k32_u8s8": "IMMA.16832.U8.S8",
+        "mma_m16n8k32_s8u8": "IMMA.16832.S8.U8",
+        "mma_m16n8k16_s8": "IMMA.16816.S8.S8",
         "ldmatrix_x1": "LDSM.16.M88",
         "ldmatrix_x4": "LDSM.16.M88.4",
         "ldmatrix_x4_trans": "LDSM.16.MT88.4",

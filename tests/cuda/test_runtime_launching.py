@@ -171,6 +171,26 @@ class TestPacking:
 
 
 class TestBadArguments:
+    def test_addresses_that_a_kernel_cannot_load_from(self, fake, args):
+        """Before the launch, and by name: a misaligned vector load ends the whole context."""
+        wide = (
+            Argument("a", "in", "float32", align=16),
+            Argument("b", "in", "bfloat16"),
+            Argument("out", "out", "float32", align=8),
+            *ARGUMENTS[3:],
+        )
+        kernel, a, rest = make_kernel(arguments=wide), args[0], args[1:]
+        runtime.launch(kernel, (1, 1, 1), a, *rest)
+        assert fake.launched[0].slots[0] == a.pointer
+        message = r"'a' lies at 0x[0-9a-f]*8, no multiple of 16 bytes: pass whole rows"
+        with pytest.raises(ValueError, match=message):
+            runtime.launch(kernel, (1, 1, 1), a[2:], *rest)
+        with pytest.raises(ValueError, match="'out' lies at 0x1004, no multiple of 8"):
+            runtime.launch(kernel, (1, 1, 1), a, args[1], 0x1004, *args[3:])
+        with pytest.raises(ValueError, match="'a' lies at"):
+            runtime.load(kernel).prepare((1, 1, 1), a[1:], *rest)
+        assert len(fake.launched) == 1
+
     @pytest.mark.parametrize(
         ("at", "value", "message"),
         [
@@ -361,6 +381,38 @@ class TestChecked:
         with runtime.checked(), pytest.raises(runtime.Unwritten):
             runtime.launch(kernel, (1, 1, 1), out, runtime.zeros(1, np.int32))
         assert np.isnan(seen).all() and len(seen) == 2
+
+    def test_an_output_over_an_input_is_not_poisoned(self, fake):
+        """A kernel that adds to a buffer in place reads what is there, in a second run too."""
+        arguments = (
+            Argument("x", "in", "int32"),
+            Argument("sum", "out", "int32"),
+            Argument("flag", "out", "uint8"),
+        )
+
+        def run(slots):
+            ctypes.c_int32.from_address(slots[1]).value = ctypes.c_int32.from_address(slots[0]).value + 1
+            ctypes.memset(slots[2], 0xA5, 1)  # the canary: the launch is repeated
+
+        fake.run, fake.parameters = run, 3
+        x = runtime.to_device(np.array([7], np.int32))
+        with runtime.checked():
+            runtime.launch(make_kernel(arguments=arguments), (1, 1, 1), x, x, runtime.empty(1, np.uint8))
+        assert len(fake.launched) == 2 and x.to_host().tolist() == [8]
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_an_input_that_must_be_finite(self, fake, bad):
+        kernel = make_kernel(arguments=(Argument("x", "in", "float16", finite=True),))
+        fake.parameters = 1
+        values = np.ones((2, 3), np.float16)
+        with runtime.checked():
+            runtime.launch(kernel, 1, runtime.to_device(values))
+        values[1, 0] = bad
+        with runtime.checked(), pytest.raises(runtime.NotFinite, match=r"1 of 6 .* at \(1, 0\)") as error:
+            runtime.launch(kernel, 1, runtime.to_device(values))
+        assert (error.value.argument, error.value.count) == ("x", 1)
+        runtime.launch(kernel, 1, runtime.to_device(values))  # outside of checked mode nobody looks
+        assert len(fake.launched) == 2
 
     def test_an_address_cannot_be_checked(self, fake):
         kernel = self.kernel(fake, "uint8", 1, lambda i: 1)

@@ -375,15 +375,28 @@ def test_float_mma(dtype):
     np.testing.assert_allclose(d, exact, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "a_type"), [("s8", np.int8), ("u8s8", np.uint8)])
-def test_integer_mma(name, a_type):
+@pytest.mark.parametrize(
+    ("name", "a_type", "b_type"),
+    [("s8", np.int8, np.int8), ("u8s8", np.uint8, np.int8), ("s8u8", np.int8, np.uint8)],
+)
+def test_integer_mma(name, a_type, b_type):
     a = RNG.integers(np.iinfo(a_type).min, np.iinfo(a_type).max, (16, 32), endpoint=True).astype(a_type)
-    b = RNG.integers(-128, 127, (32, 8), endpoint=True).astype(np.int8)
+    b = RNG.integers(np.iinfo(b_type).min, np.iinfo(b_type).max, (32, 8), endpoint=True).astype(b_type)
     c = RNG.integers(-(2**31), 2**31 - 1, (16, 8)).astype(np.int32)
     instruction = getattr(ptx, f"mma_m16n8k32_{name}")
     d = assemble(run_warp(instruction, fragments(a, b, c), 4, np.int32), np.int32)
     exact = a.astype(np.int64) @ b.astype(np.int64) + c
     np.testing.assert_array_equal(d, exact.astype(np.int32))  # wraps
+
+
+def test_integer_mma_of_half_the_depth():
+    a, b = (RNG.integers(-128, 127, shape, endpoint=True).astype(np.int8) for shape in ((16, 16), (16, 8)))
+    c = RNG.integers(-(2**31), 2**31 - 1, (16, 8)).astype(np.int32)
+    # The registers of a k32 product whose second half is zero, less those.
+    wide = fragments(np.pad(a, ((0, 0), (0, 16))), np.pad(b, ((0, 16), (0, 0))), c)
+    narrow = [lane[:2] + lane[4:5] + lane[6:] for lane in wide]
+    d = assemble(run_warp(ptx.mma_m16n8k16_s8, narrow, 4, np.int32), np.int32)
+    np.testing.assert_array_equal(d, (a.astype(np.int64) @ b.astype(np.int64) + c).astype(np.int32))
 
 
 # ---- cp.async

@@ -41,9 +41,10 @@ def test_chunks_cover_the_columns():
     assert chunk_starts(256) == (0, 64, 128, 192)
     assert chunk_starts(224) == (0, 64, 128, 160)
     assert chunk_starts(64) == (0,)
+    assert chunk_starts(72, 32) == (0, 32, 40)
 
 
-@pytest.mark.parametrize("arguments", [(48, 1), (72, 1), (128, 0)])
+@pytest.mark.parametrize("arguments", [(48, 1), (68, 1), (128, 0), (24, 1, "f32"), (128, 1, "f16", True)])
 def test_epilogues_that_cannot_be_are_refused(arguments):
     with pytest.raises(ValueError, match="store_tile"):
         store_tile(*arguments)

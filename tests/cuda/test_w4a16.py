@@ -14,12 +14,12 @@ def test_shared_memory():
     # 128 blocks of 144 bytes, and 8 f16 pairs of scale and minimum a row
     assert config.slot_bytes == 128 * 144 + 128 * 32
     assert config.buffers == 3
-    assert config.shared_bytes == 4 * 32_768 + 3 * 2 * 8192 + 2 * 22_528 + (4 + 2) * 16 + 2 * 8 + 1024
+    assert config.shared_bytes == 4 * 32_768 + 3 * 2 * 8192 + 2 * 22_528 + (4 + 2) * 16 + 3 * 8 + 1024
 
 
 def test_q6_k_slots_hold_aligned_chunks():
     config = W4A16Config("Q6_K", 152, 5)
-    assert config.slot_bytes == 128 * 240 + 128 * 32 + 128 * 4
+    assert config.slot_bytes == 128 * 240 + 128 * 4
     assert "w" not in config.boxes
 
 

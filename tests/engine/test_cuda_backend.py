@@ -8,7 +8,7 @@ from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
 from minfer.engine.cuda.devices import DryDevice
 from minfer.engine.cuda.weights import kernel, origin
-from minfer.engine.errors import EngineError
+from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 from minfer.model.model import Model
 from tests.engine.conftest import DATA, ORACLES
@@ -34,6 +34,11 @@ def test_the_plan_is_told(micro):
     lines = []
     Session(micro, dry(lines=lines), n_ctx=64)
     assert len(lines) == 1 and lines[0].startswith("memory: weights as blocks 0.07 MB, KV cache of 64 tokens")
+
+
+def test_weights_that_do_not_exist():
+    with pytest.raises(InputError, match="weights 'f8': choose one of auto, resident, scratch, blocks"):
+        CudaBackend("auto", DryDevice(), weights="f8")
 
 
 def test_refusals(micro, tiny):

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from minfer.engine.cuda.plan import (
     FEW_TOKENS,
     RESERVE_BYTES,
+    SCRATCH,
+    WAYS,
     MatrixShape,
     activation_bytes,
     decode_splits,
@@ -42,8 +44,8 @@ LAYERS = [layer(i % 2 == 0) for i in range(28)]
 TABLES = [MatrixShape("Q4_K", 152064, 3584), MatrixShape("Q6_K", 152064, 3584)]
 
 
-def plan(free: int, n_ctx: int = 4096, chunk: int = 2048, route: Route = F16):
-    return plan_memory(CONFIG, LAYERS, TABLES, n_ctx, chunk, route, free, sms=132)
+def plan(free: int, n_ctx: int = 4096, chunk: int = 2048, route: Route = F16, ways=WAYS, layers=LAYERS):
+    return plan_memory(CONFIG, layers, TABLES, n_ctx, chunk, route, free, 132, ways=ways)
 
 
 def test_sizes_of_a_matrix():
@@ -59,14 +61,41 @@ def test_a_large_gpu_keeps_f16_copies():
     assert made.parts["weights as f16"] == 2 * 28 * per_layer
     assert made.parts["KV cache of 4,096 tokens"] == 28 * 2 * 4096 * 512 * 2
     assert made.total == sum(made.parts.values())
-    assert re.fullmatch(r"memory: weights as blocks 4\.68 GB, .* 18\.\d\d GB of 141\.00 GB free", str(made))
+    assert re.fullmatch(
+        r"memory: weights as blocks 4\.68 GB, .* 18\.\d\d GB of 141\.00 GB free; .* f16 copies", str(made)
+    )
 
 
 def test_a_smaller_one_dequantizes_before_each_product():
     made = plan(12 * GB)
-    assert not made.resident
-    assert made.parts["f16 scratch of one matrix"] == 2 * 37888 * 3584
+    assert made.weights == "scratch"
+    assert made.parts[SCRATCH] == 2 * 37888 * 3584
     assert "weights as f16" not in made.parts
+    assert str(made).endswith("; prefill dequantizes every matrix before its product")
+
+
+def test_without_room_for_the_scratch_the_gemm_reads_blocks():
+    scratch = plan(12 * GB).total + RESERVE_BYTES
+    assert plan(scratch).weights == "scratch"
+    made = plan(scratch - 1)
+    assert made.weights == "blocks"
+    assert SCRATCH not in made.parts
+    assert str(made).endswith("; prefill dequantizes within its products")
+
+
+def test_formats_that_no_gemm_reads_keep_a_scratch():
+    odd = [[MatrixShape("F32", 512, 3584), MatrixShape("F32", 100, 3584), MatrixShape("F16", 512, 3584)]]
+    made = plan(141 * GB, ways=("blocks",), layers=[odd, *LAYERS])
+    assert made.parts[SCRATCH] == 2 * 612 * 3584
+
+
+def test_a_way_that_is_asked_for_is_taken_or_refused():
+    for way in WAYS:
+        assert plan(141 * GB, ways=(way,)).weights == way
+    with pytest.raises(
+        EngineError, match=r"weights as f16 .* of 12\.00 GB free; use .* the weights as blocks,"
+    ):
+        plan(12 * GB, ways=("resident",))
 
 
 def test_too_small_a_gpu_is_refused_with_numbers():
@@ -79,14 +108,15 @@ def test_too_small_a_gpu_is_refused_with_numbers():
 @given(free=st.integers(0, 40 * GB), chunk=st.integers(1, 4096), n_ctx=st.integers(1, 32768))
 def test_what_is_planned_fits(free, chunk, n_ctx):
     """Whatever is free: a plan leaves the reserve, and the copy is given up exactly when it does not fit."""
-    large = plan(1 << 60, n_ctx, chunk)
+    needed = {way: plan(1 << 60, n_ctx, chunk, ways=(way,)).total + RESERVE_BYTES for way in WAYS}
+    assert needed["resident"] > needed["scratch"] > needed["blocks"]
     try:
         made = plan(free, n_ctx, chunk)
     except EngineError:
-        assert large.total - large.parts["weights as f16"] + 2 * 37888 * 3584 + RESERVE_BYTES > free
+        assert needed["blocks"] > free
         return
     assert made.total + RESERVE_BYTES <= free
-    assert made.resident == (large.total + RESERVE_BYTES <= free)
+    assert made.weights == next(way for way in WAYS if needed[way] <= free)
 
 
 @pytest.mark.parametrize("chunk", [1, FEW_TOKENS, FEW_TOKENS + 1, 2048])

@@ -29,6 +29,8 @@ def test_refusals():
         choose_route("f16", "sm_90a", {"MINFER_GEMM_K64": "yes"})
     with pytest.raises(InputError, match="route 'f16' is of the cuda backend"):
         choose_backend("host", "f16")
+    with pytest.raises(InputError, match="weights 'blocks' is of the cuda backend"):
+        choose_backend("host", weights="blocks")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,12 @@ def test_tiles_by_shape():
     assert hopper.mma_config(2048, 8192, 132) == WIDE_TILE
 
 
+def test_no_wide_tile_where_the_gemm_dequantizes():
+    route = choose_route("f16", "sm_90a", {})
+    assert route.block_config(64) == SMALL_TILE
+    assert route.block_config(2048) == LARGE_TILE
+
+
 def test_what_activations_are():
     assert Route("a").activations == "f16"
     assert Route("a", convert="vector").activations == "f32"
@@ -98,7 +106,7 @@ def test_mmq_refusals():
         choose_route("f16", "sm_90a", {"MINFER_MMQ": "1"})
     with pytest.raises(InputError, match="MINFER_GEMM_TM select mma"):
         choose_route("mmq", "sm_90a", {"MINFER_GEMM_TM": "64"})
-    with pytest.raises(InputError, match="mmq='raw': choose one of mmq, mmq_raw, mmq_raw_wide"):
+    with pytest.raises(InputError, match="mmq='raw': choose one of mmq, mmq_raw, mmq_raw_wide, mmq_fast"):
         Route("a", mmq="raw")
     with pytest.raises(InputError, match="leave wgmma off"):
         Route("a", mmq="mmq", convert="vector")
@@ -106,7 +114,7 @@ def test_mmq_refusals():
 
 def test_settings_name_the_choices():
     hopper = choose_route("f16-wgmma", "sm_90a", {}).settings()
-    assert hopper["gemm"] == "wgmma, tile by shape"
+    assert hopper["gemm"] == "wgmma, tile by shape, fused sums and swiglu"
     assert hopper["attention"] == "wgmma, no running maximum"
     assert choose_route("f16", "sm_89", {}).settings() == {
         "route": "f16",

@@ -13,7 +13,7 @@ from minfer.engine.cuda.routes import Route
 from minfer.engine.host.runtime import HostBackend
 from minfer.engine.session import Session
 from minfer.model.model import Model
-from tests.engine.cuda_models import MIXED, VOCAB, micro_model
+from tests.engine.cuda_models import K_QUANTS, MIXED, QUANTIZED, VOCAB, micro_model
 
 pytestmark = pytest.mark.slow
 IDS = np.random.default_rng(0).integers(0, VOCAB, 16)
@@ -28,8 +28,10 @@ def open_session(model: Model, backend: Backend, chunk: int = 16) -> Session:
     return Session(model, backend, n_ctx=32, chunk=chunk)
 
 
-def simulated(device: SimulatedDevice | None = None, route: str | Route = "f16") -> CudaBackend:
-    return CudaBackend(route, device or SimulatedDevice(), on_plan=lambda line: None)
+def simulated(
+    device: SimulatedDevice | None = None, route: str | Route = "f16", weights: str = "auto"
+) -> CudaBackend:
+    return CudaBackend(route, device or SimulatedDevice(), lambda line: None, weights)
 
 
 def launched(device: SimulatedDevice) -> set[str]:
@@ -63,10 +65,30 @@ def test_mixed_formats_head_norms_and_scratch(tmp_path):
     resident = open_session(model, simulated())._runtime.plan
     device = SimulatedDevice(memory_bytes=RESERVE_BYTES + resident.total - 1)
     gpu, host = open_session(model, simulated(device)), open_session(model, HostBackend(threads=1))
-    assert resident.resident
-    assert not gpu._runtime.plan.resident
+    assert resident.weights == "resident"
+    assert gpu._runtime.plan.weights == "scratch"
     close(gpu.forward(IDS[:6]), host.forward(IDS[:6]), 0.01)
     close(gpu.forward(IDS[6:7]), host.forward(IDS[6:7]))
+
+
+@pytest.mark.parametrize(("arch", "formats"), [("qwen2", QUANTIZED), ("qwen3", MIXED)])
+def test_blocks_only(tmp_path, monkeypatch, arch, formats):
+    """No f16 copy of any weights: one product a run of rows in a format, side by side in one matrix. F32 and
+    BF16 rows go through a scratch."""
+    from minfer.engine.cuda import products
+
+    monkeypatch.setattr(products, "PANEL_ROWS", 64)
+    model = micro_model(tmp_path / "micro.gguf", arch, formats, layers=1)
+    device = SimulatedDevice()
+    gpu, host = (
+        open_session(model, simulated(device, weights="blocks")),
+        open_session(model, HostBackend(threads=1)),
+    )
+    assert gpu.backend.settings()["weights"] == "blocks"
+    device.launches.clear()
+    close(gpu.forward(IDS[:6], logits="all"), host.forward(IDS[:6], logits="all"), 0.01)
+    assert "gemm_blocks" in launched(device)
+    assert ("dequantize" in launched(device)) == (formats is MIXED)
 
 
 def test_logits_of_all_tokens(tmp_path, monkeypatch):
@@ -79,9 +101,23 @@ def test_logits_of_all_tokens(tmp_path, monkeypatch):
     close(gpu.forward(IDS[:7], logits="all"), host.forward(IDS[:7], logits="all"))
 
 
+def test_wgmma_without_fused_epilogues(tmp_path, monkeypatch):
+    from minfer.engine.cuda import routes
+
+    monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
+    model = micro_model(tmp_path / "micro.gguf")
+    device = SimulatedDevice(arch="sm_90a")
+    gpu = open_session(model, simulated(device, Route("f16-wgmma", wgmma=True, fused=False)))
+    host = open_session(model, HostBackend(threads=1))
+    close(gpu.forward(IDS[:5]), host.forward(IDS[:5]), 0.01)
+    epilogues = {kernel.config.epilogue for kernel in device.launches if kernel.name == "gemm_hopper"}
+    assert epilogues == {"store"}
+    assert "swiglu" in launched(device)
+
+
 def test_wgmma_route(tmp_path, monkeypatch):
     """Hopper's GEMM for every product of several tokens, and its attention, on an empty cache and on a filled
-    one; f16 sums go into the norm, f16 rows into RoPE."""
+    one; f16 rows go into RoPE."""
     from minfer.engine.cuda import routes
 
     monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
@@ -96,6 +132,8 @@ def test_wgmma_route(tmp_path, monkeypatch):
         close(gpu.forward(IDS[first:last]), host.forward(IDS[first:last]), 0.01)
         assert {"gemm_hopper", "attention_hopper"} <= launched(device)
         assert "attention_prefill" not in launched(device)
+    epilogues = {kernel.config.epilogue for kernel in device.launches if kernel.name == "gemm_hopper"}
+    assert epilogues == {"store", "add", "swiglu"}
     device.launches.clear()
     close(gpu.forward(IDS[11:12]), host.forward(IDS[11:12]))
     waiting = {kernel.name for kernel in device.launches if kernel.config.pdl}
@@ -112,3 +150,15 @@ def test_f32_activations(tmp_path):
     gpu, host = open_session(model, backend), open_session(model, HostBackend(threads=1))
     close(gpu.forward(IDS[:6], logits="all"), host.forward(IDS[:6], logits="all"), 0.005)
     assert "convert_f32_f16" not in launched(device)
+
+
+def test_fused_decode_steps(tmp_path):
+    """Q4_K and Q6_K on sm_90: five kernels a layer, two formats of q, k and v in one launch."""
+    wide = {"layers": 1, "hidden": 256, "ffn": 256, "heads": 4, "output": "Q6_K"}
+    model = micro_model(tmp_path / "micro.gguf", formats=K_QUANTS, **wide)
+    device = SimulatedDevice(arch="sm_90a")
+    gpu, host = open_session(model, simulated(device)), open_session(model, HostBackend(threads=1))
+    device.launches.clear()
+    close(gpu.forward(IDS[:1]), host.forward(IDS[:1]))
+    names = ["embedding", "gemv_stream_two", "attention_step", *["gemv_stream"] * 4]
+    assert [kernel.name for kernel in device.launches] == 2 * names  # for capture, and for the token

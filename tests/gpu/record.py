@@ -7,48 +7,20 @@ import json
 import os
 import platform
 import re
-import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from minfer.campaign.environment import commit_of, driver_package
+
 PACKAGES = ("numba-cuda", "numba", "llvmlite", "cuda-bindings", "numpy", "torch")
-
-
-def commit_of(root: Path) -> str:
-    """`$MINFER_COMMIT`, else git's HEAD (with "+changes" where tracked files differ), else "unknown"."""
-    if given := os.environ.get("MINFER_COMMIT"):
-        return given
-    git = ["git", "-C", str(root)]
-    try:
-        head = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return f"{head}+changes" if changed.strip() else head
 
 
 def outcome_of(reports: list[pytest.TestReport]) -> str:
     """passed, failed or skipped: of all phases of one test."""
     outcomes = {report.outcome for report in reports}
     return next((o for o in ("failed", "skipped") if o in outcomes), "passed")
-
-
-def driver_package() -> str:
-    """The driver package's version, "580.159.03", as nvidia-smi says it; "unknown" without it."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        reply = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return (
-        reply.stdout.strip().splitlines()[0] if reply.returncode == 0 and reply.stdout.strip() else "unknown"
-    )
 
 
 def make_record(reports: dict[str, list[pytest.TestReport]], measured: dict, root: Path) -> dict:
@@ -64,6 +36,7 @@ def make_record(reports: dict[str, list[pytest.TestReport]], measured: dict, roo
         files.setdefault(nodeid.split("::")[0], Counter())[outcome] += 1
     return {
         "kind": "gpu-tests",
+        "schema": 2,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit_of(root),
         "device": gpu.name,

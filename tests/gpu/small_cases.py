@@ -10,13 +10,49 @@ from tests.cuda.parity import Case
 
 def small_sequences() -> Iterator[tuple[Case, ...]]:
     """Every case, alone or with those to run right before it, whose results it reads."""
-    for cases in (_convert, _elementwise, _attention, _gemm, _gemv, _quantize, _dequantize):
+    families = (
+        _convert,
+        _elementwise,
+        _attention,
+        _gemm,
+        _gemm_blocks,
+        _gemm_hopper,
+        _gemv,
+        _mmq,
+        _quantize,
+        _dequantize,
+    )
+    for cases in families:
         yield from ((case,) if isinstance(case, Case) else tuple(case) for case in cases())
 
 
 def small_cases() -> Iterator[Case]:
     """Every case, in an order that they can run in."""
     return (case for sequence in small_sequences() for case in sequence)
+
+
+def _gemm_hopper() -> Iterator[Case]:
+    from minfer.cuda.gemm_hopper import GemmHopperConfig
+    from tests.cuda.gemm_hopper_cases import hopper_case
+
+    yield hopper_case(GemmHopperConfig(64, 3), 100, 72, 72, multiprocessors=1)
+    yield hopper_case(GemmHopperConfig(80, 2, cluster=2), 300, 168, 136)
+    yield hopper_case(GemmHopperConfig(224, 4), 130, 232, 8)
+    yield hopper_case(GemmHopperConfig(72, 2, out="f32", epilogue="add"), 70, 136, 72)
+    yield hopper_case(GemmHopperConfig(128, 2, 2, epilogue="swiglu"), 300, 72, 72)
+    yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu"), 140, 80, 72)
+    yield hopper_case(GemmHopperConfig(128, 3, split=2, pdl=True), 140, 200, 328)
+    yield hopper_case(GemmHopperConfig(128, 3, split=2), 40, 136, 8)
+
+
+def _gemm_blocks() -> Iterator[Case]:
+    from minfer.cuda.gemm import B_SOURCES, GemmConfig
+    from tests.cuda.gemm_block_cases import block_case
+
+    for name in B_SOURCES[1:]:
+        for layout, out in (("swizzled", "f32"), ("padded", "f16")):
+            yield block_case(GemmConfig(layout=layout, b_source=name, out=out), 5, 67, 3)
+    yield block_case(GemmConfig(a_source="f32_mirror", b_source="Q4_K"), 66, 67, 1)
 
 
 def _convert() -> Iterator[Case]:
@@ -83,6 +119,17 @@ def _gemm() -> Iterator[Case]:
         yield gemm_case(GemmConfig(layout=layout), 70, 67, 72)
     yield gemm_case(GemmConfig(a_source="f32_mirror"), 66, 64, 72)
     yield gemm_case(GemmConfig(128, 128, 64, 3, layout="swizzled", out="f16"), 130, 136, 200)
+
+
+def _mmq() -> Iterator[Case]:
+    from minfer.cuda.mmq import WEIGHT_TYPES, fast, narrow, r1
+    from tests.cuda.mmq_cases import mmq_case
+
+    for weight_type in WEIGHT_TYPES:
+        depth = 256 if weight_type.endswith("_K") else 5 * 32
+        for config in (r1(weight_type), narrow(weight_type), fast(weight_type)):
+            yield mmq_case(config, 67, 71, depth)
+    yield mmq_case(narrow("Q6_K").checking(), 5, 7, 512)
 
 
 def _dequantize() -> Iterator[Case]:

@@ -11,7 +11,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not runtime.available(), reason="no GPU"),
 ]
-NT = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512)
+NT = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512, 2048)
 KV = (1, 31, 33, 255, 257, 2016)
 STEPS = seed_steps(7, 1, 128)
 
@@ -33,9 +33,10 @@ def test_chunks_onto_a_filled_cache(step):
 @pytest.mark.parametrize("step", STEPS)
 def test_biases_that_overflow_f16_scores(step):
     prefill_case(STEPS[step], 129, bias=300.0).run_on_gpu()
+    prefill_case(STEPS[step], 65, 2016, bias=300.0).run_on_gpu()
 
 
-@pytest.mark.parametrize("step", ["P5.3", "FAP2", "FAP2, TKV=64, two stages"])
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(14, 2), (9, 3)])
 def test_head_dim_64(step, heads, kv_heads):
     config = seed_steps(heads, kv_heads, 64)[step]
@@ -44,15 +45,18 @@ def test_head_dim_64(step, heads, kv_heads):
         prefill_case(config, nt, nt + 255).run_on_gpu()
 
 
-def test_a_whole_prompt_of_the_7b():
-    prefill_case(AttentionConfig(28, 4, stages=2), 2048).run_on_gpu()
+@pytest.mark.parametrize("step", STEPS)
+def test_a_prompt_of_the_7b(step):
+    """All 28 heads; the whole 2048 tokens with the fastest step."""
+    config = seed_steps(28, 4)[step]
+    prefill_case(config, 2048 if step == "FAP2, TKV=64, two stages" else 257).run_on_gpu()
 
 
 def test_f32_queries_and_outputs():
     prefill_case(AttentionConfig(7, 1, stages=2, query="f32", output="f32"), 129).run_on_gpu()
 
 
-@pytest.mark.parametrize("step", ["P5.3", "FAP2, TKV=64, two stages"])
+@pytest.mark.parametrize("step", STEPS)
 def test_chunked_prefill_equals_whole_prefill(step):
     config = STEPS[step]
     whole = prefill_case(config, 512)

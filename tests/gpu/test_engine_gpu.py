@@ -25,8 +25,10 @@ HOPPER = runtime.available() and runtime.device().arch == "sm_90a"
 ROUTES = ("f16", "f16-wgmma") if HOPPER else ("f16",)
 
 
-def session(model: Model, route: str | Route = "f16", chunk: int = 512, device=None, n_ctx=None) -> Session:
-    return Session(model, CudaBackend(route, device, on_plan=lambda line: None), n_ctx=n_ctx, chunk=chunk)
+def session(
+    model: Model, route: str | Route = "f16", chunk: int = 512, device=None, n_ctx=None, weights="auto"
+) -> Session:
+    return Session(model, CudaBackend(route, device, lambda line: None, weights), n_ctx=n_ctx, chunk=chunk)
 
 
 def one_by_one(session: Session, ids: np.ndarray) -> np.ndarray:
@@ -129,11 +131,24 @@ def test_scratch_equals_resident(oracle):
         if name.startswith("blk.") and len(t.shape) == 2
     )
     resident = session(model, n_ctx=64)
-    assert resident._runtime.plan.resident
+    assert resident._runtime.plan.weights == "resident"
     device.room = int(resident._runtime.plan.total - halves // 4)
     scratch = session(model, device=device, n_ctx=64)
-    assert not scratch._runtime.plan.resident
+    assert scratch._runtime.plan.weights == "scratch"
     np.testing.assert_array_equal(scratch.forward(ids), resident.forward(ids))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_blocks_equal_resident(oracle, route):
+    """Dequantized within the GEMMs: the same weights, but for the last bit of a few."""
+    model, ids, expected = oracle
+    blocks = session(model, route, weights="blocks")
+    runtime.reset_launch_counts()
+    logits = blocks.forward(ids, logits="all")
+    ran = {name for name, _ in runtime.launch_counts()}
+    assert "gemm_blocks" in ran and "gemm_hopper" not in ran
+    assert relative_rms(logits, expected) < 0.02
+    assert relative_rms(logits, session(model).forward(ids, logits="all")) < 0.005
 
 
 @pytest.mark.parametrize("route", ROUTES)

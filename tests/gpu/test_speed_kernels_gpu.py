@@ -136,7 +136,7 @@ def test_convert(vector, measure):
 
 
 QUANTIZE = [QuantizePad40Config(form) for form in FORMS]
-QUANTIZE += [QuantizePad40Config(unroll=2), QuantizePad40Config(source="f16")]
+QUANTIZE += [QuantizePad40Config(source=source, unroll=n) for source in ("f32", "f16") for n in (2, 4)]
 
 
 @pytest.mark.parametrize("config", QUANTIZE, ids=str)

@@ -35,7 +35,8 @@ def short(kernel) -> str:
 def test_ragged(kernel, shape):
     config, (nt, od, blocks) = kernel.config, shape
     width = -(-od // 8) * 8 if config.store == "tma" else od
-    product = Product.random(config, nt, od, blocks, width)
+    rows = 2 * od if config.gated else od
+    product = Product.random(config, nt, rows, blocks, width)
     bias = None if product.bias is None else runtime.to_device(product.bias)
     results = []
     for _ in range(2):

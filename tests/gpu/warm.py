@@ -32,11 +32,13 @@ def _compile_share(arch: str, n: int, share: int) -> None:
     from minfer.cuda.kernel import CompileError, ConfigRefused
     from minfer.cuda.registry import all_kernels
     from minfer.cuda.runtime import compile_kernel
+    from tests.gpu.gemm_cases import variants
     from tests.gpu.instruction_kernels import probes
     from tests.gpu.small_cases import small_cases
 
     kernels = [
         *all_kernels(),
+        *variants(),
         *(probe.kernel for probe in probes()),
         *(case.kernel for case in small_cases()),
     ]

@@ -164,6 +164,17 @@ class TestBankExplorer:
         explorer.set(padding=8, swizzle=True)
         assert "no padding" in explorer.panel.value
 
+    def test_words_can_be_read_at_paddings_that_ldmatrix_refuses(self):
+        explorer = bank_explorer()
+        explorer.set(access="column", padding=2)
+        assert "no conflict: 1 wavefront" in explorer.panel.value
+        assert "The kernels do not build these rows" in explorer.panel.value
+        explorer.set(padding=8)
+        assert "4-way conflict" in explorer.panel.value
+        assert "The kernels do not build" not in explorer.panel.value
+        explorer.set(padding=3)
+        assert "not a multiple of the access width" in explorer.panel.value
+
     def test_a_phase_that_an_access_lacks_wraps(self):
         explorer = bank_explorer()
         explorer.set(phase=3)

@@ -6,6 +6,7 @@ import pytest
 from minfer.cuda import simulator
 from minfer.cuda.gemm_hopper import GemmHopperConfig, make_gemm_hopper
 from minfer.cuda.trace import Op, Trace, check, shared_lines
+from tests.cuda.gemm_hopper_cases import hopper_case
 
 
 @pytest.mark.parametrize(
@@ -14,22 +15,24 @@ from minfer.cuda.trace import Op, Trace, check, shared_lines
         (GemmHopperConfig(64, 3), (100, 72, 72), 1),  # two tiles for one block, a ring that wraps
         (GemmHopperConfig(80, 2, cluster=2), (300, 168, 136), 2),  # multicast, the last chunk overlaps
         (GemmHopperConfig(224, 4), (130, 232, 8), 3),  # one k-tile only
+        (GemmHopperConfig(72, 2), (70, 80, 72), 1),  # an odd number of groups of 8 columns
+        (GemmHopperConfig(64, 3, pdl=True), (100, 72, 328), 1),  # more k-tiles than stages, two tiles
+        (GemmHopperConfig(64, 4, 2, pdl=True), (300, 72, 72), 2),  # fewer
+        (GemmHopperConfig(128, 2, epilogue="swiglu", pdl=True), (70, 72, 200), 1),
+        (GemmHopperConfig(128, 2, split=2), (70, 200, 328), 1),  # 3 k-tiles for each of two blocks
+        (GemmHopperConfig(128, 3, split=2, pdl=True), (40, 136, 200), 1),  # 2 and 2
+        (GemmHopperConfig(144, 2, split=2), (70, 144, 72), 1),
+        (GemmHopperConfig(128, 2, split=2), (40, 128, 8), 1),  # none for the second
+        (GemmHopperConfig(80, 2, out="f32", epilogue="add", split=2), (70, 136, 72), 1),
+        (GemmHopperConfig(72, 2, out="f32"), (70, 136, 72), 1),
+        (GemmHopperConfig(72, 2, out="f32", epilogue="add"), (70, 136, 72), 2),
+        (GemmHopperConfig(128, 2, epilogue="swiglu"), (70, 72, 72), 1),  # a tile that reaches into the ups
+        (GemmHopperConfig(144, 2, 2, epilogue="swiglu"), (140, 80, 72), 2),
     ],
     ids=str,
 )
 def test_product(config, shape, multiprocessors):
-    nt, od, depth = shape
-    draw = np.random.default_rng(shape)
-    a, b = (draw.standard_normal((rows, depth)).astype(np.float16) for rows in (nt, od))
-    c = np.full((nt, od), np.nan, np.float16)
-    maps = [
-        simulator.tensor_map(array, *config.boxes[name]) for name, array in zip("abc", (a, b, c), strict=True)
-    ]
-    grid = config.grid(nt, od, multiprocessors)
-    simulator.launch(make_gemm_hopper(config), grid, *maps, nt, od, depth, config.group(nt, od), seed=0)
-    expected = a.astype(np.float64) @ b.astype(np.float64).T
-    assert np.isfinite(c).all()
-    assert (np.abs(c - expected) <= 1e-5 + 2.0**-11 * np.abs(expected)).all()
+    hopper_case(config, *shape, multiprocessors).run_simulated(seed=0)
 
 
 def test_traced_run_has_no_race_and_no_conflict():

@@ -50,6 +50,21 @@ def test_product(config, shape):
     assert (np.abs(c - expected) <= bound).all()
 
 
+@pytest.mark.parametrize(("pitch", "out"), [(72, "f32"), (72, "f16"), (71, "f32"), (70, "f16")])
+def test_some_columns_of_a_wider_matrix(pitch, out):
+    """Rows of C lie apart; what is beside the product keeps its NaN."""
+    config = GemmConfig(tile_n=32, tile_m=32, warps=4, out=out, pitch=pitch)
+    nt, od, depth, first = 33, 36, 40, 8
+    a, b, _ = operands(config, nt, od, depth)
+    whole = np.full((nt, pitch), np.nan, {"f32": np.float32, "f16": np.float16}[out])
+    columns = whole.reshape(-1)[first:]
+    simulator.launch(make_gemm(config), config.grid(nt, od), a, b, columns, nt, od, depth)
+    expected = product(a, b)
+    inside = whole[:, first : first + od]
+    assert (np.abs(inside - expected) <= 1e-5 + 2.0**-11 * np.abs(expected)).all()
+    assert np.isnan(whole[:, :first]).all() and np.isnan(whole[:, first + od :]).all()
+
+
 def test_without_its_wait_the_result_is_wrong(monkeypatch):
     """A barrier alone does not order cp.async: dropping the wait must not go unnoticed."""
     from minfer.cuda import ptx

@@ -22,16 +22,17 @@ def run(product: Product, multiprocessors: int, **options) -> np.ndarray:
     [
         ({"tokens": 64, "stages": 2}, (100, 136, 2), 1),  # four tiles for one block, rings that wrap
         (
-            {"tokens": 72, "stages": 3},
+            {"tokens": 72, "stages": 3, "ahead": False},
             (70, 72, 1),
             3,
         ),  # the last chunk of C overlaps; a block of weights only
         (
-            {"tokens": 64, "stages": 3, "slots": 3, "out": "f32", "store": "direct", "bias": True},
+            {"tokens": 64, "stages": 2, "slots": 3, "out": "f32", "store": "direct", "bias": True},
             (65, 131, 1),
             2,
         ),
         ({"tokens": 64, "stages": 2, "store": "direct"}, (3, 5, 2), 1),
+        ({"tokens": 72, "stages": 2, "gated": True}, (100, 144, 2), 1),  # 72 outputs: two tiles, one of 8
     ],
     ids=str,
 )
@@ -40,9 +41,9 @@ def test_product(format, tile, shape, multiprocessors):
     product.check(run(product, multiprocessors, seed=0))
 
 
-@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
-def test_traced_run_has_no_race_and_no_conflict(format):
-    product, trace = Product.random(W4A16Config(format, 64, 2), 64, 128, 3), Trace()
+@pytest.mark.parametrize(("format", "gated"), [("Q4_K", False), ("Q4_K", True), ("Q6_K", False)])
+def test_traced_run_has_no_race_and_no_conflict(format, gated):
+    product, trace = Product.random(W4A16Config(format, 64, 2, gated=gated), 64, 128, 3), Trace()
     product.check(run(product, 1, trace=trace))
     assert check(trace) == []
     assert {line.degree for line in shared_lines(trace) if line.op is Op.STMATRIX} == {1}

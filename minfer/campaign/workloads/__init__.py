@@ -3,5 +3,6 @@
 from minfer.campaign.workloads.attention import Attention
 from minfer.campaign.workloads.convert import Passes, PassesConfig
 from minfer.campaign.workloads.gemm import Gemm
+from minfer.campaign.workloads.mmq import Mmq, Quantize
 
-__all__ = ["Attention", "Gemm", "Passes", "PassesConfig"]
+__all__ = ["Attention", "Gemm", "Mmq", "Passes", "PassesConfig", "Quantize"]

@@ -29,7 +29,13 @@ from minfer.cuda.attention.hopper_config import (
     HopperAttentionConfig,
     hopper_steps,
 )
-from minfer.cuda.attention.hopper_softmax import REGISTERS, first_tile, mask_after, mask_before, softmax_step
+from minfer.cuda.attention.hopper_softmax import (
+    REGISTERS,
+    first_weights,
+    mask_after,
+    mask_before,
+    softmax_step,
+)
 from minfer.cuda.attention.softmax import quad_sum
 from minfer.cuda.attention.tiles import scale_rows
 from minfer.cuda.instruction import device_function
@@ -38,6 +44,7 @@ from minfer.cuda.tile.hopper import ALIGNMENT, BOX_COLUMNS, store_tile
 
 #: A box of Q, K or V: 128 rows of 64 columns. 64 rows of it, a consumer's share of Q.
 BOX_BYTES, SHARE_BYTES = TILE * BOX_COLUMNS * 2, 64 * BOX_COLUMNS * 2
+WARP_BYTES = SHARE_BYTES // 4
 #: Registers a thread after setmaxnreg: 24 + 2 x 240 = 3 x 168, what 384 threads start with.
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
 #: The named barrier of the staggered start.
@@ -112,12 +119,17 @@ def _consumer(config: HopperAttentionConfig):
     starts, store_bytes = config.starts, config.store_bytes
     sum_count, weight_count = head_dim // 2, REGISTERS // 2
     q_start, k_start, v_start, out_start = (starts[name] for name in ("q", "k", "v", "out"))
+    q_steps, fragment_count = head_dim // 16, head_dim // 4
     k_bars = config.query_ring.size_bytes
     v_bars = k_bars + config.kv_ring.size_bytes
     advance, descriptor = config.kv_ring.advance, ptx.wgmma_descriptor
     # Q and K lie as boxes of 64 columns; V as it is in the cache, so that its rows are k.
-    steps = tuple(BOX_BYTES * (k // 4) + 32 * (k % 4) for k in range(head_dim // 16))
-    multiply_qk = ptx.wgmma(TILE, k_steps=len(steps), accumulate=False, a_offsets=steps, b_offsets=steps)
+    steps = tuple(BOX_BYTES * (k // 4) + 32 * (k % 4) for k in range(q_steps))
+    in_registers = config.query == "registers"
+    product = {"a": config.query, "k_steps": q_steps, "accumulate": False, "b_offsets": steps}
+    if not in_registers:
+        product["a_offsets"] = steps
+    multiply_qk = ptx.wgmma(TILE, **product)
     multiply_pv = ptx.wgmma(
         head_dim,
         a="registers",
@@ -126,9 +138,21 @@ def _consumer(config: HopperAttentionConfig):
         transpose_b=True,
     )
     wait_scores, wait_scores_behind = ptx.wgmma_wait(0, REGISTERS), ptx.wgmma_wait(1, REGISTERS)
+    wait_sums_behind, chained = ptx.wgmma_wait(1, sum_count), config.chained
     wait_sums, wait_stores = ptx.wgmma_wait(0, sum_count), ptx.bulk_wait_group_read(0)
-    start_softmax, (before, after) = first_tile(), softmax_step(config)
+    before, after = softmax_step(config)
     scale_sums, store = scale_rows(head_dim), store_tile(head_dim, head_dim // BOX_COLUMNS)
+
+    @device_function
+    def load_queries(fragments, rows):
+        """A warp's 16 rows of Q as A operands: 16-byte units, XORed with the row as TMA left them."""
+        lane = ptx.lane_id()
+        line = rows + (lane & 15) * 128
+        for k in range(q_steps):
+            place = line + (k // 4) * BOX_BYTES + (((2 * (k % 4) + (lane >> 4)) ^ (lane & 7)) << 4)
+            r0, r1, r2, r3 = ptx.ldmatrix_x4(place)
+            fragments[4 * k], fragments[4 * k + 1] = r0, r1
+            fragments[4 * k + 2], fragments[4 * k + 3] = r2, r3
 
     @device_function
     def pack(weights, scores):
@@ -137,90 +161,144 @@ def _consumer(config: HopperAttentionConfig):
             weights[i] = ptx.pack_f16x2(scores[2 * i], scores[2 * i + 1])
 
     @device_function
+    def clear(sums, weights):
+        for i in range(sum_count):
+            sums[i] = float32(0)
+        for i in range(weight_count):
+            weights[i] = uint32(0)
+
+    @device_function
+    def finish(sums, factor_low, factor_high, out_map, buffer, token, column):
+        """A warp's output: the sums over those of the weights."""
+        scale_sums(sums, factor_low, factor_high)
+        store(sums, out_map, buffer, token, column, ptx.lane_id())
+
+    @device_function
+    def release_keys(bars, k_empty, thread, first):
+        """A product is there: its K may be overwritten, and Q after the last one."""
+        ptx.mbarrier_arrive_if(k_empty, thread == 0)
+        if not in_registers:
+            ptx.mbarrier_arrive_if(bars + 8, (thread == 0) & (first <= 0))
+
+    @device_function
     def consume(out_map, successors, q, k_cache, base, bars, nt, q_offset, kv_end, c, consumer, thread):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         scores = cuda.local.array(REGISTERS, float32)
         sums = cuda.local.array(sum_count, float32)
         weights = cuda.local.array(weight_count, uint32)
-        row = int32(consumer * 64 + warp * 16 + (lane >> 2))
-        column = int32((lane & 3) * 2)
-        queries = descriptor(base + q_start + consumer * SHARE_BYTES, 16)
+        warp_row = int32(consumer * 64 + warp * 16)
+        if in_registers:
+            queries = cuda.local.array(fragment_count, uint32)
+        else:
+            queries = descriptor(base + q_start + consumer * SHARE_BYTES, 16)
         keys, values = descriptor(base + k_start, 16), descriptor(base + v_start, BOX_BYTES)
         buffer = uint32(base + out_start + (consumer * 4 + warp) * store_bytes)
         k_full, v_full = uint32(bars + k_bars), uint32(bars + v_bars)
         k_empty, v_empty = k_full + 8 * STAGES, v_full + 8 * STAGES
         k_stage, k_parity, v_stage, v_parity = uint32(0), uint32(0), uint32(0), uint32(0)
         q_parity = uint32(0)
-        tile = ptx.uniform(int32(cuda.blockIdx.x))
+        tile, token, column = ptx.uniform(int32(cuda.blockIdx.x)), int32(-1), int32(0)
+        factor_low, factor_high = float32(0), float32(0)
+        if chained:
+            clear(sums, weights)
         while tile >= 0:
             block, head = block_and_head(tile, nt, heads)
             upcoming = successors[tile]  # its latency passes under this tile
-            first = first_row(block, q_offset, kv_end)
+            first, position = first_row(block, q_offset, kv_end), int32(q_offset + block * TILE)
             # The diagonal KV tile: every row sees its own key, or the last one stored.
             ptx.mbarrier_wait(bars, q_parity)
+            q_parity = uint32(q_parity ^ 1)
+            if in_registers:
+                load_queries(queries, base + q_start + consumer * SHARE_BYTES + warp * WARP_BYTES)
+                ptx.syncwarp()
+                ptx.mbarrier_arrive_if(bars + 8, lane == 0)
             ptx.mbarrier_wait(k_full + 8 * k_stage, k_parity)
-            if stagger and consumer == 1:
+            waits = stagger and (not chained or token < 0)
+            if waits and consumer == 1:
                 ptx.bar_sync(TURN, CONSUMER_THREADS)
-            multiply_qk(scores, queries, keys + k_stage * tile_units)
+            k_place = keys + k_stage * tile_units
+            if chained:
+                # Behind the last product of the tile before, whose output leaves under this one. The first
+                # time that product is of zeros and what is there already, K.
+                v_place = values + v_stage * tile_units
+                if token < 0:
+                    v_place = descriptor(base + k_start, BOX_BYTES)
+                multiply_pv(sums, weights, v_place)
+                multiply_qk(scores, queries, k_place)
+                wait_sums_behind(sums)
+                if token >= 0:
+                    ptx.mbarrier_arrive_if(v_empty + 8 * v_stage, thread == 0)
+                    v_stage, v_parity = advance(v_stage, v_parity)
+                    finish(sums, factor_low, factor_high, out_map, buffer, token, column)
+            else:
+                multiply_qk(scores, queries, k_place)
             wait_scores(scores)
-            if stagger and consumer == 0:
+            if waits and consumer == 0:
                 ptx.bar_arrive(TURN, CONSUMER_THREADS)
-            ptx.mbarrier_arrive_if(k_empty + 8 * k_stage, thread == 0)
-            ptx.mbarrier_arrive_if(bars + 8, (thread == 0) & (first <= 0))
-            k_stage, k_parity = advance(k_stage, k_parity)
-            mask_after(scores, column, int32(q_offset + block * TILE + row - first))
+            release_keys(bars, k_empty + 8 * k_stage, thread, first)
+            mask_after(scores, int32(position + warp_row - first))
             if first < 0:
-                mask_before(scores, column, int32(-first))
-            low, high, sum_low, sum_high = start_softmax(scores, c)
+                mask_before(scores, int32(-first))
+            low, high, sum_low, sum_high = first_weights(scores, c)
+            token, column = int32(block * TILE + warp_row), int32(head * head_dim)
+            k_stage, k_parity = advance(k_stage, k_parity)
             pack(weights, scores)
             for i in range(sum_count):
                 sums[i] = float32(0)
             ptx.mbarrier_wait(v_full + 8 * v_stage, v_parity)
             while first > 0:
-                first = int32(first - TILE)
-                spent = v_stage
-                if overlap:
-                    ptx.mbarrier_wait(k_full + 8 * k_stage, k_parity)
-                    multiply_qk(scores, queries, keys + k_stage * tile_units)
-                    multiply_pv(sums, weights, values + v_stage * tile_units)
-                    wait_scores_behind(scores)
-                else:
-                    multiply_pv(sums, weights, values + v_stage * tile_units)
-                    wait_sums(sums)
-                    ptx.mbarrier_arrive_if(v_empty + 8 * spent, thread == 0)
-                    ptx.mbarrier_wait(k_full + 8 * k_stage, k_parity)
-                    multiply_qk(scores, queries, keys + k_stage * tile_units)
-                    wait_scores(scores)
-                ptx.mbarrier_arrive_if(k_empty + 8 * k_stage, thread == 0)
-                ptx.mbarrier_arrive_if(bars + 8, (thread == 0) & (first <= 0))
-                k_stage, k_parity = advance(k_stage, k_parity)
-                v_stage, v_parity = advance(v_stage, v_parity)
-                if not late_values:
-                    ptx.mbarrier_wait(v_full + 8 * v_stage, v_parity)
-                if first < 0:
-                    mask_before(scores, column, int32(-first))
-                low, high, part_low, part_high, factor_low, factor_high, moved = before(scores, c, low, high)
-                if late_values:
-                    ptx.mbarrier_wait(v_full + 8 * v_stage, v_parity)
-                if overlap:
-                    wait_sums(sums)
-                    ptx.mbarrier_arrive_if(v_empty + 8 * spent, thread == 0)
-                low, high, sum_low, sum_high = after(
-                    scores, sums, c, low, high, part_low, part_high, factor_low, factor_high, moved, sum_low,
-                    sum_high, column, first, q, k_cache, int32(block * TILE + row), nt, head,
-                )  # fmt: skip
-                pack(weights, scores)
-            multiply_pv(sums, weights, values + v_stage * tile_units)
+                # What is rare stands outside the inner loop, which the instruction cache then holds whole.
+                moved = uint32(0)
+                while first > 0:
+                    first = int32(first - TILE)
+                    spent = v_stage
+                    if overlap:
+                        ptx.mbarrier_wait(k_full + 8 * k_stage, k_parity)
+                        multiply_qk(scores, queries, keys + k_stage * tile_units)
+                        multiply_pv(sums, weights, values + v_stage * tile_units)
+                        wait_scores_behind(scores)
+                    else:
+                        multiply_pv(sums, weights, values + v_stage * tile_units)
+                        wait_sums(sums)
+                        ptx.mbarrier_arrive_if(v_empty + 8 * spent, thread == 0)
+                        ptx.mbarrier_wait(k_full + 8 * k_stage, k_parity)
+                        multiply_qk(scores, queries, keys + k_stage * tile_units)
+                        wait_scores(scores)
+                    release_keys(bars, k_empty + 8 * k_stage, thread, first)
+                    k_stage, k_parity = advance(k_stage, k_parity)
+                    v_stage, v_parity = advance(v_stage, v_parity)
+                    if not late_values:
+                        ptx.mbarrier_wait(v_full + 8 * v_stage, v_parity)
+                    if first < 0:
+                        mask_before(scores, int32(-first))
+                    next_low, next_high, part_low, part_high, moved = before(scores, c, low, high)
+                    if late_values:
+                        ptx.mbarrier_wait(v_full + 8 * v_stage, v_parity)
+                    if overlap:
+                        wait_sums(sums)
+                        ptx.mbarrier_arrive_if(v_empty + 8 * spent, thread == 0)
+                    if moved != 0:
+                        break
+                    sum_low, sum_high = sum_low + part_low, sum_high + part_high
+                    pack(weights, scores)
+                if moved != 0:
+                    low, high, sum_low, sum_high = after(
+                        scores, sums, c, low, high, next_low, next_high, sum_low, sum_high, part_low,
+                        part_high, first, q, k_cache, int32(block * TILE + warp_row), nt, head,
+                    )  # fmt: skip
+                    pack(weights, scores)
             factor_low, factor_high = ptx.rcp_approx(quad_sum(sum_low)), ptx.rcp_approx(quad_sum(sum_high))
-            wait_sums(sums)
-            ptx.mbarrier_arrive_if(v_empty + 8 * v_stage, thread == 0)
-            v_stage, v_parity = advance(v_stage, v_parity)
-            scale_sums(sums, factor_low, factor_high)
-            store(
-                sums, out_map, buffer, int32(block * TILE + consumer * 64 + warp * 16), head * head_dim, lane
-            )
-            q_parity = uint32(q_parity ^ 1)
             tile = ptx.uniform(upcoming)
+            if not chained:
+                multiply_pv(sums, weights, values + v_stage * tile_units)
+                wait_sums(sums)
+                ptx.mbarrier_arrive_if(v_empty + 8 * v_stage, thread == 0)
+                v_stage, v_parity = advance(v_stage, v_parity)
+                finish(sums, factor_low, factor_high, out_map, buffer, token, column)
+        if chained:
+            multiply_pv(sums, weights, values + v_stage * tile_units)
+            wait_sums(sums)
+            finish(sums, factor_low, factor_high, out_map, buffer, token, column)
         if lane == 0:
             wait_stores()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minfer.cuda.attention.config import SHARED_LIMIT
@@ -54,6 +54,9 @@ class HopperAttentionConfig:
             then a warp moves its reference.
         stagger: the second consumer starts a tile when the first one has its scores, so that one's products
             run under the other's exponentials.
+        query: where the products read Q from: "shared" memory, or "registers", loaded once a tile.
+        chained: a tile's first product is issued behind the last one of the tile before, whose output leaves
+            under it.
         schedule: "strided" (block b takes tiles b, b + blocks, ..., longest first) or "lpt" (longest
             processing time first: each tile goes to the block that has the least to do).
         rescue_above: a lane's sum of P in a KV tile beyond which its warp moves the reference; at most 32768,
@@ -67,6 +70,8 @@ class HopperAttentionConfig:
     late_values: bool = True
     softmax: str = "diagonal"
     stagger: bool = True
+    query: str = "registers"
+    chained: bool = False
     schedule: str = "lpt"
     rescue_above: float = 32768.0
 
@@ -75,6 +80,7 @@ class HopperAttentionConfig:
     def __post_init__(self) -> None:
         check_choice("attention_hopper", "head_dim", self.head_dim, (64, 128))
         check_choice("attention_hopper", "softmax", self.softmax, SOFTMAX)
+        check_choice("attention_hopper", "query", self.query, ("shared", "registers"))
         check_choice("attention_hopper", "schedule", self.schedule, SCHEDULES)
         if self.kv_heads < 1 or self.heads < 1 or self.heads % self.kv_heads:
             raise ConfigRefused(
@@ -92,12 +98,14 @@ class HopperAttentionConfig:
         text += "" if self.overlap else " serial"
         text += " late-v" if self.late_values else ""
         text += " staggered" if self.stagger else ""
+        text += " chained" if self.chained else ""
+        text += " q-registers" if self.query == "registers" else ""
         text += "" if self.rescue_above == 32768 else f" rescue>{self.rescue_above:g}"
         return f"{text} {self.schedule}"
 
     @functools.cached_property
     def query_ring(self) -> MbarrierRing:
-        return MbarrierRing(1, CONSUMERS)
+        return MbarrierRing(1, CONSUMERS if self.query == "shared" else WARPS)
 
     @functools.cached_property
     def kv_ring(self) -> MbarrierRing:
@@ -184,20 +192,20 @@ def _successors(costs: tuple[int, ...], heads: int, schedule: str, blocks: int) 
 
 def hopper_steps(heads: int, kv_heads: int, head_dim: int = 128) -> dict[str, HopperAttentionConfig]:
     """The ladder by name: each step one change to the one before, a config that runs alone."""
-
-    def step(
-        overlap: bool, late_values: bool, softmax: str, stagger: bool, schedule: str
-    ) -> HopperAttentionConfig:
-        return HopperAttentionConfig(
-            heads, kv_heads, head_dim, overlap, late_values, softmax, stagger, schedule
-        )
-
-    return {
-        "no overlap": step(False, False, "running", False, "strided"),
-        "overlap": step(True, False, "running", False, "strided"),
-        "LPT table": step(True, False, "running", False, "lpt"),
-        "late V": step(True, True, "running", False, "lpt"),
-        "lazy rescale": step(True, True, "lazy", False, "lpt"),
-        "no running maximum": step(True, True, "diagonal", False, "lpt"),
-        "staggered start": step(True, True, "diagonal", True, "lpt"),
+    changes = {
+        "no overlap": {},
+        "overlap": {"overlap": True},
+        "LPT order": {"schedule": "lpt"},
+        "late V": {"late_values": True},
+        "lazy rescale": {"softmax": "lazy"},
+        "no running maximum": {"softmax": "diagonal"},
+        "staggered start": {"stagger": True},
+        "Q in registers": {"query": "registers"},
     }
+    config = HopperAttentionConfig(
+        heads, kv_heads, head_dim, False, False, "running", False, "shared", False, "strided"
+    )
+    steps = {}
+    for name, change in changes.items():
+        steps[name] = config = replace(config, **change)
+    return steps

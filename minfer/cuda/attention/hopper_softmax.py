@@ -26,9 +26,11 @@ scale_scores = scale_rows(TILE)
 
 
 @device_function
-def mask_after(scores, column, last):
-    """Columns past `last` (row lane / 4) and `last` + 8 (row + 8) never count; `column` is the lane's
-    first."""
+def mask_after(scores, last):
+    """Of the warp's row r, columns past `last` + r never count."""
+    # From `lane_id`, here and below: nothing stays in a register through the main loop.
+    lane = int32(ptx.lane_id())
+    column, last = int32((lane & 3) * 2), int32(last + (lane >> 2))
     for j in range(TILE // 8):
         if column + 8 * j > last:
             scores[4 * j] = float32(NEVER)
@@ -41,8 +43,9 @@ def mask_after(scores, column, last):
 
 
 @device_function
-def mask_before(scores, column, first):
+def mask_before(scores, first):
     """Columns before `first` never count."""
+    column = int32((int32(ptx.lane_id()) & 3) * 2)
     for j in range(TILE // 8):
         if column + 8 * j < first:
             scores[4 * j] = float32(NEVER)
@@ -52,30 +55,25 @@ def mask_before(scores, column, first):
             scores[4 * j + 3] = float32(NEVER)
 
 
-def first_tile() -> Callable:
-    """Device function (scores, c) -> (n low, n high, sum low, sum high): the weights of the diagonal tile,
-    relative to its own maxima."""
-
-    @device_function
-    def start(scores, c):
-        top_low, top_high = largest(scores, float32(NEVER), float32(NEVER))
-        low, high = -top_low * c, -top_high * c
-        sum_low, sum_high = exponentiate(scores, c, low, high)
-        return low, high, sum_low, sum_high
-
-    return start
+@device_function
+def first_weights(scores, c):
+    """(n low, n high, sum low, sum high): the weights of the diagonal tile, relative to its own maxima."""
+    top_low, top_high = largest(scores, float32(NEVER), float32(NEVER))
+    low, high = -top_low * c, -top_high * c
+    sum_low, sum_high = exponentiate(scores, c, low, high)
+    return low, high, sum_low, sum_high
 
 
 def softmax_step(config: HopperAttentionConfig) -> tuple[Callable, Callable]:
     """Device functions (`before`, `after`) of a KV tile below the diagonal one.
 
-    before(scores, c, low, high) -> (low, high, part low, part high, factor low, factor high, moved): the
-    weights, their sums, what the earlier sums must be scaled by, and whether the reference moved.
+    before(scores, c, low, high) -> (next low, next high, part low, part high, moved): the weights relative to
+    the next n, their sums, and whether n is another one now. If not, the parts are added, and that is all.
 
-    after(scores, sums, c, low, high, part low, part high, factor low, factor high, moved, sum low, sum high,
-    column, first, q, k_cache, row, nt, head) -> (low, high, sum low, sum high): the earlier sums scaled where
-    the reference moved, the parts added. The last ones say where the scores came from: first row of the KV
-    tile, query row of the lane."""
+    after(scores, sums, c, low, high, next low, next high, sum low, sum high, part low, part high, first, q,
+    k_cache, row, nt, head) -> (low, high, sum low, sum high): if so, the earlier sums scaled to the new n,
+    the parts added. The last ones say where the scores came from: first row of the KV tile, the warp's first
+    query row."""
     return _guarded(config) if config.softmax == "diagonal" else _with_maximum(config)
 
 
@@ -94,16 +92,15 @@ def _with_maximum(config: HopperAttentionConfig) -> tuple[Callable, Callable]:
             if moved == 0:
                 next_low, next_high = low, high
         part_low, part_high = exponentiate(scores, c, next_low, next_high)
-        factor_low, factor_high = ptx.ex2_approx(next_low - low), ptx.ex2_approx(next_high - high)
-        return next_low, next_high, part_low, part_high, factor_low, factor_high, moved
+        return next_low, next_high, part_low, part_high, moved
 
     @device_function
-    def after(scores, sums, c, low, high, part_low, part_high, factor_low, factor_high, moved, sum_low,
-              sum_high, column, first, q, k_cache, row, nt, head):  # fmt: skip
-        if not lazy or moved != 0:
-            sum_low, sum_high = sum_low * factor_low, sum_high * factor_high
-            scale_sums(sums, factor_low, factor_high)
-        return low, high, sum_low + part_low, sum_high + part_high
+    def after(scores, sums, c, low, high, next_low, next_high, sum_low, sum_high, part_low, part_high,
+              first, q, k_cache, row, nt, head):  # fmt: skip
+        factor_low, factor_high = ptx.ex2_approx(next_low - low), ptx.ex2_approx(next_high - high)
+        scale_sums(sums, factor_low, factor_high)
+        sum_low, sum_high = sum_low * factor_low + part_low, sum_high * factor_high + part_high
+        return next_low, next_high, sum_low, sum_high
 
     return before, after
 
@@ -113,49 +110,45 @@ def _guarded(config: HopperAttentionConfig) -> tuple[Callable, Callable]:
 
     A warp whose guard trips moves its reference, from the weights that it has: their row maximum, as a power
     of two, is how far the reference is off. Weights past f32's range are infinite; then the warp computes its
-    16 x 128 scores again, from global memory by mma.sync. That takes long and happens next to never, so it is
-    written to be small: a loop steps over instructions that it does not execute in little time only if they
-    are few."""
+    16 x 128 scores again, from global memory by mma.sync. That happens next to never, so it is written to be
+    small, not fast."""
     limit, again, scale_sums = config.rescue_above, scores_again(config), scale_rows(config.head_dim)
 
     @device_function
     def before(scores, c, low, high):
         part_low, part_high = exponentiate(scores, c, low, high)
         moved = ptx.vote_any(uint32(not (part_low + part_high <= float32(limit))))
-        return low, high, part_low, part_high, float32(1), float32(1), moved
+        return low, high, part_low, part_high, moved
 
     @device_function
-    def after(scores, sums, c, low, high, part_low, part_high, factor_low, factor_high, moved, sum_low,
-              sum_high, column, first, q, k_cache, row, nt, head):  # fmt: skip
-        if moved != 0:
-            top_low, top_high = largest(scores, float32(0), float32(0))
-            infinite = uint32(not (ptx.max_f32(top_low, top_high) <= float32(LARGEST)))
-            if ptx.vote_any(infinite) != 0:
-                again(scores, q, k_cache, row, nt, head, first)
-                mask_before(scores, column, -first)
-                top_low, top_high = largest(scores, float32(NEVER), float32(NEVER))
-                next_low, next_high = ptx.min_f32(low, -top_low * c), ptx.min_f32(high, -top_high * c)
-                factor_low, factor_high = ptx.ex2_approx(next_low - low), ptx.ex2_approx(next_high - high)
-                low, high = next_low, next_high
-                part_low, part_high = exponentiate(scores, c, low, high)
-            else:
-                grown_low = ptx.max_f32(ptx.lg2_approx(top_low), float32(0))
-                grown_high = ptx.max_f32(ptx.lg2_approx(top_high), float32(0))
-                factor_low, factor_high = ptx.ex2_approx(-grown_low), ptx.ex2_approx(-grown_high)
-                low, high = low - grown_low, high - grown_high
-                part_low, part_high = part_low * factor_low, part_high * factor_high
-                scale_scores(scores, factor_low, factor_high)
-            sum_low, sum_high = sum_low * factor_low, sum_high * factor_high
-            scale_sums(sums, factor_low, factor_high)
-        return low, high, sum_low + part_low, sum_high + part_high
+    def after(scores, sums, c, low, high, next_low, next_high, sum_low, sum_high, part_low, part_high,
+              first, q, k_cache, row, nt, head):  # fmt: skip
+        top_low, top_high = largest(scores, float32(0), float32(0))
+        infinite = uint32(not (ptx.max_f32(top_low, top_high) <= float32(LARGEST)))
+        if ptx.vote_any(infinite) != 0:
+            again(scores, q, k_cache, row, nt, head, first)
+            mask_before(scores, -first)
+            top_low, top_high = largest(scores, float32(NEVER), float32(NEVER))
+            next_low, next_high = ptx.min_f32(low, -top_low * c), ptx.min_f32(high, -top_high * c)
+            factor_low, factor_high = ptx.ex2_approx(next_low - low), ptx.ex2_approx(next_high - high)
+            part_low, part_high = exponentiate(scores, c, next_low, next_high)
+        else:
+            grown_low = ptx.max_f32(ptx.lg2_approx(top_low), float32(0))
+            grown_high = ptx.max_f32(ptx.lg2_approx(top_high), float32(0))
+            factor_low, factor_high = ptx.ex2_approx(-grown_low), ptx.ex2_approx(-grown_high)
+            next_low, next_high = low - grown_low, high - grown_high
+            part_low, part_high = part_low * factor_low, part_high * factor_high
+            scale_scores(scores, factor_low, factor_high)
+        scale_sums(sums, factor_low, factor_high)
+        sum_low, sum_high = sum_low * factor_low + part_low, sum_high * factor_high + part_high
+        return next_low, next_high, sum_low, sum_high
 
     return before, after
 
 
 def scores_again(config: HopperAttentionConfig) -> Callable:
     """Device function (scores, q, k_cache, row, nt, head, first): the warp's 16 x 128 scores by mma.sync from
-    global memory, for query rows `row` and `row` + 8 of the lane and cache rows from `first` on (those before
-    row 0 as row 0).
+    global memory, for query rows from `row` and cache rows from `first` on (those before row 0 as row 0).
 
     Each round of the outer loop moves the scores up by four registers, so that their indices are constant
     though nothing is unrolled."""
@@ -167,6 +160,7 @@ def scores_again(config: HopperAttentionConfig) -> Callable:
         lane = int32(ptx.lane_id())
         part = (lane & 3) * 4
         queries = ptx.global_address(q) + uint64(head * head_bytes + part)
+        row = int32(row + (lane >> 2))
         low = queries + uint64(min(row, nt - 1)) * uint64(q_pitch)
         high = queries + uint64(min(row + 8, nt - 1)) * uint64(q_pitch)
         keys = ptx.global_address(k_cache) + uint64((head // group) * head_bytes + part)

@@ -28,10 +28,10 @@ def attention_prefill(config: AttentionConfig) -> Kernel:
     make = prefill_registers if config.softmax == "register" else prefill_shared
     dtypes = {"f16": "float16", "f32": "float32"}
     arguments = (
-        Argument("q", "in", dtypes[config.query]),
-        Argument("k_cache", "in", "float16"),
-        Argument("v_cache", "in", "float16"),
-        Argument("out", "out", dtypes[config.output]),
+        Argument("q", "in", dtypes[config.query], align=16),
+        Argument("k_cache", "in", "float16", align=16),
+        Argument("v_cache", "in", "float16", align=16),
+        Argument("out", "out", dtypes[config.output], align=8),
         *(Argument(name, "scalar", "int32") for name in ("nt", "q_offset", "kv_end")),
         Argument("scale", "scalar", "float32"),
     )

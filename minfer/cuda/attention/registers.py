@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from numba import cuda
-from numba.cuda.types import float32, int32, uint8, uint32, uint64
+from numba.cuda.types import float32, int32, uint8, uint32
 
 from minfer.cuda import ptx
 from minfer.cuda.attention import tiles
-from minfer.cuda.attention.config import LOG2_E, NEVER, TILE_ROWS, AttentionConfig
+from minfer.cuda.attention.config import LOG2_E, NEVER, AttentionConfig
 from minfer.cuda.attention.softmax import exponentials, quad_sum, row_max
 from minfer.cuda.instruction import device_function
 from minfer.cuda.tile.epilogue import store_accumulators
@@ -21,12 +21,11 @@ _to_operand = accumulator_to_operand("f16")
 def prefill_registers(config: AttentionConfig) -> Callable:
     """Scores, softmax and P in registers (FAP2): 4 warps of 16 rows, which meet only around the KV tiles."""
     head_dim, tkv, stages = config.head_dim, config.tkv, config.stages
-    width, group = config.heads * config.head_dim, config.heads // config.kv_heads
+    width = config.heads * config.head_dim
     stride, size = config.row_stride, config.kv_bytes
     query_tile, values_at = config.query_bytes, config.query_bytes + stages * size
     query_words, score_words, sum_words = head_dim // 4, tkv // 2, head_dim // 2  # a lane's share of 16 rows
-    in_bytes = {"f16": 2, "f32": 4}[config.query]
-    stage_query, load = tiles.stage_query(config), tiles.load_tiles(config)
+    start, load = tiles.prologue(config), tiles.load_tiles(config)
     query_fragments = tiles.query_fragments(config)
     score_fragments = tiles.score_fragments(config, tkv)
     accumulate, scale_rows = tiles.accumulate_pv(config, head_dim), tiles.scale_rows(head_dim)
@@ -59,14 +58,7 @@ def prefill_registers(config: AttentionConfig) -> Callable:
         base = ptx.shared_address(cuda.shared.array(0, uint8))
         thread = int32(cuda.threadIdx.x)
         warp_row = (thread >> 5) * 16
-        head = int32(cuda.blockIdx.x)
-        first_row = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * TILE_ROWS)
-        rows = min(int32(TILE_ROWS), nt - first_row)
-        limit = min(kv_end, q_offset + first_row + rows)
-        column = uint64((head // group) * (head_dim * 2))
-        keys = ptx.global_address(k_cache) + column
-        values = ptx.global_address(v_cache) + column
-        stage_query(base, ptx.global_address(q) + uint64(head * (head_dim * in_bytes)), first_row, nt)
+        head, first_row, limit, keys, values = start(base, q, k_cache, v_cache, nt, q_offset, kv_end)
 
         fragments = cuda.local.array(query_words, uint32)
         scores = cuda.local.array(score_words, float32)

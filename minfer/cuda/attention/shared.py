@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from numba import cuda
-from numba.cuda.types import float32, int32, uint8, uint32, uint64
+from numba.cuda.types import float32, int32, uint8, uint32
 
 from minfer.cuda import ptx
 from minfer.cuda.attention import tiles
@@ -19,18 +19,17 @@ def prefill_shared(config: AttentionConfig) -> Callable:
     """Scores, statistics and P in shared memory: 8 warps; a pair shares 16 query rows, half the columns
     each."""
     head_dim, tkv, stages = config.head_dim, config.tkv, config.stages
-    width, group = config.heads * config.head_dim, config.heads // config.kv_heads
+    width = config.heads * config.head_dim
     stride, size, score_stride = config.row_stride, config.kv_bytes, config.score_stride
     query_tile, values_at = config.query_bytes, config.query_bytes + stages * size
     scores_at = query_tile + 2 * stages * size
     statistics_at = scores_at + config.score_bytes
-    in_bytes = {"f16": 2, "f32": 4}[config.query]
     # Scores go 16 columns a fragment: at tkv 16 one warp of a pair computes them.
     columns, half_dim = max(16, tkv // 2), head_dim // 2
     sides = tkv // columns
     query_words, score_words, sum_words = head_dim // 4, columns // 2, half_dim // 2  # a lane's share
     half_p = config.pv == "shared"  # P as f16, in the place of its scores
-    stage_query, load = tiles.stage_query(config), tiles.load_tiles(config)
+    start, load = tiles.prologue(config), tiles.load_tiles(config)
     query_fragments = tiles.query_fragments(config)
     score_fragments, scale_scores = tiles.score_fragments(config, columns), tiles.scale_rows(columns)
     store_fragment = store_matrix_sync("f32")
@@ -145,14 +144,7 @@ def prefill_shared(config: AttentionConfig) -> Callable:
         thread = int32(cuda.threadIdx.x)
         warp_row = (thread >> 6) * 16
         side = (thread >> 5) & 1
-        head = int32(cuda.blockIdx.x)
-        first_row = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * TILE_ROWS)
-        rows = min(int32(TILE_ROWS), nt - first_row)
-        limit = min(kv_end, q_offset + first_row + rows)
-        column = uint64((head // group) * (head_dim * 2))
-        keys = ptx.global_address(k_cache) + column
-        values = ptx.global_address(v_cache) + column
-        stage_query(base, ptx.global_address(q) + uint64(head * (head_dim * in_bytes)), first_row, nt)
+        head, first_row, limit, keys, values = start(base, q, k_cache, v_cache, nt, q_offset, kv_end)
         if thread < TILE_ROWS:
             ptx.st_shared_f32(base + uint32(statistics_at + thread * 4), float32(NEVER))
             ptx.st_shared_f32(base + uint32(statistics_at + sum_at + thread * 4), float32(0))

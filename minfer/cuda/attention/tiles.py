@@ -128,6 +128,29 @@ def load_tiles(config: AttentionConfig) -> Callable:
     return load
 
 
+def prologue(config: AttentionConfig) -> Callable:
+    """Device function (shared address, q, k_cache, v_cache, nt, q_offset, kv_end): have the block's queries
+    on their way; returns (head, first query row, limit of the cache rows that they see, addresses of the
+    head's keys and values). The blocks of a head run from the last rows, which have the most work."""
+    head_dim, group = config.head_dim, config.heads // config.kv_heads
+    in_bytes = {"f16": 2, "f32": 4}[config.query]
+    stage = stage_query(config)
+
+    @device_function
+    def start(base, q, k_cache, v_cache, nt, q_offset, kv_end):
+        head = int32(cuda.blockIdx.x)
+        first_row = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * TILE_ROWS)
+        rows = min(int32(TILE_ROWS), nt - first_row)
+        limit = min(kv_end, q_offset + first_row + rows)
+        column = uint64((head // group) * (head_dim * 2))
+        keys = ptx.global_address(k_cache) + column
+        values = ptx.global_address(v_cache) + column
+        stage(base, ptx.global_address(q) + uint64(head * (head_dim * in_bytes)), first_row, nt)
+        return head, first_row, limit, keys, values
+
+    return start
+
+
 def query_fragments(config: AttentionConfig) -> Callable:
     """Device function (u32 array of head_dim / 4, shared address of the warp's 16 rows): Q as A fragments."""
     stride, steps = config.row_stride, config.head_dim // 16

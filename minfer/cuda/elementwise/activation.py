@@ -65,10 +65,16 @@ class SwigluConfig:
 
 
 @device_function
+def silu_product_by(gate, up, minus_log2_e):
+    """`silu_product` with its constant as an operand."""
+    return gate * up * ptx.rcp_approx(float32(1) + ptx.ex2_approx(gate * minus_log2_e))
+
+
+@device_function
 def silu_product(gate, up):
     """silu(gate) * up. The exponential overflows to infinity and its reciprocal to 0 for very negative
     gates."""
-    return gate * up * ptx.rcp_approx(float32(1) + ptx.ex2_approx(gate * float32(-LOG2_E)))
+    return silu_product_by(gate, up, float32(-LOG2_E))
 
 
 def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:

@@ -36,46 +36,61 @@ class Activations:
         return CHUNK_BYTES if self.config.layout == "padded" else self.config.tokens_tile * CHUNK_BYTES
 
     @functools.cached_property
+    def start(self) -> DeviceFunction:
+        """(matrix, first_token, chunks, thread): the address of a thread's first unit (u64), which moves on
+        by `step_bytes` a k-tile."""
+        unit, per_token = self.unit, self.threads_per_token
+
+        @device_function
+        def start(matrix, first_token, chunks, thread):
+            token, part = first_token + thread // per_token, thread % per_token
+            row = uint64(token) * uint64(chunks * CHUNK_BYTES)
+            return uint64(matrix + row + uint64(part * unit))
+
+        return start
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a token's k-tile."""
+        return self.config.kd * CHUNK_BYTES
+
+    @functools.cached_property
     def copy(self) -> DeviceFunction:
-        """(stage, matrix, first_token, nt, chunks, k_tile, thread): issue the copies of a k-tile. Tokens and
-        chunks that do not exist become zero, scale included; their bytes are not read."""
+        """(stage, source, tokens_left, chunks_left, thread): issue the copies of a k-tile. Tokens and chunks
+        that do not exist become zero, scale included; their bytes are not read."""
         unit, per_token = self.unit, self.threads_per_token
         token_bytes, chunk_step = self.config.token_bytes, self.chunk_step
-        kd, whole = self.config.kd, self.config.k_quant
-        row_units, units = kd * CHUNK_BYTES // unit, CHUNK_BYTES // unit
+        row_units, units, whole = self.step_bytes // unit, CHUNK_BYTES // unit, self.config.k_quant
         rounds, exact = -(-row_units // per_token), row_units % per_token == 0
         copy_unit = ptx.cp_async_cg_16 if unit == 16 else ptx.cp_async_ca_8
         contiguous = self.config.layout == "padded"
 
         @device_function
         @unrolled
-        def copy(stage, matrix, first_token, nt, chunks, k_tile, thread):
-            token, part = thread // per_token, thread % per_token
-            source = matrix + uint64(
-                (uint64(first_token + token) * uint64(chunks) + uint64(k_tile * kd)) * uint64(CHUNK_BYTES)
-                + uint64(part * unit)
-            )
-            inside = first_token + token < nt
-            row = uint32(stage + uint32(token * token_bytes))
+        def copy(stage, source, tokens_left, chunks_left, thread):
+            token, part = uint32(thread // per_token), uint32(thread % per_token)
+            row = uint32(stage + token * token_bytes)
+            own = uint32(row + part * unit)
+            inside = int32(token) < tokens_left
+            count = uint32(unit if inside else 0)
             for j in unroll(rounds):
-                u = part + j * per_token
+                u = uint32(part + j * per_token)
                 if exact or u < row_units:
-                    there = inside
                     if not whole:
-                        there = there and k_tile * kd + u // units < chunks
-                    if contiguous:
-                        target = row + uint32(part * unit) + uint32(j * per_token * unit)
-                    else:
+                        count = uint32(unit if inside and int32(u // units) < chunks_left else 0)
+                    target = own + uint32(j * per_token * unit)
+                    if not contiguous:
                         target = uint32(row + u // units * chunk_step + u % units * unit)
-                    copy_unit(target, source + uint64(j * per_token * unit), uint32(unit if there else 0))
+                    copy_unit(target, source + uint64(j * per_token * unit), count)
 
         return copy
 
     @functools.cached_property
     def load(self) -> DeviceFunction:
-        """(words, o, scales, s, low, t): the A fragment of a chunk of two tokens, the one at the shared address
-        `low` (a lane's own: the warp's first + lane // 4) and the one 8 further on, into words[o ... o + 3], and what its rescaling needs into scales[s ... s + 5]:
-        d of both tokens, -MAGIC * d (rescale="magic"), d * sum (minimum="fma")."""
+        """(words, o, scales, s, low, t): a chunk of two tokens, the one at the shared address `low` (a lane's
+        own: the warp's first + lane // 4) and the one 8 further on. The A fragment into words[o ... o + 3];
+        what its rescaling needs into scales[s ... s + 5]: d of both tokens, -MAGIC * d (rescale="magic"), d *
+        sum (minimum="fma")."""
         eight, magic = 8 * self.config.token_bytes, self.config.rescale == "magic"
         sums = self.config.has_minimum and self.config.minimum == "fma"
 
@@ -99,18 +114,16 @@ class Activations:
 
     @functools.cached_property
     def load_sums(self) -> DeviceFunction:
-        """(words, o, low): d * sum of the chunk at `low` and of the same 8 tokens on, where lanes t = 0 ... 3 hold
-        four neighbouring chunks, as the A fragment of a tf32 product of depth 8: the upper part of each value,
-        then what is left of it."""
+        """(words, o, low): d * sum of the chunk at `low` and of the same one 8 tokens on, where lanes t = 0
+        ... 3 hold four neighbouring chunks, as words[o], words[o + 1] of the A fragment of a bf16 product
+        whose second half repeats them: the value rounded, and what is left of it."""
         eight = 8 * self.config.token_bytes
 
         @device_function
         def load_sums(words, o, low):
             high = low + uint32(eight)
-            first = ptx.unpack_f16x2_lo(ptx.ld_shared_u32(low)) * _sum(low)
-            second = ptx.unpack_f16x2_lo(ptx.ld_shared_u32(high)) * _sum(high)
-            words[o], words[o + 2] = split_tf32(first)
-            words[o + 1], words[o + 3] = split_tf32(second)
+            words[o] = _split(ptx.unpack_f16x2_lo(ptx.ld_shared_u32(low)) * _sum(low))
+            words[o + 1] = _split(ptx.unpack_f16x2_lo(ptx.ld_shared_u32(high)) * _sum(high))
 
         return load_sums
 
@@ -122,8 +135,7 @@ def _sum(chunk):
 
 
 @device_function
-def split_tf32(value):
-    """(upper, lower) as tf32 operands whose sum is the value to 21 bits: the tensor cores do not read the low
-    13 bits. (cvt.rna.tf32 is a sequence of instructions on sm_90.)"""
-    upper = ptx.bitcast_u32_f32(value) & uint32(0xFFFFE000)
-    return upper, ptx.bitcast_u32_f32(float32(value - ptx.bitcast_f32_u32(upper)))
+def _split(value):
+    """A pair of bf16 whose sum is the value to 17 bits."""
+    upper = ptx.pack_bf16x2(value, value)
+    return ptx.pack_bf16x2(value, float32(value - ptx.bitcast_f32_u32(upper & uint32(0xFFFF0000))))

@@ -58,8 +58,9 @@ class MmqConfig:
         rescale: "convert" (I2F, a multiply, a multiply-add an accumulator and chunk) or "magic": the integer
             accumulator starts at 0x4B400000, so that its bits are the f32 12582912 + sum, and two
             multiply-adds do the whole rescaling.
-        minimum: how the formats' minima meet the activations' sums: "fma", or "tensor": a tf32 mma with split
-            operands.
+        minimum: how the formats' minima meet the activations' sums: "fma", or "tensor": one bf16 mma for four
+            chunks, both operands split in two (relative error 2**-17).
+        unroll: chunks of a k-tile that are written out one after another; the loop over them has the rest.
         out: "f32", "f16", or "sums": the integer accumulators themselves (see `sums_shape`), to check them bit by
             bit.
         min_blocks: blocks an SM that the compiler leaves registers for.
@@ -77,6 +78,7 @@ class MmqConfig:
     layout: str = "plain"
     rescale: str = "convert"
     minimum: str = "fma"
+    unroll: int = 1
     out: str = "f32"
     min_blocks: int | None = None
     strided: bool = False
@@ -90,6 +92,7 @@ class MmqConfig:
         check_choice("mmq", "rescale", self.rescale, RESCALES)
         check_choice("mmq", "minimum", self.minimum, MINIMA)
         check_choice("mmq", "out", self.out, OUTPUTS)
+        check_choice("mmq", "unroll", self.unroll, (1, 2, 4))
         check_choice("mmq", "warps", self.warps, (1, 2, 4, 8, 16))
         if self.warps_tokens < 1 or self.warps % self.warps_tokens:
             raise ConfigRefused(f"mmq: {self.warps} warps do not divide into rows of {self.warps_tokens}")
@@ -118,8 +121,8 @@ class MmqConfig:
             raise ConfigRefused(f"mmq: {self.weight_type} has no minima: minimum='fma'")
         if self.accumulators + 48 > MAX_THREAD_REGISTERS:
             raise ConfigRefused(
-                f"mmq: {self.accumulators} accumulators a thread of {MAX_THREAD_REGISTERS} registers: take more "
-                "warps or a smaller tile"
+                f"mmq: {self.accumulators} accumulators a thread of {MAX_THREAD_REGISTERS} registers: "
+                "take more warps or a smaller tile"
             )
         if self.min_blocks is not None and not 1 <= self.min_blocks <= MAX_SM_THREADS // self.threads:
             raise ConfigRefused(
@@ -140,6 +143,7 @@ class MmqConfig:
             (self.layout, "plain"),
             (self.rescale, "convert"),
             (self.minimum, "fma"),
+            (f"unroll={self.unroll}", "unroll=1"),
             (self.out, "f32"),
         ):
             text += f" {value}" if value != usual else ""
@@ -246,9 +250,26 @@ class MmqConfig:
         return self.rows_tile + 8
 
     @property
+    def second_pitch(self) -> int:
+        """Bytes from a chunk's minima (or second scales) to the next chunk's."""
+        # A row's minimum as a pair of words; 32 bytes more put the four chunks of a fragment on other banks.
+        return self.rows_tile * 8 + 32 if self.minimum == "tensor" else self.scale_row * 4
+
+    @property
+    def second_scale(self) -> int:
+        """Bytes from a buffer's scales to its minima or second scales."""
+        return self.kd * self.scale_row * 4
+
+    @property
     def scale_bytes(self) -> int:
         """One of the two buffers of scales and minima."""
-        return self.scale_arrays * self.kd * self.scale_row * 4
+        return self.second_scale + (self.kd * self.second_pitch if self.scale_arrays == 2 else 0)
+
+    @property
+    def masked(self) -> bool:
+        """Q4_K's high nibbles stay where they are, 16 times too large, and their scales are 16 times smaller:
+        a word costs one instruction."""
+        return self.layout == "padded" and self.variant == "raw" and self.weight_type == "Q4_K"
 
     @property
     def word_bytes(self) -> int:
@@ -264,8 +285,8 @@ class MmqConfig:
         """Why a block of this config cannot run on a device (of `minfer.arithmetic.devices`), or None."""
         if self.shared_bytes > device.shared_per_block:
             return (
-                f"mmq [{self}] asks for {self.shared_bytes} bytes of shared memory a block; {device.name} allows "
-                f"{device.shared_per_block}: take kd=4, a smaller tile or fewer stages"
+                f"mmq [{self}] asks for {self.shared_bytes} bytes of shared memory a block; "
+                f"{device.name} allows {device.shared_per_block}: take kd=4, a smaller tile or fewer stages"
             )
         return None
 
@@ -293,7 +314,8 @@ class MmqConfig:
         return nt * (depth // CHUNK) * CHUNK_BYTES
 
     def sums_shape(self, nt: int, od: int, depth: int) -> tuple[int, int, int]:
-        """Shape of an `out="sums"` output: an integer for every token, row and run of weights with a scale."""
+        """Shape of an `out="sums"` output: an integer for every token, row and run of weights with a
+        scale."""
         return nt, od, depth // (16 if self.two_scales else CHUNK)
 
     def checking(self) -> MmqConfig:
@@ -316,8 +338,28 @@ def r1(weight_type: str = "Q4_K", kd: int = 8) -> MmqConfig:
     return MmqConfig("r1", weight_type, kd=kd)
 
 
+def fast(weight_type: str = "Q4_K") -> MmqConfig:
+    """The largest step past the seed with mma.sync: 128 x 128, two blocks an SM, warps of 32 tokens x 64
+    rows, padded rows, magic rescaling, minima on the tensor cores. Blocks of 16-byte lines stay raw; the
+    others are expanded once a block, since at the mma every one of their words costs two loads and a funnel
+    shift."""
+    raw = weight_type in ALIGNED_TYPES
+    return MmqConfig(
+        "raw" if raw else "r1",
+        weight_type,
+        tokens_tile=128,
+        rows_tile=128,
+        kd=4,
+        layout="padded",
+        rescale="magic",
+        minimum="tensor" if weight_type in WITH_MINIMUM else "fma",
+        min_blocks=2,
+    )
+
+
 def shipped_configs() -> list[MmqConfig]:
-    """Every weight type in the seed's variants, at both depths."""
-    return [
-        make(weight_type, kd) for weight_type in WEIGHT_TYPES for make in (r1, narrow, wide) for kd in (4, 8)
-    ]
+    """The seed's variants at both depths for what a Q4_K_M file holds, and once for every other type; the
+    fast ones."""
+    both = [make(name, kd) for name in ("Q4_K", "Q6_K") for make in (r1, narrow, wide) for kd in (4, 8)]
+    others = [make(name) for name in WEIGHT_TYPES[2:] for make in (r1, narrow, wide)]
+    return both + others + [fast(name) for name in WEIGHT_TYPES]

@@ -15,7 +15,7 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.mmq.activations import Activations, split_tf32
+from minfer.cuda.mmq.activations import Activations
 from minfer.cuda.mmq.config import MAGIC_BITS, MmqConfig, shipped_configs
 from minfer.cuda.mmq.raw import RawWeights
 from minfer.cuda.mmq.scales import Scales
@@ -25,8 +25,8 @@ from minfer.cuda.tile.epilogue import store_strided
 
 
 def _product(config: MmqConfig) -> DeviceFunction:
-    """(sums, a, ao, b, bo, first): sums[0 ... 3] of one 16 x 8 product of a chunk, started from `first`; Q6_K's
-    of its two halves: sums[0 ... 3], sums[4 ... 7]."""
+    """(sums, a, ao, b, bo, first): sums[0 ... 3] of one 16 x 8 product of a chunk, started from `first`;
+    Q6_K's of its two halves: sums[0 ... 3], sums[4 ... 7]."""
     if config.two_scales:
 
         @device_function
@@ -41,9 +41,11 @@ def _product(config: MmqConfig) -> DeviceFunction:
 
         return halves
 
+    mma = ptx.mma_m16n8k32_s8u8 if config.masked else ptx.mma_m16n8k32_s8
+
     @device_function
     def whole(sums, a, ao, b, bo, first):
-        d0, d1, d2, d3 = ptx.mma_m16n8k32_s8(
+        d0, d1, d2, d3 = mma(
             a[ao], a[ao + 1], a[ao + 2], a[ao + 3], b[bo], b[bo + 1], first, first, first, first
         )
         sums[0], sums[1], sums[2], sums[3] = d0, d1, d2, d3
@@ -53,8 +55,8 @@ def _product(config: MmqConfig) -> DeviceFunction:
 
 def _rescale(config: MmqConfig) -> DeviceFunction:
     """(acc, o, sums, so, d, s, w0, w1): acc[o ... o + 3] += w * (d * sum), d of the two tokens, w of the two
-    rows. "magic": d[s + 2], d[s + 3] hold -MAGIC * d, and fma(bits, d, -MAGIC d) is d * sum rounded once, since
-    MAGIC * d is exact (d has 11 bits): the same number as "convert"'s."""
+    rows. "magic": d[s + 2], d[s + 3] hold -MAGIC * d, and fma(bits, d, -MAGIC d) is d * sum rounded once,
+    since MAGIC * d is exact (d has 11 bits): the same number as "convert"'s."""
     magic = config.rescale == "magic"
 
     @device_function
@@ -77,13 +79,14 @@ def _rescale(config: MmqConfig) -> DeviceFunction:
 
 
 @device_function
-def _store_sums(sums, so, out, token, row, index, count, nt, od):
-    """Four accumulators as integers: tokens token, token + 8, rows row, row + 1; the index-th of `count`."""
+def _store_sums(sums, so, shift, out, token, row, index, count, nt, od):
+    """Four accumulators as integers, shifted down: tokens token, token + 8, rows row, row + 1; the index-th
+    of `count`."""
     for i in range(4):
         own_token, own_row = token + 8 * (i >> 1), row + (i & 1)
         if own_token < nt and own_row < od:
             at = (uint64(own_token) * uint64(od) + uint64(own_row)) * uint64(count) + uint64(index)
-            ptx.st_global_u32(out + at * uint64(4), uint32(sums[so + i]))
+            ptx.st_global_u32(out + at * uint64(4), uint32(sums[so + i] >> shift))
 
 
 _OUT_DTYPES = {"f32": "float32", "f16": "float16", "sums": "int32"}
@@ -93,10 +96,10 @@ _OUT_DTYPES = {"f32": "float32", "f16": "float16", "sums": "int32"}
 def mmq(config: MmqConfig) -> Kernel:
     """C = X W^T from blocks: (weights, activations, out, nt, od, id), and stride where the config is strided.
 
-    weights uint8 [od, row bytes], GGML blocks, 16-byte aligned; activations uint8 [nt, id / 32, 40] (pad40: f16
-    d at byte 0, 32 int8 at byte 4, their int32 sum at byte 36, bytes 2 and 3 zero), exactly so large; out f32
-    or f16 [nt, od], every element written; nt, od, id int32, as `config.check` asks. Strided: out [nt, od] are
-    columns of a matrix whose rows are `stride` elements (int32) apart; the others stay. Integer sums of a chunk are
+    weights uint8 [od, row bytes], GGML blocks, 16-byte aligned; activations uint8 [nt, id / 32, 40] (pad40:
+    f16 d at byte 0, 32 int8 at byte 4, their int32 sum at byte 36, bytes 2 and 3 zero), exactly so large; out
+    f32 or f16 [nt, od], every element written; nt, od, id int32, as `config.check` asks. Strided: out [nt, od]
+    are columns of a matrix whose rows are `stride` elements (int32) apart; the others stay. Integer sums are
     exact; chunks add up in f32, in their order: all configs of a weight type give the same bits, but for the
     minima of minimum="tensor". out="sums": out int32 of `config.sums_shape`, the integer sums."""
     tokens_tile, rows_tile, kd, stages = config.tokens_tile, config.rows_tile, config.kd, config.stages
@@ -106,6 +109,7 @@ def mmq(config: MmqConfig) -> Kernel:
     raw, two, sums_out = config.variant == "raw", config.two_scales, config.out == "sums"
     minimum_fma = config.has_minimum and config.minimum == "fma"
     minimum_tensor = config.has_minimum and config.minimum == "tensor"
+    masked = config.masked
     magic = config.rescale == "magic" and not sums_out
     first_sum = MAGIC_BITS if magic else 0
     d_values = 6 * m_fragments
@@ -113,28 +117,31 @@ def mmq(config: MmqConfig) -> Kernel:
     stage_bytes, activation_bytes = config.stage_bytes, config.activation_bytes
     ring_bytes, scale_bytes, word_bytes = stages * stage_bytes, config.scale_bytes, config.word_bytes
     words_at = ring_bytes + 2 * scale_bytes
-    second_scale, pitch = kd * config.scale_row * 4, config.scale_row * 4
+    second_scale, pitch, second_pitch = config.second_scale, config.scale_row * 4, config.second_pitch
     block_weights, block_bytes = config.block_weights, config.block_bytes
     activations = Activations(config)
-    copy_activations, load_activations = activations.copy, activations.load
+    start_activations, copy_activations = activations.start, activations.copy
+    load_activations = activations.load
     if minimum_tensor:
         load_sums = activations.load_sums
     if raw:
         weights_source, scales_source = RawWeights(config), Scales(config)
-        copy_weights, fragments = weights_source.copy, weights_source.fragments
-        fetch, deposit, held = scales_source.fetch, scales_source.deposit, scales_source.registers
+        start_weights, copy_weights = weights_source.start, weights_source.copy
+        start_scales, held = scales_source.start, scales_source.registers
+        fetch, deposit = scales_source.fetch, scales_source.deposit
     else:
-        words_source = WordWeights(config)
-        fetch, deposit, fragments = words_source.fetch, words_source.deposit, words_source.fragments
-        units, per_step = words_source.units, words_source.per_step
-        held = per_step * words_source.registers
-        unit_registers = words_source.registers
+        weights_source = WordWeights(config)
+        start_weights, fetch, deposit = weights_source.start, weights_source.fetch, weights_source.deposit
+        locate, units, per_step = weights_source.locate, weights_source.units, weights_source.per_step
+        unit_registers = weights_source.registers
+        held = per_step * unit_registers
+    own_weights, fragments = weights_source.own, weights_source.fragments
     product, rescale = _product(config), _rescale(config)
     store = store_strided(m_fragments, pairs, "f16" if config.out == "f16" else "f32")
     commit, wait = ptx.cp_async_commit, ptx.cp_async_wait_group(stages - 2)
 
     token_bytes, token_step, chunk_step = config.token_bytes, 16 * config.token_bytes, activations.chunk_step
-    spelled_out = config.layout == "padded"
+    written_out, x_step = config.unroll, activations.step_bytes
 
     # In functions of their own the compiler's front end sees these once, not once a fragment.
 
@@ -147,8 +154,9 @@ def mmq(config: MmqConfig) -> Kernel:
         if sums_out:
             for half in unroll(2 if two else 1):
                 index, count = (2 * chunk + half, 2 * chunks) if two else (chunk, chunks)
+                shift = (chunk & 1) * 4 if masked else 0
                 if chunk < chunks:
-                    _store_sums(sums, 4 * half, out, token, row, index, count, nt, od)
+                    _store_sums(sums, 4 * half, shift, out, token, row, index, count, nt, od)
         else:
             w0, w1 = ptx.ld_shared_v2_f32(scales)
             rescale(acc, o, sums, 0, d, s, w0, w1)
@@ -165,22 +173,17 @@ def mmq(config: MmqConfig) -> Kernel:
     @device_function
     @unrolled
     def multiply_chunk(
-        acc, a, b, d, tokens, tile, scales, row_bytes, first_row, od, token, row, k_tile, i, chunks, out, nt
+        acc, a, b, d, tokens, tile, scales, row_bytes, token, row, lane, k_tile, i, chunks, out, nt, od
     ):  # fmt: skip
-        """Chunk i of a k-tile: the warp's fragments of 16 tokens times pairs of 8 rows. `tokens`, `scales`: the
-        shared addresses of the lane's first token and of its first rows' scales in the k-tile; `token`, `row`:
-        the lane's and the warp's first ones in the block."""
-        lane = cuda.threadIdx.x & 31
+        """Chunk i of a k-tile: the warp's fragments of 16 tokens times pairs of 8 rows. `tokens`, `tile`,
+        `scales`: shared addresses of what the lane reads first; `token`, `row`: the warp's first ones."""
         for m in unroll(m_fragments):
             load_activations(
                 a, 4 * m, d, 6 * m, tokens + uint32(i * chunk_step) + uint32(m * token_step), uint32(lane & 3)
             )
         line = scales + uint32(i * pitch)
         for j in unroll(pairs):
-            if raw:
-                fragments(b, tile, row_bytes, first_row, od, row + 16 * j, k_tile, i, lane)
-            else:
-                fragments(b, tile, row + 16 * j, i, lane)
+            fragments(b, tile, j, k_tile, i, lane, row + (lane >> 2), od, row_bytes)
             for n in unroll(2):
                 for m in unroll(m_fragments):
                     multiply_column(
@@ -194,8 +197,8 @@ def mmq(config: MmqConfig) -> Kernel:
                         6 * m,
                         line + uint32(64 * j + 32 * n),
                         out,
-                        token + 16 * m,
-                        first_row + row + 16 * j + 8 * n + (lane & 3) * 2,
+                        token + (lane >> 2) + 16 * m,
+                        row + 16 * j + 8 * n + (lane & 3) * 2,
                         k_tile * kd + i,
                         chunks,
                         nt,
@@ -204,48 +207,20 @@ def mmq(config: MmqConfig) -> Kernel:
 
     @device_function
     @unrolled
-    def multiply_minima(acc, a, tokens, minima):
-        """Minima of four chunks times the activations' sums, on the tensor cores: depth 8 is the sums' upper and
-        lower parts beside the minima's upper parts, then beside their lower ones. `tokens`, `minima`: the
-        shared addresses of chunk lane % 4 of the lane's first token and row (lane // 4)."""
+    def multiply_minima(acc, sums, tokens, minima):
+        """Minima of four chunks times the activations' sums, on the tensor cores: all four products of the
+        two parts of either in one mma of depth 16. `tokens`, `minima`: the shared addresses of chunk lane % 4
+        of the lane's first token and row (lane // 4)."""
         for m in unroll(m_fragments):
-            load_sums(a, 4 * m, tokens + uint32(m * token_step))
+            load_sums(sums, 2 * m, tokens + uint32(m * token_step))
         for j in unroll(2 * pairs):
-            upper, lower = split_tf32(ptx.ld_shared_f32(minima + uint32(32 * j)))
+            upper, lower = ptx.ld_shared_v2_u32(minima + uint32(64 * j))
             for m in unroll(m_fragments):
-                o = 8 * m * pairs + 4 * j
-                a0, a1, a2, a3 = a[4 * m], a[4 * m + 1], a[4 * m + 2], a[4 * m + 3]
-                c0, c1, c2, c3 = ptx.mma_m16n8k8_tf32(
-                    a0, a1, a2, a3, upper, upper, acc[o], acc[o + 1], acc[o + 2], acc[o + 3]
+                o, first, second = 8 * m * pairs + 4 * j, sums[2 * m], sums[2 * m + 1]
+                c0, c1, c2, c3 = ptx.mma_m16n8k16_bf16(
+                    first, second, first, second, upper, lower, acc[o], acc[o + 1], acc[o + 2], acc[o + 3]
                 )
-                c0, c1, c2, c3 = ptx.mma_m16n8k8_tf32(a0, a1, a2, a3, lower, uint32(0), c0, c1, c2, c3)
                 acc[o], acc[o + 1], acc[o + 2], acc[o + 3] = c0, c1, c2, c3
-
-    @device_function
-    @unrolled
-    def compute(
-        acc, a, b, d, words, tokens, tile, scales, next_tile, next_scales, w_matrix, row_bytes, first_row, od,
-        first_token, token, row, k_tile, i, chunks, out, nt, thread,
-    ):  # fmt: skip
-        """Chunk i of a k-tile; with expanded words also its share of the next k-tile's."""
-        if not raw:
-            for n in unroll(per_step):
-                if i * per_step + n < units:
-                    fetch(
-                        words, n * unit_registers, w_matrix, row_bytes, first_row, od, chunks, k_tile + 1,
-                        i * per_step + n, thread,
-                    )  # fmt: skip
-        multiply_chunk(
-            acc, a, b, d, tokens, tile, scales, row_bytes, first_row, od,
-            first_token + token + ((thread & 31) >> 2), row, k_tile, i, chunks, out, nt,
-        )  # fmt: skip
-        if not raw:
-            for n in unroll(per_step):
-                if i * per_step + n < units:
-                    deposit(
-                        words, n * unit_registers, next_tile, next_scales, chunks, k_tile + 1, i * per_step + n,
-                        thread,
-                    )  # fmt: skip
 
     @device_function
     def advance(offset):
@@ -257,18 +232,14 @@ def mmq(config: MmqConfig) -> Kernel:
     @unrolled
     def multiply(weights, activations, out, nt, od, depth, stride):
         ring = ptx.shared_address(cuda.shared.array(0, dtype=uint8))
-        w_matrix, x_matrix, target = (
-            ptx.global_address(weights),
-            ptx.global_address(activations),
-            ptx.global_address(out),
-        )
-        thread = int32(cuda.threadIdx.x)
-        warp, lane = thread >> 5, thread & 31
-        token, row = warp // warps_rows * warp_tokens, warp % warps_rows * warp_rows
-        first_token, first_row = int32(cuda.blockIdx.x) * tokens_tile, int32(cuda.blockIdx.y) * rows_tile
-        chunks = depth >> 5
-        row_bytes = depth // block_weights * block_bytes
-        k_tiles = (chunks + (kd - 1)) // kd
+        w_matrix, target = ptx.global_address(weights), ptx.global_address(out)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = uint32(thread & 31), uint32(thread >> 5)
+        own_token, own_row = int32(warp // warps_rows * warp_tokens), int32(warp % warps_rows * warp_rows)
+        first_token, first_row = int32(cuda.blockIdx.x * tokens_tile), int32(cuda.blockIdx.y * rows_tile)
+        chunks = int32(depth >> 5)
+        row_bytes = int32(depth // block_weights * block_bytes)
+        k_tiles = int32((chunks + (kd - 1)) // kd)
         acc = cuda.local.array(accumulators, float32)
         a = cuda.local.array(a_values, uint32)
         b = cuda.local.array(4, uint32)
@@ -277,82 +248,99 @@ def mmq(config: MmqConfig) -> Kernel:
         for i in unroll(accumulators):
             acc[i] = float32(0)
 
+        x_source = start_activations(ptx.global_address(activations), first_token, chunks, thread)
+        tokens_left = int32(nt - first_token)
+        end = uint64(w_matrix + uint64(od) * uint64(row_bytes))
+        if raw:
+            w_source = start_weights(w_matrix, row_bytes, first_row, od, thread)
+            s_source = start_scales(w_matrix, row_bytes, first_row, od, thread)
+        else:
+            w_source = start_weights(w_matrix, row_bytes, first_row, thread)
+            rows_left = int32(od - first_row - int32(thread // (2 * kd)))
         for k_tile in unroll(stages - 1):
             if k_tile < k_tiles:
-                stage = uint32(ring + k_tile * stage_bytes)
-                copy_activations(stage, x_matrix, first_token, nt, chunks, k_tile, thread)
+                stage = ring + uint32(k_tile * stage_bytes)
+                copy_activations(stage, x_source, tokens_left, int32(chunks - k_tile * kd), thread)
                 if raw:
-                    copy_weights(
-                        stage + uint32(activation_bytes), w_matrix, row_bytes, first_row, od, k_tile, thread
-                    )
+                    copy_weights(stage + uint32(activation_bytes), w_source, end, k_tile, thread)
+            x_source += uint64(x_step)
             commit()
         if raw:
-            fetch(words, w_matrix, row_bytes, first_row, od, chunks, 0, thread)
-            deposit(words, uint32(ring + ring_bytes), chunks, 0, thread)
+            fetch(words, s_source, chunks, 0, thread)
+            deposit(words, ring + uint32(ring_bytes), chunks, 0, thread)
         else:
+            source, at = locate(w_source, chunks, 0, thread)
             for unit in range(units):
-                fetch(words, 0, w_matrix, row_bytes, first_row, od, chunks, 0, unit, thread)
-                deposit(words, 0, uint32(ring + words_at), uint32(ring + ring_bytes), chunks, 0, unit, thread)
+                fetch(words, 0, source, at, row_bytes, rows_left, unit)
+                deposit(words, 0, ring + uint32(words_at), ring + uint32(ring_bytes), at, unit, thread)
 
-        own_scales = uint32((row + (lane & 3) * 2) * 4)
+        # What a lane reads, as offsets in a stage and in a buffer of scales.
+        token_offset = uint32((own_token + (lane >> 2)) * token_bytes)
+        tile_offset = own_weights(own_row, lane)
+        scale_offset = uint32((own_row + (lane & 3) * 2) * 4)
         read, fill = uint32(0), uint32((stages - 1) * stage_bytes)
-        for k_tile in range(k_tiles):
-            k_tile = int32(k_tile)
+        for k in range(k_tiles):
+            k_tile = int32(k)
             wait()
             cuda.syncthreads()
             ahead = int32(k_tile + (stages - 1))
             if ahead < k_tiles:
-                copy_activations(uint32(ring + fill), x_matrix, first_token, nt, chunks, ahead, thread)
+                copy_activations(ring + fill, x_source, tokens_left, int32(chunks - ahead * kd), thread)
                 if raw:
-                    copy_weights(
-                        uint32(ring + fill + activation_bytes),
-                        w_matrix,
-                        row_bytes,
-                        first_row,
-                        od,
-                        ahead,
-                        thread,
-                    )
+                    copy_weights(ring + fill + uint32(activation_bytes), w_source, end, ahead, thread)
+            x_source += uint64(x_step)
             commit()
             stage, odd = uint32(ring + read), uint32(k_tile & 1)
             scales = uint32(ring + ring_bytes + odd * scale_bytes)
-            next_scales = uint32(ring + ring_bytes + (1 - odd) * scale_bytes)
+            next_scales = uint32(ring + ring_bytes + (odd ^ 1) * scale_bytes)
             tile = uint32(stage + activation_bytes)
             next_tile = tile
             if not raw:
                 tile = uint32(ring + words_at + odd * word_bytes)
-                next_tile = uint32(ring + words_at + (1 - odd) * word_bytes)
+                next_tile = uint32(ring + words_at + (odd ^ 1) * word_bytes)
+            tile = uint32(tile + tile_offset)
+            tokens = uint32(stage + token_offset)
             # Past the last k-tile the last one is decoded again: harmless, and no branch.
-            if raw:
-                fetch(words, w_matrix, row_bytes, first_row, od, chunks, k_tile + 1, thread)
-            tokens = stage + uint32((token + (lane >> 2)) * token_bytes)
-            if spelled_out:
-                for i in unroll(kd):
-                    compute(
-                        acc, a, b, d, words, tokens, tile, scales + own_scales, next_tile, next_scales, w_matrix,
-                        row_bytes, first_row, od, first_token, token, row, k_tile, i, chunks, target, nt, thread,
+            following = int32(k_tile + 1)
+            if raw and not minimum_tensor:
+                fetch(words, s_source, chunks, following, thread)
+            if not raw:
+                source, at = locate(w_source, chunks, following, thread)
+            for group in range(kd // written_out):
+                for n in unroll(written_out):
+                    i = int32(written_out * group + n)
+                    if not raw:
+                        for u in unroll(per_step):
+                            unit = int32(i * per_step + u)
+                            if unit < units:
+                                fetch(words, u * unit_registers, source, at, row_bytes, rows_left, unit)
+                    multiply_chunk(
+                        acc, a, b, d, tokens, tile, scales + scale_offset, row_bytes, first_token + own_token,
+                        first_row + own_row, lane, k_tile, i, chunks, target, nt, od,
                     )  # fmt: skip
-            else:
-                for i in range(kd):
-                    compute(
-                        acc, a, b, d, words, tokens, tile, scales + own_scales, next_tile, next_scales, w_matrix,
-                        row_bytes, first_row, od, first_token, token, row, k_tile, i, chunks, target, nt, thread,
-                    )  # fmt: skip
+                    if not raw:
+                        for u in unroll(per_step):
+                            unit = int32(i * per_step + u)
+                            if unit < units:
+                                deposit(words, u * unit_registers, next_tile, next_scales, at, unit, thread)
+            if raw and minimum_tensor:
+                # The minima's products hide the loads; before the chunks they would cost registers there.
+                fetch(words, s_source, chunks, following, thread)
             if minimum_tensor:
                 for quarter in unroll(kd // 4):
+                    chunk = uint32(4 * quarter + (lane & 3))
                     multiply_minima(
                         acc,
                         a,
-                        tokens + uint32((4 * quarter + (lane & 3)) * chunk_step),
-                        scales
-                        + uint32(second_scale + (4 * quarter + (lane & 3)) * pitch + (row + (lane >> 2)) * 4),
+                        uint32(tokens + chunk * chunk_step),
+                        uint32(scales + second_scale + chunk * second_pitch + (own_row + (lane >> 2)) * 8),
                     )
             if raw:
-                deposit(words, next_scales, chunks, k_tile + 1, thread)
+                deposit(words, next_scales, chunks, following, thread)
             read, fill = advance(read), advance(fill)
 
         if not sums_out:
-            store(acc, target, first_token + token, first_row + row, nt, od, stride)
+            store(acc, target, int32(first_token + own_token), int32(first_row + own_row), nt, od, stride)
 
     def mmq_whole(weights, activations, out, nt, od, depth):
         multiply(weights, activations, out, nt, od, depth, od)
@@ -378,6 +366,8 @@ def mmq(config: MmqConfig) -> Kernel:
         shared_bytes=config.shared_bytes,
         arguments=arguments,
         min_blocks=config.min_blocks,
+        # Two blocks of Q6_K's 64 accumulators: a few addresses spill, outside the loop over chunks.
+        allowed_spill_bytes=64 if two and config.accumulators == 64 and config.min_blocks == 2 else 0,
     )
 
 

@@ -31,8 +31,9 @@ def _word(address):
     return ptx.shf_r_wrap(ptx.ld_shared_u32(base), ptx.ld_shared_u32(base + odd * uint32(2)), odd * uint32(8))
 
 
-# ---- unpackers: (block, sub, t) -> (weights 4t ... 4t + 3, weights 16 + 4t ... 16 + 4t + 3) of chunk `sub` of
-# the block at a shared address, as signed bytes. Bytewise (q + 128 - z) ^ 128 = q - z, and nothing carries.
+# ---- unpackers: (block, sub, t) -> (weights 4t ... 4t + 3, weights 16 + 4t ... 16 + 4t + 3) of chunk `sub`
+# of the block at a shared address, as signed bytes. Bytewise (q + 128 - z) ^ 128 = q - z, and nothing
+# carries.
 
 
 @device_function
@@ -148,118 +149,155 @@ class RawWeights:
     @functools.cached_property
     def tile_offset(self) -> DeviceFunction:
         """(k_tile) -> bytes from a row's start to the first block of a k-tile."""
-        size = self.config.block_bytes
-        step = 1 if not self.config.k_quant else self.config.kd
-        per_tile = self.config.kd if not self.config.k_quant else 1
+        tile_bytes, size = self.config.kd * self.config.block_bytes, self.config.block_bytes
+        k_quant, blocks_shift = self.config.k_quant, 0 if self.config.kd == 8 else 1
 
         @device_function
         def tile_offset(k_tile):
-            if per_tile > 1:
-                return k_tile * (per_tile * size)
-            return (k_tile * step >> 3) * size
+            if k_quant:
+                return int32((k_tile >> blocks_shift) * size)
+            return int32(k_tile * tile_bytes)
 
         return tile_offset
 
     @functools.cached_property
+    def start(self) -> DeviceFunction:
+        """(matrix, row_bytes, first_row, od, thread): the address of a thread's row (u64), the last one past
+        the matrix."""
+        per_row = self.config.threads // self.config.rows_tile
+
+        @device_function
+        def start(matrix, row_bytes, first_row, od, thread):
+            row = min(int32(first_row + thread // per_row), int32(od - 1))
+            return uint64(matrix + uint64(row) * uint64(row_bytes))
+
+        return start
+
+    @functools.cached_property
     def copy(self) -> DeviceFunction:
-        """(stage, matrix, row_bytes, first_row, od, k_tile, thread): issue the copies of a k-tile."""
+        """(stage, row_source, end, k_tile, thread): issue the copies of a k-tile; nothing past the address
+        `end` is read."""
         config = self.config
-        threads, rows, row_bytes_staged = config.threads, config.rows_tile, config.raw_row_bytes
-        per_row, units, aligned, halved = threads // rows, self.units, self.aligned, config.halved
+        row_bytes_staged = config.raw_row_bytes
+        per_row, units, aligned, halved = (
+            config.threads // config.rows_tile,
+            self.units,
+            self.aligned,
+            config.halved,
+        )
         rounds, exact = -(-units // per_row), units % per_row == 0
         fifths = 2 if config.weight_type == "Q5_K" else 0
         offset = self.tile_offset
 
         @device_function
         @unrolled
-        def copy(stage, matrix, row_bytes, first_row, od, k_tile, thread):
-            row, part = thread // per_row, thread % per_row
-            matrix_row = min(first_row + row, od - 1)
-            source = matrix + uint64(matrix_row) * uint64(row_bytes) + uint64(offset(k_tile))
+        def copy(stage, row_source, end, k_tile, thread):
+            row, part = uint32(thread // per_row), uint32(thread % per_row)
+            source = row_source + uint64(offset(k_tile))
             target = uint32(stage + row * row_bytes_staged + part * 16)
-            if aligned:
+            if halved:
+                # Past the header; Q5_K's fifth bits serve both halves; then this half's nibbles.
+                half = uint32((k_tile & 1) * 64)
                 for j in unroll(rounds):
-                    u = part + j * per_row
+                    u = uint32(part + j * per_row)
                     if exact or u < units:
-                        at = u
-                        if halved:
-                            # Past the header; Q5_K's fifth bits serve both halves; then this half's nibbles.
-                            at = 1 + u if u < fifths else 1 + u + 4 * (k_tile & 1)
-                        ptx.cp_async_cg_16(
-                            target + uint32(j * per_row * 16), source + uint64(at * 16), uint32(16)
-                        )
+                        at = uint32(16 + u * 16 + half)
+                        if fifths:
+                            at = uint32(16 + u * 16 + (half if u >= fifths else 0))
+                        ptx.cp_async_cg_16(target + uint32(j * per_row * 16), source + uint64(at), uint32(16))
             else:
-                end = matrix + uint64(od) * uint64(row_bytes)
                 line = source & uint64(0xFFFFFFFFFFFFFFF0)
-                left = int32(min(end - line, uint64(16 * units)))
+                left = int32(16 * units)
+                if not aligned:
+                    left = int32(min(end - line, uint64(16 * units)))
                 for j in unroll(rounds):
-                    u = part + j * per_row
+                    u = uint32(part + j * per_row)
                     if exact or u < units:
-                        ptx.cp_async_cg_16(
-                            target + uint32(j * per_row * 16),
-                            line + uint64(u * 16),
-                            uint32(max(0, min(16, left - u * 16))),
-                        )
+                        count = uint32(16)
+                        if not aligned:
+                            count = uint32(max(0, min(16, left - u * 16)))
+                        ptx.cp_async_cg_16(target + uint32(j * per_row * 16), line + uint64(u * 16), count)
 
         return copy
 
     @functools.cached_property
+    def own(self) -> DeviceFunction:
+        """(row, lane): offset in a stage of what a lane reads for the warp's first row (`row` in the
+        tile)."""
+        staged, by_ldmatrix = self.config.raw_row_bytes, self.by_ldmatrix
+
+        @device_function
+        def own(row, lane):
+            if by_ldmatrix:
+                return uint32((row + (lane & 7) + ((lane >> 4) << 3)) * staged + ((lane >> 3) & 1) * 16)
+            return uint32((row + (lane >> 2)) * staged)
+
+        return own
+
+    @property
+    def by_ldmatrix(self) -> bool:
+        """32 aligned bytes of a row hold two chunks: one ldmatrix.x4 reads them of 16 rows."""
+        return self.config.layout == "padded" and self.aligned
+
+    @functools.cached_property
     def fragments(self) -> DeviceFunction:
-        """(words, stage, matrix_low, row_bytes, first_row, od, row, k_tile, i, lane): the B fragments of chunk
-        i of 16 rows of the tile from `row` on: words[0], words[1] of the first 8, words[2], words[3] of the
-        others. `matrix_low` is the matrix's address, of which the low bits count."""
-        config = self.config
-        if config.layout == "padded" and self.aligned:
+        """(words, stage, j, k_tile, i, lane, matrix_row, od, row_bytes): the B fragments of chunk i of the
+        warp's j-th 16 rows: words[0], words[1] of the first 8, words[2], words[3] of the others. `stage`
+        includes `own`; blocks that are not whole 16 bytes lie where the matrix's row (`matrix_row`: the
+        lane's first) puts them."""
+        if self.by_ldmatrix:
             return self._fragments_by_ldmatrix
+        config = self.config
         staged, kd, k_quant = config.raw_row_bytes, config.kd, config.k_quant
-        unpack, aligned, size, offset = (
-            UNPACK[config.weight_type],
-            self.aligned,
-            config.block_bytes,
-            self.tile_offset,
-        )
+        unpack, aligned, size = UNPACK[config.weight_type], self.aligned, config.block_bytes
+        offset = self.tile_offset
 
         @device_function
-        def block_of(stage, row_bytes, first_row, od, row, k_tile, i):
-            """The shared address of the block with chunk i of a row, and which of its chunks that is."""
-            block, sub = uint32(stage + row * staged), int32(0)
-            if k_quant:
-                sub = int32((k_tile * kd + i) & 7)
-            else:
-                block += uint32(i * size)
+        def block_of(stage, matrix_row, od, row_bytes, k_tile, i):
+            """The shared address of the block with chunk i of a row."""
+            block = stage
+            if not k_quant:
+                block = stage + uint32(i * size)
             if not aligned:
-                matrix_row = min(first_row + row, od - 1)
-                block += uint32(matrix_row * row_bytes + offset(k_tile)) & uint32(15)
-            return block, sub
+                block += uint32(min(int32(matrix_row), int32(od - 1)) * row_bytes + offset(k_tile)) & uint32(
+                    15
+                )
+            return block
 
         @device_function
-        def fragments(words, stage, row_bytes, first_row, od, row, k_tile, i, lane):
-            own, t = row + (lane >> 2), lane & 3
-            block, sub = block_of(stage, row_bytes, first_row, od, own, k_tile, i)
-            words[0], words[1] = unpack(block, sub, t)
-            block, sub = block_of(stage, row_bytes, first_row, od, own + 8, k_tile, i)
-            words[2], words[3] = unpack(block, sub, t)
+        def fragments(words, stage, j, k_tile, i, lane, matrix_row, od, row_bytes):
+            t, sub = uint32(lane & 3), uint32(0)
+            if k_quant:
+                sub = uint32(k_tile * kd + i) & uint32(7)
+            line = stage + uint32(16 * j * staged)
+            first = block_of(line, matrix_row + 16 * j, od, row_bytes, k_tile, i)
+            words[0], words[1] = unpack(first, sub, t)
+            second = block_of(line + uint32(8 * staged), matrix_row + 16 * j + 8, od, row_bytes, k_tile, i)
+            words[2], words[3] = unpack(second, sub, t)
 
         return fragments
 
     @property
     def _fragments_by_ldmatrix(self) -> DeviceFunction:
-        """32 bytes of a row hold two chunks: ldmatrix.x4 reads them of 16 rows."""
         config = self.config
-        staged, kd, halved = config.raw_row_bytes, config.kd, config.halved
+        staged, kd, halved, masked = config.raw_row_bytes, config.kd, config.halved, config.masked
         fifth = config.weight_type == "Q5_K"
         nibbles = (32 if fifth else 0) + (0 if halved else 16)
 
         @device_function
-        def fragments(words, stage, row_bytes, first_row, od, row, k_tile, i, lane):
-            own = row + (lane & 7) + ((lane >> 4) << 3)
-            line = uint32(stage + own * staged + ((lane >> 3) & 1) * 16)
+        def fragments(words, stage, j, k_tile, i, lane, matrix_row, od, row_bytes):
+            line = stage + uint32(16 * j * staged)
             w0, w1, w2, w3 = ptx.ldmatrix_x4(line + uint32(nibbles + (i >> 1) * CHUNK))
-            shift, low = uint32((i & 1) * 4), uint32(LOW)
-            words[0], words[1] = (w0 >> shift) & low, (w1 >> shift) & low
-            words[2], words[3] = (w2 >> shift) & low, (w3 >> shift) & low
+            shift = uint32((i & 1) * 4)
+            if masked:
+                mask = uint32(uint32(LOW) << shift)
+                words[0], words[1], words[2], words[3] = w0 & mask, w1 & mask, w2 & mask, w3 & mask
+            else:
+                low = uint32(LOW)
+                words[0], words[1] = (w0 >> shift) & low, (w1 >> shift) & low
+                words[2], words[3] = (w2 >> shift) & low, (w3 >> shift) & low
             if fifth:
-                sub = (k_tile * kd + i) & 7
+                sub = uint32(k_tile * kd + i) & uint32(7)
                 w0, w1, w2, w3 = ptx.ldmatrix_x4(line + uint32(0 if halved else 16))
                 words[0], words[1] = words[0] | _fifth_k(w0, sub), words[1] | _fifth_k(w1, sub)
                 words[2], words[3] = words[2] | _fifth_k(w2, sub), words[3] | _fifth_k(w3, sub)

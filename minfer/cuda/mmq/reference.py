@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.mmq.config import BLOCK_BYTES, CHUNK, CHUNK_BYTES, SUM_BYTE
+from minfer.cuda.mmq.config import BLOCK_BYTES, CHUNK
+from minfer.cuda.reference import pack_pad40, unpack_pad40
 
 
 @dataclass(frozen=True)
@@ -99,18 +100,14 @@ def integers(weight_type: str, matrix: NDArray[np.uint8]) -> Integers:
 def pad40(q: ArrayLike, d: ArrayLike) -> NDArray[np.uint8]:
     """Chunks [nt, id / 32, 40] from int8 [nt, id] and d [nt, id / 32] (stored as f16)."""
     values = np.asarray(q, np.int8)
-    nt, chunks = values.shape[0], values.shape[1] // CHUNK
-    values = values.reshape(nt, chunks, CHUNK)
-    out = np.zeros((nt, chunks, CHUNK_BYTES), np.uint8)
-    out[..., :2] = np.asarray(d, np.float16)[..., None].view(np.uint8)
-    out[..., 4:SUM_BYTE] = values.view(np.uint8)
-    out[..., SUM_BYTE:] = values.sum(axis=-1, dtype=np.int32)[..., None].view(np.uint8)
-    return out
+    sums = values.reshape(len(values), -1, CHUNK).sum(axis=-1, dtype=np.int32)
+    return pack_pad40(values, np.asarray(d, np.float16), sums)
 
 
 def unpad40(activations: NDArray[np.uint8]) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """(int8 values as int32 [nt, chunks, 32], d [nt, chunks]) of `pad40` chunks."""
-    return activations[..., 4:SUM_BYTE].view(np.int8).astype(np.int32), _half(activations, 0)
+    values, d, _ = unpack_pad40(activations)
+    return values.reshape(*d.shape, CHUNK).astype(np.int32), d.astype(np.float64)
 
 
 def integer_sums(

@@ -16,8 +16,8 @@ from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.mmq.config import MmqConfig
 
-# ---- formats: fetch(words, row, chunk, chunks) and decode(words, i, chunk) -> (scale, minimum or second scale)
-# of the i-th chunk
+# ---- formats: fetch(words, row, chunk, chunks) and decode(words, i, chunk) -> (scale, minimum or second
+# scale) of the i-th chunk
 
 
 def _k_quant(per_thread: int):
@@ -33,10 +33,10 @@ def _k_quant(per_thread: int):
 
     @device_function
     def decode(words, i, chunk):
-        sub = (chunk + i) & 7
-        byte = uint32((sub & 3) * 8)
+        sub = uint32(chunk + i) & uint32(7)
+        byte = (sub & uint32(3)) << uint32(3)
         first, second, third = words[1] >> byte, words[2] >> byte, words[3] >> byte
-        late = uint32(sub >> 2)
+        late = sub & uint32(4)
         scale = ptx.select_u32(
             late, (third & uint32(15)) | ((first >> uint32(2)) & uint32(48)), first & uint32(63)
         )
@@ -116,6 +116,21 @@ _READERS = {
 }
 
 
+def store_minimum(config: MmqConfig) -> DeviceFunction:
+    """(at, value): a row's minimum to a shared address: an f32, or the B fragment of minimum="tensor": bf16
+    pairs (upper, upper), (lower, lower)."""
+    if config.minimum == "fma":
+        return ptx.st_shared_f32
+
+    @device_function
+    def store(at, value):
+        upper = ptx.pack_bf16x2(value, value)
+        lower = float32(value - ptx.bitcast_f32_u32(upper & uint32(0xFFFF0000)))
+        ptx.st_shared_v2_u32(at, upper, ptx.pack_bf16x2(lower, lower))
+
+    return store
+
+
 @dataclass(frozen=True)
 class Scales:
     """The scales of a config's raw weights."""
@@ -133,47 +148,64 @@ class Scales:
         return max(4, self.per_thread + 1)
 
     @functools.cached_property
+    def start(self) -> DeviceFunction:
+        """(matrix, row_bytes, first_row, od, thread): the address of a thread's row (u64); rows past the
+        matrix repeat its last one."""
+        rows = self.config.rows_tile
+
+        @device_function
+        def start(matrix, row_bytes, first_row, od, thread):
+            row = min(int32(first_row + thread % rows), int32(od - 1))
+            return uint64(matrix + uint64(row) * uint64(row_bytes))
+
+        return start
+
+    @functools.cached_property
     def fetch(self) -> DeviceFunction:
-        """(words, matrix, row_bytes, first_row, od, chunks, k_tile, thread). Rows past the matrix repeat its
-        last one, chunks past the row its last ones."""
+        """(words, row, chunks, k_tile, thread): load what a k-tile's scales are made of. Past the row the
+        last ones repeat."""
         make, _ = _READERS[self.config.weight_type](self.per_thread)
         read, kd, per_thread = make(self.config.block_bytes), self.config.kd, self.per_thread
         rows, whole = self.config.rows_tile, self.config.k_quant
 
         @device_function
         @unrolled
-        def fetch(words, matrix, row_bytes, first_row, od, chunks, k_tile, thread):
-            row = min(first_row + thread % rows, od - 1)
+        def fetch(words, row, chunks, k_tile, thread):
             chunk = int32(k_tile * kd + thread // rows * per_thread)
             if whole:
                 chunk = min(chunk, int32(chunks - per_thread))
-            read(words, matrix + uint64(row) * uint64(row_bytes), chunk, chunks)
+            read(words, row, chunk, chunks)
 
         return fetch
 
     @functools.cached_property
     def deposit(self) -> DeviceFunction:
-        """(words, target, chunks, k_tile, thread): decode into the buffer at a shared address; chunks past the
-        row get zeros."""
+        """(words, target, chunks, k_tile, thread): decode into the buffer at a shared address; chunks past
+        the row get zeros."""
         _, decode = _READERS[self.config.weight_type](self.per_thread)
         kd, per_thread, rows = self.config.kd, self.per_thread, self.config.rows_tile
-        pitch, second = self.config.scale_row, self.config.kd * self.config.scale_row * 4
-        both, whole = self.config.scale_arrays == 2, self.config.k_quant
+        pitch, second = 4 * self.config.scale_row, self.config.second_scale
+        second_pitch, second_size = self.config.second_pitch, 8 if self.config.minimum == "tensor" else 4
+        both, whole, masked = self.config.scale_arrays == 2, self.config.k_quant, self.config.masked
+        store_second = store_minimum(self.config)
 
         @device_function
         @unrolled
         def deposit(words, target, chunks, k_tile, thread):
-            own = thread // rows * per_thread
+            own, row = uint32(thread // rows * per_thread), uint32(thread % rows)
+            chunk = int32(k_tile * kd + own)
+            at = uint32(target + own * pitch + row * 4)
+            second_at = uint32(target + second + own * second_pitch + row * second_size)
             for i in unroll(per_thread):
-                chunk = k_tile * kd + own
                 first, other = decode(words, i, chunk)
+                if masked:
+                    first = float32(first * (float32(0.0625) if (chunk + i) & 1 else float32(1)))
                 if not whole:
                     inside = chunk + i < chunks
                     first = first if inside else float32(0)
                     other = other if inside else float32(0)
-                at = uint32(target + ((own + i) * pitch + thread % rows) * 4)
-                ptx.st_shared_f32(at, first)
+                ptx.st_shared_f32(at + uint32(i * pitch), first)
                 if both:
-                    ptx.st_shared_f32(at + uint32(second), other)
+                    store_second(second_at + uint32(i * second_pitch), other)
 
         return deposit

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from numba.cuda.types import int32, uint32, uint64
+from numba.cuda.types import int32, int64, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function
 from minfer.cuda.mmq.config import CHUNK, MmqConfig
+from minfer.cuda.mmq.scales import store_minimum
 from minfer.cuda.tile.quantized import DECODERS
 
 UNIT = 16
@@ -42,40 +43,63 @@ class WordWeights:
         """Units of a thread while one chunk is computed."""
         return -(-self.units // self.config.kd)
 
+    @property
+    def rows_apart(self) -> int:
+        """Rows from a thread's unit to its next one: its units lie at one place of their rows."""
+        return self.config.threads // (2 * self.config.kd)
+
     @functools.cached_property
-    def fetch(self) -> DeviceFunction:
-        """(words, o, matrix, row_bytes, first_row, od, chunks, k_tile, unit, thread): load a thread's unit of a
-        k-tile. Rows and chunks past the matrix repeat its last ones."""
-        config = self.config
-        load, size, weights = DECODERS[config.weight_type].fetch, config.block_bytes, config.block_weights
-        kd, threads, per_row = config.kd, config.threads, config.kd * 2
+    def start(self) -> DeviceFunction:
+        """(matrix, row_bytes, first_row, thread): the address of the row of a thread's first unit (u64)."""
+        per_row = 2 * self.config.kd
 
         @device_function
-        def fetch(words, o, matrix, row_bytes, first_row, od, chunks, k_tile, unit, thread):
-            own = thread + unit * threads
-            row = min(first_row + own // per_row, od - 1)
-            k = min(int32(k_tile * (kd * CHUNK) + own % per_row * UNIT), int32(chunks * CHUNK - UNIT))
-            block = k // weights
-            load(
-                words,
-                o,
-                matrix + uint64(row) * uint64(row_bytes) + uint64(block) * uint64(size),
-                int32(k - block * weights),
-            )
+        def start(matrix, row_bytes, first_row, thread):
+            return uint64(matrix + uint64(first_row + thread // per_row) * uint64(row_bytes))
+
+        return start
+
+    @functools.cached_property
+    def locate(self) -> DeviceFunction:
+        """(row, chunks, k_tile, thread): the address of the block that a thread's units of a k-tile lie in
+        (of its first row), and which of the block's weights they begin at. Past the row its last unit
+        repeats."""
+        size, weights, kd = self.config.block_bytes, self.config.block_weights, self.config.kd
+        per_row = 2 * kd
+
+        @device_function
+        def locate(row, chunks, k_tile, thread):
+            k = min(int32(k_tile * (kd * CHUNK) + thread % per_row * UNIT), int32(chunks * CHUNK - UNIT))
+            block = int32(k // weights)
+            return uint64(row + uint64(block) * uint64(size)), int32(k - block * weights)
+
+        return locate
+
+    @functools.cached_property
+    def fetch(self) -> DeviceFunction:
+        """(words, o, source, at, row_bytes, rows_left, unit): load a thread's unit, `locate`d. Rows past the
+        matrix repeat its last one; `rows_left` counts from the thread's first row."""
+        load, apart = DECODERS[self.config.weight_type].fetch, self.rows_apart
+
+        @device_function
+        def fetch(words, o, source, at, row_bytes, rows_left, unit):
+            ahead = int64(min(int32(unit * apart), int32(rows_left - 1))) * int64(row_bytes)
+            load(words, o, source + uint64(ahead), at)
 
         return fetch
 
     @functools.cached_property
     def deposit(self) -> DeviceFunction:
-        """(words, o, tile, scales, chunks, k_tile, unit, thread): decode a unit into the tile and the scales at
-        shared addresses."""
+        """(words, o, tile, scales, chunks, k_tile, unit, thread): decode a unit into the tile and the scales
+        at shared addresses."""
         config = self.config
-        decode, weights = DECODERS[config.weight_type].decode, config.block_weights
-        kd, threads, per_row, row_bytes = config.kd, config.threads, config.kd * 2, config.word_row_bytes
+        decode = DECODERS[config.weight_type].decode
+        per_row, row_bytes, apart = config.kd * 2, config.word_row_bytes, self.rows_apart
         up = (128 - _ZERO_POINT.get(config.weight_type, 0)) * 0x01010101
         signed = config.weight_type in _ZERO_POINT
-        pitch, second = config.scale_row, config.kd * config.scale_row * 4
-        minimum, two = config.has_minimum, config.two_scales
+        pitch, second = 4 * config.scale_row, config.second_scale
+        second_pitch, second_size = config.second_pitch, 8 if config.minimum == "tensor" else 4
+        minimum, two, store_second = config.has_minimum, config.two_scales, store_minimum(config)
 
         @device_function
         def signed_bytes(word):
@@ -84,11 +108,9 @@ class WordWeights:
             return uint32(word)
 
         @device_function
-        def deposit(words, o, tile, scales, chunks, k_tile, unit, thread):
-            own = thread + unit * threads
-            row, part = own // per_row, own % per_row
-            k = min(int32(k_tile * (kd * CHUNK) + part * UNIT), int32(chunks * CHUNK - UNIT))
-            w0, w1, w2, w3, _, scale, shift = decode(words, o, int32(k % weights))
+        def deposit(words, o, tile, scales, at, unit, thread):
+            row, part = uint32(thread // per_row + unit * apart), uint32(thread % per_row)
+            w0, w1, w2, w3, _, scale, shift = decode(words, o, at)
             ptx.st_shared_v4_u32(
                 uint32(tile + row * row_bytes + part * UNIT),
                 signed_bytes(w0),
@@ -96,27 +118,39 @@ class WordWeights:
                 signed_bytes(w2),
                 signed_bytes(w3),
             )
-            at = uint32(scales + ((part >> 1) * pitch + row) * 4)
+            line = uint32(scales + (part >> 1) * pitch + row * 4)
             if two:
-                ptx.st_shared_f32(at + uint32((part & 1) * second), scale)
+                ptx.st_shared_f32(line + uint32((part & 1) * second), scale)
             elif part & 1 == 0:
-                ptx.st_shared_f32(at, scale)
+                ptx.st_shared_f32(line, scale)
                 if minimum:
-                    ptx.st_shared_f32(at + uint32(second), shift)
+                    store_second(
+                        uint32(scales + second + (part >> 1) * second_pitch + row * second_size), shift
+                    )
 
         return deposit
 
     @functools.cached_property
-    def fragments(self) -> DeviceFunction:
-        """(words, tile, row, i, lane): the B fragments of chunk i of 16 rows from `row` on."""
+    def own(self) -> DeviceFunction:
+        """(row, lane): offset in the tile of what a lane reads for the warp's first row (`row` in the
+        tile)."""
         staged = self.config.word_row_bytes
 
         @device_function
-        def fragments(words, tile, row, i, lane):
-            own = row + (lane & 7) + ((lane >> 4) << 3)
-            w0, w1, w2, w3 = ptx.ldmatrix_x4(
-                uint32(tile + own * staged + i * CHUNK + ((lane >> 3) & 1) * UNIT)
-            )
+        def own(row, lane):
+            return uint32((row + (lane & 7) + ((lane >> 4) << 3)) * staged + ((lane >> 3) & 1) * UNIT)
+
+        return own
+
+    @functools.cached_property
+    def fragments(self) -> DeviceFunction:
+        """(words, tile, j, k_tile, i, lane, matrix_row, od, row_bytes): the B fragments of chunk i of the
+        warp's j-th 16 rows; `tile` includes `own` (the rest as of raw weights)."""
+        staged = self.config.word_row_bytes
+
+        @device_function
+        def fragments(words, tile, j, k_tile, i, lane, matrix_row, od, row_bytes):
+            w0, w1, w2, w3 = ptx.ldmatrix_x4(tile + uint32(16 * j * staged) + uint32(i * CHUNK))
             words[0], words[1], words[2], words[3] = w0, w1, w2, w3
 
         return fragments

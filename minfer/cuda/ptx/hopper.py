@@ -3,7 +3,7 @@ later)."""
 
 import functools
 
-from minfer.cuda.instruction import Instruction, instruction, s32, u32, u64
+from minfer.cuda.instruction import Instruction, f32, instruction, s32, u32, u64
 
 _TENSOR = "9.7.9.25.5.2 cp.async.bulk.tensor"
 _TMA_LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -37,6 +37,14 @@ def mbarrier_arrive_expect_tx(address: u32, bytes: u32):
 
 
 @instruction(
+    "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];",
+    section="9.7.13.15.15 cp.async.mbarrier.arrive",
+)
+def cp_async_mbarrier_arrive(address: u32):
+    """Arrive once as soon as all cp.async of this thread so far have landed, without waiting for that."""
+
+
+@instruction(
     "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, $0, $1;\n"
     "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}",
     section=_ARRIVE,
@@ -44,6 +52,16 @@ def mbarrier_arrive_expect_tx(address: u32, bytes: u32):
 )
 def mbarrier_arrive_cluster(address: u32, cta: u32):
     """Arrive once at the same mbarrier of block `cta` of the cluster."""
+
+
+@instruction(
+    "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, $0, $1;\n"
+    "st.shared::cluster.v4.f32 [remote], {$2, $3, $4, $5};\n}",
+    section="9.7.9.12 st",
+    arch=90,
+)
+def st_cluster_v4_f32(address: u32, cta: u32, a: f32, b: f32, c: f32, d: f32):
+    """Store to the same shared address of block `cta` of the cluster."""
 
 
 @instruction(
@@ -94,6 +112,15 @@ def tma_load_2d_multicast(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y
 def tma_store_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
     """Store a box from shared memory at column x, row y; out of range is clipped. Part of the next bulk
     group."""
+
+
+@instruction(
+    "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [$0, {$2, $3}], [$1];",
+    section="9.7.9.25.5.4 cp.reduce.async.bulk.tensor",
+    arch=90,
+)
+def tma_add_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
+    """As `tma_store_2d`, but L2 adds the box to what is there, each element rounded once."""
 
 
 @instruction(

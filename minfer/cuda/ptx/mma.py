@@ -62,9 +62,9 @@ def mma_m16n8k16_s8(a0: u32, a1: u32, b0: u32, c0: s32, c1: s32, c2: s32, c3: s3
 
 
 @instruction(
-    _text("m16n8k8", "f32", "tf32", "tf32"), section=_SECTION, pure=True, collective=True, tied=_ACCUMULATORS
+    _text("m16n8k32", "s32", "s8", "u8"), section=_SECTION, pure=True, collective=True, tied=_ACCUMULATORS
 )
-def mma_m16n8k8_tf32(
-    a0: u32, a1: u32, a2: u32, a3: u32, b0: u32, b1: u32, c0: f32, c1: f32, c2: f32, c3: f32
-) -> (f32, f32, f32, f32):
-    """C[16, 8] + A[16, 8] B[8, 8]: one tf32 (`cvt_rna_tf32_f32`) a register in, f32 accumulation."""
+def mma_m16n8k32_s8u8(
+    a0: u32, a1: u32, a2: u32, a3: u32, b0: u32, b1: u32, c0: s32, c1: s32, c2: s32, c3: s32
+) -> (s32, s32, s32, s32):
+    """As `mma_m16n8k32_s8` with unsigned bytes in B."""

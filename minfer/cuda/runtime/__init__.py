@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         reset_launch_counts,
     )
     from minfer.cuda.runtime.resources import Resources
+    from minfer.cuda.runtime.sensors import read_load, read_sensors
     from minfer.cuda.runtime.streams import Event, Graph, Stream, capture, current_stream
     from minfer.cuda.runtime.tensor_maps import TensorMap, tensor_map
 
@@ -51,6 +52,7 @@ _WHERE = {
     "driver": ("DriverError",),
     "launching": ("BoundLaunch", "LoadedKernel", "launch", "launch_counts", "load", "reset_launch_counts"),
     "resources": ("Resources",),
+    "sensors": ("read_load", "read_sensors"),
     "streams": ("Event", "Graph", "Stream", "capture", "current_stream"),
     "tensor_maps": ("TensorMap", "tensor_map"),
 }
@@ -83,6 +85,8 @@ __all__ = [
     "launch",
     "launch_counts",
     "load",
+    "read_load",
+    "read_sensors",
     "reset_launch_counts",
     "send",
     "tensor_map",

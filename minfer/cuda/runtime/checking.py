@@ -84,7 +84,8 @@ def is_on() -> bool:
 
 @contextlib.contextmanager
 def checked() -> Iterator[None]:
-    """Check every launch of the block: poison its outputs, wait for it, prove that they were written.
+    """Check every launch of the block: poison its outputs, wait for it, prove that they were written. An
+    output that lies over an input of the same launch cannot be poisoned, and is left out.
 
     Slow (each launch is waited for, outputs are copied to the host; a kernel that seems to leave something
     unwritten runs twice). Launches inside a graph capture are refused.
@@ -128,10 +129,31 @@ class _Output:
         )
 
 
+def _span(value: object) -> tuple[int, int]:
+    """First and last address of an array, the last excluded."""
+    pointer, shape, name = describe(value)
+    return pointer, pointer + int(np.prod(shape, dtype=np.int64)) * itemsize(name)
+
+
+def _in_place(loaded: LoadedKernel, args: tuple) -> set[str]:
+    """Outputs that lie over an input of the same launch: what is written there is read first."""
+    pairs = [
+        (argument, _span(value))
+        for argument, value in zip(loaded.kernel.arguments, args, strict=True)
+        if argument.kind in ("in", "out") and not isinstance(value, int)
+    ]
+    inputs = [span for argument, span in pairs if argument.kind == "in"]
+    return {
+        argument.name
+        for argument, (first, last) in pairs
+        if argument.kind == "out" and any(first < end and start < last for start, end in inputs)
+    }
+
+
 def _outputs(loaded: LoadedKernel, args: tuple) -> list[_Output]:
-    outputs = []
+    outputs, in_place = [], _in_place(loaded, args)
     for argument, value in zip(loaded.kernel.arguments, args, strict=True):
-        if argument.kind != "out" and not argument.stored:
+        if (argument.kind != "out" and not argument.stored) or argument.name in in_place:
             continue
         array = value.array if argument.kind == "tensor_map" else value
         if isinstance(array, int):
@@ -185,9 +207,9 @@ def _check_inputs(loaded: LoadedKernel, args: tuple, stream: Stream) -> None:
 
 def _save(loaded: LoadedKernel, args: tuple, stream: Stream) -> list[tuple[int, DeviceArray]]:
     """Copies of what the kernel changes in place, to start the second run from."""
-    saved = []
+    saved, in_place = [], _in_place(loaded, args)
     for argument, value in zip(loaded.kernel.arguments, args, strict=True):
-        if argument.kind != "inout" or isinstance(value, int):
+        if (argument.kind != "inout" and argument.name not in in_place) or isinstance(value, int):
             continue
         pointer, shape, name = describe(value)
         copy = empty(int(np.prod(shape, dtype=np.int64)) * itemsize(name), np.uint8)

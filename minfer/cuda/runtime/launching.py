@@ -202,20 +202,21 @@ class LaunchFrame:
         # A list may be changed by its owner: not kept, so that the next launch reads it again.
         self.grid, self.pdl = grid if isinstance(grid, int | tuple) else blocks, pdl
 
-    def attempt(self, stream: Stream) -> int:
-        """Launch what was set; the driver's status, unjudged."""
-        if stream.handle != self._stream:
-            self.config.stream = self._stream = stream.handle
-        return self._call(*self._addresses)
-
     def fire(self, stream: Stream) -> None:
         """Launch what was set, and count it."""
-        if code := self.attempt(stream):
+        if stream.handle != self._stream:
+            self.config.stream = self._stream = stream.handle
+        if code := self._call(*self._addresses):
             self._recover(code)
         if stream.captured is None:
             self.loaded.launches += 1
         else:
             stream.captured[self.loaded] += 1
+
+    def attempt(self, stream: Stream) -> int:
+        """Launch what was set; the driver's status, neither counted nor judged."""
+        self.config.stream = self._stream = stream.handle
+        return self._call(*self._addresses)
 
     def _recover(self, code: int) -> None:
         """Launch again on a thread that had not used the GPU before; raise for every other status."""

@@ -60,9 +60,10 @@ class Parameters:
             "pointers": self._pointers,
             "pack_into": struct.Struct("=" + "".join(slot.format for slot in self._slots)).pack_into,
             "explain": self._explain,
+            "misaligned": self._misaligned,
         }
         names = [f"a{i}" for i in range(len(self._slots))]
-        values, maps = [], []
+        values, maps, aligned = [], [], {}
         for i, (name, slot) in enumerate(zip(names, self._slots, strict=True)):
             scope[f"convert{i}"] = slot.convert
             convert = f"convert{i}({name})"
@@ -73,12 +74,21 @@ class Parameters:
                 values.append(f"{name} if type({name}) is {slot.number} else {convert}")
             else:
                 fits = f"type({name}) is DeviceArray and {name}.dtype_name == {slot.dtype!r}"
-                values.append(f"{name}.pointer if {fits} else {convert}")
+                value = f"{name}.pointer if {fits} else {convert}"
+                if (align := self._kernel.arguments[i].align) > 1:
+                    maps.append(f"        p{i} = {value}")
+                    value = f"p{i}"
+                    aligned.setdefault(align, []).append(value)
+                values.append(value)
         lines = [
             "def pack(args):",
             "    try:",
             f"        [{', '.join(names)}] = args",
             *maps,
+            *(
+                f"        if ({' | '.join(found)}) & {align - 1}: misaligned({align}, {', '.join(found)})"
+                for align, found in aligned.items()
+            ),
             f"        pack_into(buffer, 0, {', '.join(values)})",
             "    except Exception:",
             "        explain(args)",
@@ -86,6 +96,16 @@ class Parameters:
         ]
         exec("\n".join(lines), scope)
         return scope["pack"]
+
+    def _misaligned(self, align: int, *addresses: int) -> None:
+        """Raise the error that names the first address that is no multiple of `align`."""
+        named = [a.name for a in self._kernel.arguments if a.align == align and a.kind != "scalar"]
+        for name, address in zip(named, addresses, strict=True):
+            if address % align:
+                raise ValueError(
+                    f"{self._kernel}: argument {name!r} lies at {address:#x}, no multiple of {align} bytes: "
+                    "pass whole rows of an aligned array, or a copy"
+                )
 
     def _explain(self, args: tuple) -> None:
         """Raise the error that names what is wrong with the arguments, if one of them is."""

@@ -73,6 +73,12 @@ class TensorMap:
         inside, part = self._overlap(x, y)
         self.array[inside] = box.reshape(self.box_rows, self.box_columns)[part]
 
+    def add_box(self, x: int, y: int, data: np.ndarray) -> None:
+        """Add a box of bytes to what is at column x, row y; what lies outside the matrix is dropped."""
+        box = np.ascontiguousarray(data).reshape(-1).view(self.array.dtype)
+        inside, part = self._overlap(x, y)
+        self.array[inside] += box.reshape(self.box_rows, self.box_columns)[part]
+
 
 def tensor_map(
     array: np.ndarray, box_rows: int, box_columns: int | None = None, swizzle: int = 128

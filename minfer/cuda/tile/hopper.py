@@ -65,24 +65,26 @@ class MbarrierRing:
 
 
 @functools.cache
-def store_tile(columns: int, buffers: int) -> DeviceFunction:
-    """Factory: a warp's 16 x `columns` f32 accumulators of wgmma to an f16 matrix, through shared memory by
-    TMA.
+def store_tile(columns: int, buffers: int, out: str = "f16", add: bool = False) -> DeviceFunction:
+    """Factory: a warp's 16 x `columns` f32 accumulators of wgmma to an f16 or f32 matrix, through shared
+    memory by TMA; with `add` (f32 only) added to what is there.
 
     (array, tensor map address, buffer, row, column, lane): `buffer` is the shared address of the warp's own
-    `buffers` buffers of `BUFFER_BYTES`, aligned to 1024 bytes. The tensor map has boxes of 16 rows x 64
-    columns with the 128-byte swizzle; the store drops what lies outside the matrix. Chunks of 64 columns
-    leave in two batches if there is a buffer for each, else one by one; if `columns` is no multiple of 64 the
-    last chunk overlaps the one before (same values). Stores drain while the warp goes on: the function first
-    waits until the last tile's have read their buffers. One lane must execute `ptx.bulk_wait_group_read(0)`
-    before the block ends.
+    `buffers` buffers of `BUFFER_BYTES`, aligned to 1024 bytes. The tensor map has boxes of 16 rows x
+    `chunk_columns(out)` columns with the 128-byte swizzle; the store drops what lies outside the matrix.
+    Chunks of so many columns leave in two batches if there is a buffer for each, else one by one; if
+    `columns` is no multiple of them the last chunk overlaps the one before (the same values; zeros with
+    `add`). Stores drain while the warp goes on: the function first waits until the last tile's have read
+    their buffers. One lane must execute `ptx.bulk_wait_group_read(0)` before the block ends.
 
-    Raises ValueError unless columns is a multiple of 16 from 64 on and there is a buffer."""
-    if columns < BOX_COLUMNS or columns % 16 or buffers < 1:
+    Raises ValueError unless columns is a multiple of 8 that fills a chunk and there is a buffer."""
+    width = chunk_columns(out)
+    if columns < width or columns % 8 or buffers < 1 or (add and out != "f32"):
         raise ValueError(
-            f"store_tile: {columns} columns in {buffers} buffers: a multiple of 16 from 64, 1 buffer"
+            f"store_tile: {columns} columns of {out} in {buffers} buffers: a multiple of 8 from {width}, "
+            "1 buffer; only f32 is added"
         )
-    starts = chunk_starts(columns)
+    starts = chunk_starts(columns, width)
     chunks = len(starts)
     if buffers >= chunks:
         halves = [(0, chunks // 2), (chunks // 2, chunks)]
@@ -92,21 +94,10 @@ def store_tile(columns: int, buffers: int) -> DeviceFunction:
     batch_count = len(batches)
     firsts, ends = tuple(first for first, _ in batches), tuple(end for _, end in batches)
     wait_all, wait_one = ptx.bulk_wait_group_read(0), ptx.bulk_wait_group_read(max(0, buffers - 1))
-
-    @device_function
-    @unrolled
-    def write_chunk(array, first, place, lane):
-        """16 rows x 64 columns: chunks of 16 bytes XORed with the row, as the tensor map's swizzle says."""
-        line = place + (lane & 15) * 128
-        for j in unroll(4):
-            o = first + 8 * j
-            ptx.stmatrix_x4(
-                line + (((2 * j + (lane >> 4)) ^ (lane & 7)) << 4),
-                ptx.pack_f16x2(array[o], array[o + 1]),
-                ptx.pack_f16x2(array[o + 2], array[o + 3]),
-                ptx.pack_f16x2(array[o + 4], array[o + 5]),
-                ptx.pack_f16x2(array[o + 6], array[o + 7]),
-            )
+    send = ptx.tma_add_2d if add else ptx.tma_store_2d
+    # Of the last chunk, what the one before holds already: in groups of 8 columns.
+    held = (width - columns % width) % width // 8 if add else 0
+    write, write_last = (_write_f16, _write_f16) if out == "f16" else (_write_f32(0), _write_f32(held))
 
     @device_function
     @unrolled
@@ -120,18 +111,102 @@ def store_tile(columns: int, buffers: int) -> DeviceFunction:
                     if lane == 0:
                         wait_one()
                     ptx.syncwarp()
-                write_chunk(array, starts[c] // 2, buffer + (c % buffers) * BUFFER_BYTES, lane)
+                if c == chunks - 1:
+                    write_last(array, starts[c] // 2, buffer + (c % buffers) * BUFFER_BYTES, lane)
+                else:
+                    write(array, starts[c] // 2, buffer + (c % buffers) * BUFFER_BYTES, lane)
             ptx.fence_proxy_async()
             ptx.syncwarp()
             if lane == 0:
                 for c in unroll(firsts[batch], ends[batch]):
                     source = buffer + (c % buffers) * BUFFER_BYTES
-                    ptx.tma_store_2d(tensor_map, source, column + starts[c], row)
+                    send(tensor_map, source, column + starts[c], row)
                 ptx.bulk_commit_group()
 
     return store
 
 
-def chunk_starts(columns: int) -> tuple[int, ...]:
-    """First columns of the chunks of 64 that cover `columns`; the last one ends there."""
-    return tuple(min(c, columns - BOX_COLUMNS) for c in range(0, columns, BOX_COLUMNS))
+@device_function
+@unrolled
+def _write_f16(array, first, place, lane):
+    """16 rows x 64 columns: chunks of 16 bytes XORed with the row, as the tensor map's swizzle says."""
+    line = place + (lane & 15) * 128
+    for j in unroll(4):
+        o = first + 8 * j
+        ptx.stmatrix_x4(
+            line + (((2 * j + (lane >> 4)) ^ (lane & 7)) << 4),
+            ptx.pack_f16x2(array[o], array[o + 1]),
+            ptx.pack_f16x2(array[o + 2], array[o + 3]),
+            ptx.pack_f16x2(array[o + 4], array[o + 5]),
+            ptx.pack_f16x2(array[o + 6], array[o + 7]),
+        )
+
+
+@functools.cache
+def _write_f32(zeros: int) -> DeviceFunction:
+    """16 rows x 32 columns, the first `zeros` groups of 8 columns as zeros; swizzled like f16."""
+    from numba.cuda import types
+
+    @device_function
+    @unrolled
+    def write(array, first, place, lane):
+        row, pair = lane >> 2, lane & 3
+        line = place + row * 128 + (pair & 1) * 8
+        for j in unroll(4):
+            at = line + (((2 * j + (pair >> 1)) ^ row) << 4)
+            if j < zeros:
+                ptx.st_shared_v2_f32(at, types.float32(0), types.float32(0))
+                ptx.st_shared_v2_f32(at + 1024, types.float32(0), types.float32(0))
+            else:
+                o = first + 4 * j
+                ptx.st_shared_v2_f32(at, array[o], array[o + 1])
+                ptx.st_shared_v2_f32(at + 1024, array[o + 2], array[o + 3])
+
+    return write
+
+
+def chunk_columns(out: str) -> int:
+    """Columns of f16 or f32 in the 128 bytes of a chunk's row."""
+    return {"f16": 64, "f32": 32}[out]
+
+
+def chunk_starts(columns: int, width: int = BOX_COLUMNS) -> tuple[int, ...]:
+    """First columns of the chunks of `width` that cover `columns`; the last one ends there."""
+    return tuple(min(c, columns - width) for c in range(0, columns, width))
+
+
+@functools.cache
+def send_sums(columns: int, threads: int) -> DeviceFunction:
+    """Factory: a thread's f32 accumulators of `columns` columns to the peer block of a cluster of two.
+
+    (array, first element, place, peer): `place` is the shared address of the thread's 16 bytes among those of
+    `threads`, the same in both blocks; the peer's thread of the same number finds them with
+    `receive_sums`."""
+
+    @device_function
+    @unrolled
+    def send(array, first, place, peer):
+        for j in unroll(columns // 8):
+            o = first + 4 * j
+            ptx.st_cluster_v4_f32(
+                place + j * threads * 16, peer, array[o], array[o + 1], array[o + 2], array[o + 3]
+            )
+
+    return send
+
+
+@functools.cache
+def receive_sums(columns: int, threads: int) -> DeviceFunction:
+    """Factory: (array, first element, place): what `send_sums` sent here, added to the accumulators from
+    `first` on, and these moved to the array's start."""
+
+    @device_function
+    @unrolled
+    def receive(array, first, place):
+        for j in unroll(columns // 8):
+            o = first + 4 * j
+            a, b, c, d = ptx.ld_shared_v4_f32(place + j * threads * 16)
+            array[4 * j], array[4 * j + 1] = array[o] + a, array[o + 1] + b
+            array[4 * j + 2], array[4 * j + 3] = array[o + 2] + c, array[o + 3] + d
+
+    return receive

@@ -264,6 +264,11 @@ class StagedBlocks:
         return BLOCKS[self.format]
 
     @property
+    def alignment(self) -> int:
+        """Bytes that the matrix must be aligned to: 16 where a block is loaded 16 bytes at a time."""
+        return 16 if self.format in ("Q4_K", "Q5_K") else 2
+
+    @property
     def units_per_row(self) -> int:
         return self.tile.row_bytes // 2 // UNIT
 

@@ -97,6 +97,7 @@ class StagedF16(_Staged):
 
     element_bytes = 2
     element = "float16"
+    alignment = 16
     #: f16 tiles that `settle` writes, besides the stages
     settled_tiles = 0
 
@@ -148,6 +149,7 @@ class StagedF32(_Staged):
 
     element_bytes = 4
     element = "float32"
+    alignment = 16
     #: written at one k-step while the one before is still read
     settled_tiles = 2
 

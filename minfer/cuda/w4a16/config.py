@@ -8,7 +8,7 @@ from functools import cached_property
 from minfer.cuda.gemm import MAX_SHARED_BYTES
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.tile.hopper import ALIGNMENT, BOX_COLUMNS, MbarrierRing, chunk_starts
-from minfer.cuda.tile.transposed import CHUNK_BYTES, CHUNK_ROWS
+from minfer.cuda.tile.transposed import CHUNK_ROWS, chunk_bytes
 from minfer.cuda.w4a16.formats import FORMATS, ROWS, SCALES_BYTES, PackedFormat
 
 CONSUMERS = 2
@@ -24,27 +24,31 @@ STORES = ("tma", "direct")
 
 @dataclass(frozen=True)
 class W4A16Config:
-    """Tile of 128 outputs x `tokens`, k-tiles of 64.
+    """Tile of 128 weight rows x `tokens`, k-tiles of 64.
 
     Attributes:
         format: of the weights, "Q4_K" or "Q6_K".
         tokens: the tile's, a multiple of 8 from 64 to 256.
         stages: k-tiles of activations in flight; slots: blocks of 256 weights a row in flight.
+        ahead: weights are unpacked while the tensor cores still work on two k-tiles, not on the last one
+            only: takes 20 registers, which the largest tiles lack.
         out: "f16" or "f32".
         store: "tma" (f16 only; whole lines through shared memory, rows of C must be whole 16 bytes) or
             "direct" (any width, an element at a time; f32 fills its sectors).
         bias: an f32 vector is added to every row of C.
+        gated: the weights are two matrices of `od` rows, gate and up, and C is silu(gate) * up.
     """
 
     format: str = "Q4_K"
     tokens: int = 256
     stages: int = 4
     slots: int = 2
+    ahead: bool = True
     out: str = "f16"
     store: str = "tma"
     bias: bool = False
+    gated: bool = False
 
-    outputs = ROWS
     tile_k = BOX_COLUMNS
     threads = 128 * (CONSUMERS + 1)
 
@@ -58,6 +62,8 @@ class W4A16Config:
             raise ConfigRefused(f"w4a16: {self.tokens} tokens a tile: a multiple of 8 from 64 to 256")
         if self.store == "tma" and self.out != "f16":
             raise ConfigRefused(f'w4a16: {self.out} cannot be stored by TMA here: take store="direct"')
+        if self.gated and (self.store != "tma" or self.bias):
+            raise ConfigRefused("w4a16: a gated product is stored by TMA and has no bias")
         if min(self.stages, self.slots) < 2:
             raise ConfigRefused(
                 f"w4a16: {self.stages} stages, {self.slots} slots: to copy ahead of computing takes 2"
@@ -65,16 +71,28 @@ class W4A16Config:
         if self.shared_bytes > MAX_SHARED_BYTES or (self.store == "tma" and self.buffers < 1):
             raise ConfigRefused(
                 f"w4a16: {self.stages} stages of {self.stage_bytes} bytes and {self.slots} slots of "
-                f"{self.slot_bytes} leave no room for the epilogue's {CONSUMERS * CHUNK_BYTES} bytes in "
+                f"{self.slot_bytes} leave no room for the epilogue's {CONSUMERS * self.chunk_bytes} bytes in "
                 f"{MAX_SHARED_BYTES} of shared memory: use fewer stages"
             )
 
     def __str__(self) -> str:
-        text = f"{self.format} {self.outputs}x{self.tokens}x{self.tile_k}"
-        text += f" {self.stages} stages {self.slots} slots {self.out}" + (
-            " direct" if self.store == "direct" else ""
+        text = f"{self.format} {ROWS}x{self.tokens}x{self.tile_k}"
+        text += (
+            f" {self.stages} stages {self.slots} slots {self.out}"
+            + (" ahead" if self.ahead else "")
+            + (" direct" if self.store == "direct" else "")
         )
-        return text + (" bias" if self.bias else "")
+        return text + (" bias" if self.bias else "") + (" gated" if self.gated else "")
+
+    @property
+    def outputs(self) -> int:
+        """Columns of C in a tile."""
+        return ROWS // 2 if self.gated else ROWS
+
+    @property
+    def chunk_bytes(self) -> int:
+        """A chunk of a consumer's part of C."""
+        return chunk_bytes(self.outputs // CONSUMERS)
 
     @property
     def packed(self) -> PackedFormat:
@@ -102,13 +120,13 @@ class W4A16Config:
 
     @property
     def slot_bytes(self) -> int:
-        """A slot: the blocks, their scales as f16, and where each row's block starts if that differs."""
-        return self.packed_bytes + SCALES_BYTES + (0 if self.packed.by_tma else 4 * ROWS)
+        """A slot: the blocks, then their expanded scales, or where each row's block starts."""
+        return self.packed_bytes + (4 * ROWS if self.packed.expand is None else SCALES_BYTES)
 
     @property
     def barrier_bytes(self) -> int:
-        """Both rings' mbarriers, and one a slot that says that the scales are there."""
-        return self.ring.size_bytes + self.slot_ring.size_bytes + 8 * self.slots
+        """Both rings' mbarriers, one a slot that says that the scales are there, and a constant."""
+        return self.ring.size_bytes + self.slot_ring.size_bytes + 8 * self.slots + 8
 
     @property
     def buffers(self) -> int:
@@ -116,7 +134,9 @@ class W4A16Config:
         if self.store != "tma":
             return 0
         used = self.stages * self.stage_bytes + self.slots * self.slot_bytes + self.barrier_bytes + ALIGNMENT
-        return min(len(chunk_starts(self.tokens)), (MAX_SHARED_BYTES - used) // (CONSUMERS * CHUNK_BYTES))
+        return min(
+            len(chunk_starts(self.tokens)), (MAX_SHARED_BYTES - used) // (CONSUMERS * self.chunk_bytes)
+        )
 
     @property
     def buffers_start(self) -> int:
@@ -126,7 +146,7 @@ class W4A16Config:
     @property
     def slots_start(self) -> int:
         """Where the weights lie: behind the epilogue's buffers."""
-        return self.buffers_start + max(0, self.buffers) * CONSUMERS * CHUNK_BYTES
+        return self.buffers_start + max(0, self.buffers) * CONSUMERS * self.chunk_bytes
 
     @property
     def barriers_start(self) -> int:
@@ -142,15 +162,19 @@ class W4A16Config:
         """Argument -> (rows, columns, swizzle) of its tensor map's boxes; weights are bytes."""
         boxes = {"a": (self.tokens, BOX_COLUMNS, 128)}
         if self.packed.by_tma:
-            boxes["w"] = (ROWS, self.packed.block_bytes, 0)
+            boxes["w"] = (self.outputs, self.packed.block_bytes, 0)
         if self.store == "tma":
-            boxes["c"] = (CHUNK_ROWS, BOX_COLUMNS, 128)
+            boxes["c"] = (CHUNK_ROWS, self.outputs // CONSUMERS, self.outputs)
         return boxes
 
     def check(self, nt: int, od: int, depth: int, width: int) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C."""
         if min(nt, od, depth) < 1 or depth % 256:
             raise ConfigRefused(f"w4a16: {nt} x {od} x {depth}: sizes from 1, id a multiple of 256")
+        if 2 * od * depth // 256 * self.packed.block_bytes >= 1 << 31:
+            raise ConfigRefused(
+                f"w4a16: {od} rows of {depth} weights: offsets of 32 bits reach 1 GiB: cut the matrix"
+            )
         if self.store == "tma" and width % 8:
             raise ConfigRefused(
                 f"w4a16: rows of {width} f16: TMA stores rows of whole 16 bytes: take the direct store"
@@ -171,24 +195,39 @@ class W4A16Config:
         return -(-token_tiles // max(1, round(nt / GROUP_TOKENS)))
 
 
-#: (tokens, stages) of the tiles that `choose` picks from.
-TILES = ((256, 4), (232, 4), (192, 4), (152, 5), (128, 6), (96, 6), (64, 6))
+#: (tokens, stages, slots, ahead) of the tiles that `choose` picks from.
+TILES = (
+    (256, 4, 2, False),
+    (232, 4, 2, True),
+    (192, 5, 2, True),
+    (152, 6, 2, True),
+    (128, 6, 3, True),
+    (96, 8, 3, True),
+    (64, 8, 3, True),
+)
 
 
 def choose(
-    format: str, nt: int, od: int, depth: int, multiprocessors: int = 132, out: str = "f16", width: int = 8
+    format: str,
+    nt: int,
+    od: int,
+    depth: int,
+    multiprocessors: int = 132,
+    out: str = "f16",
+    width: int = 8,
+    gated: bool = False,
 ) -> W4A16Config:
     """The config with the fewest cycles over whole waves of blocks, for an nt x od x depth product into a C
-    of this `width`.
+    of this `width`; gated: of 2 od rows of weights.
 
     A k-tile costs its wgmmas (4 cycles a token for 128 outputs), or what unpacking its weights takes; a tile
     about 1500 cycles outside its main loop."""
     unpacking = 400 if format == "Q4_K" else 550
 
     def cost(tokens: int) -> int:
-        waves = -(-(-(-nt // tokens) * -(-od // ROWS)) // multiprocessors)
+        waves = -(-(-(-nt // tokens) * -(-od * (1 + gated) // ROWS)) // multiprocessors)
         return waves * (depth // 64 * max(4 * tokens, unpacking) + 1500)
 
-    tokens, stages = min(TILES, key=lambda tile: cost(tile[0]))
+    tile = min(TILES, key=lambda tile: cost(tile[0]))
     store = "tma" if out == "f16" and width % 8 == 0 else "direct"
-    return W4A16Config(format, tokens, stages, out=out, store=store)
+    return W4A16Config(format, *tile, out=out, store=store, gated=gated)

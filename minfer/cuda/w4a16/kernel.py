@@ -19,26 +19,26 @@ from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT
-from minfer.cuda.tile.transposed import CHUNK_BYTES
 from minfer.cuda.w4a16.config import (
     CONSUMER_REGISTERS,
-    MOVERS,
+    CONSUMERS,
     PRODUCER_REGISTERS,
     TILES,
     W4A16Config,
 )
-from minfer.cuda.w4a16.formats import FORMATS, SCALE_BYTES
+from minfer.cuda.w4a16.formats import FORMATS, PAIRS, ROWS, SCALE_BYTES, WORDS
 
 
 @cache
 def w4a16(config: W4A16Config) -> Kernel:
-    """The kernel of a config: (a, w, [bias], c, nt, od, depth, first, width, group).
+    """The kernel of a config: (a, w, [bias], c, nt, od, depth, first, width, group). With `gated` c is
+    silu(gate) * up of products with od rows each, which follow each other in w.
 
-    a is the tensor map of A [nt, depth] f16. w holds the blocks of `od` rows: a tensor map of uint8 [od, row
-    bytes] for Q4_K, the uint8 array itself for Q6_K. bias is f32 [od]. c is C [nt, width], f16 or f32: a
-    tensor map with store="tma", else the array; the product's columns start at `first`. (boxes and swizzles:
-    `config.boxes`.) Sizes are int32; depth is a multiple of 256; group is `config.group(nt)`, the grid
-    `config.grid`.
+    a is the tensor map of A [nt, depth] f16. w holds the blocks of `od` rows (gated: 2 od): a tensor map of
+    uint8 [rows, row bytes] for Q4_K, the uint8 array itself for Q6_K. bias is f32 [od]. c is C [nt, width],
+    f16 or f32: a tensor map with store="tma", else the array; the product's columns start at `first`. (Boxes
+    and swizzles: `config.boxes`.) Sizes are int32; depth is a multiple of 256; group is `config.group(nt)`,
+    the grid `config.grid`.
 
     Every element of the product is written. With store="tma" a product that ends before `width` writes zeros
     or rubbish to columns past its end, up to the next multiple of 64 columns from `first`: products into
@@ -47,12 +47,14 @@ def w4a16(config: W4A16Config) -> Kernel:
     from numba.cuda import types
 
     from minfer.cuda import ptx
+    from minfer.cuda.elementwise.activation import LOG2_E, silu_product_by
     from minfer.cuda.instruction import device_function, unroll, unrolled
     from minfer.cuda.tile.scheduler import tile_xy
     from minfer.cuda.tile.transposed import store_accumulators_transposed, store_tile_transposed
-    from minfer.cuda.w4a16.movers import move_weights, row_start
+    from minfer.cuda.w4a16.activations import bring_activations
+    from minfer.cuda.w4a16.movers import move_weights, ready_arrivals, row_start
 
-    tokens, tile_k, outputs = config.tokens, config.tile_k, config.outputs
+    tokens, outputs = config.tokens, config.outputs
     stages, stage_bytes = config.stages, config.stage_bytes
     slots, slot_bytes, packed_bytes = config.slots, config.slot_bytes, config.packed_bytes
     buffers_start, slots_start, barriers_start = (
@@ -64,7 +66,14 @@ def w4a16(config: W4A16Config) -> Kernel:
     ready_start = slot_barriers + config.slot_ring.size_bytes
     accumulators, words = tokens // 2, config.packed.words
     by_tma, stored_by_tma, biased = config.packed.by_tma, config.store == "tma", config.bias
-    buffers_bytes = max(0, config.buffers) * CHUNK_BYTES
+    # Gates and the ups that belong to them are rows g and g + 8 of the fragments.
+    combine = silu_product_by if config.gated else None
+    constant_start, minus_log2_e = ready_start + 8 * slots, -LOG2_E
+    gated, consumer_outputs = config.gated, outputs // CONSUMERS
+    # Weight rows of a warp, and from row g of its fragments to row g + 8.
+    warp_rows, apart = (8, ROWS // 2) if gated else (16, 8)
+    scales_apart = apart * SCALE_BYTES
+    buffers_bytes = max(0, config.buffers) * config.chunk_bytes
     element_bytes = 2 if config.out == "f16" else 4
     advance, advance_slot = config.ring.advance, config.slot_ring.advance
     initialise, initialise_slots = config.ring.initialise, config.slot_ring.initialise
@@ -72,31 +81,19 @@ def w4a16(config: W4A16Config) -> Kernel:
         ptx.setmaxnreg("dec", PRODUCER_REGISTERS),
         ptx.setmaxnreg("inc", CONSUMER_REGISTERS),
     )
-    fragments, block_start, move = config.packed.fragments, row_start(config), move_weights(config)
+    prepare, finish = config.packed.prepare, config.packed.finish
+    block_start, move = row_start(config), move_weights(config)
+    bring, arrivals = bring_activations(config), ready_arrivals(config)
+    ahead = config.ahead
     # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
-    multiply_first = ptx.wgmma(tokens, a="registers", k_steps=4, accumulate="operand", wait=1)
-    multiply = ptx.wgmma(tokens, a="registers", k_steps=4, wait=1)
-    wait_sums, pin = ptx.wgmma_wait(0, accumulators), ptx.pin(16)
+    multiply_first = ptx.wgmma(tokens, a="registers", k_steps=4, accumulate="operand")
+    multiply = ptx.wgmma(tokens, a="registers", k_steps=4)
+    wait_last = ptx.wgmma_wait(1, accumulators)
+    wait_sums, pin = ptx.wgmma_wait(0, accumulators), ptx.pin(WORDS)
     wait_stores = ptx.bulk_wait_group_read(0)
-    store_tile = store_tile_transposed(tokens, config.buffers) if stored_by_tma else None
+    store_tile = store_tile_transposed(tokens, config.buffers, combine) if stored_by_tma else None
     store_elements = store_accumulators_transposed(tokens, config.out)
     descriptor = ptx.wgmma_descriptor
-
-    @device_function
-    def bring_activations(a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group):
-        stage, parity = types.uint32(0), types.uint32(1)
-        while tile < token_tiles * output_tiles:
-            token_tile, _ = tile_xy(tile, token_tiles, output_tiles, group)
-            token = types.int32(token_tile * tokens)
-            k = types.int32(0)
-            while k < k_tiles:
-                full = barriers + 8 * stage
-                ptx.mbarrier_wait(full + 8 * stages, parity)
-                ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
-                ptx.tma_load_2d(base + stage * stage_bytes, a_map, full, k * tile_k, token)
-                stage, parity = advance(stage, parity)
-                k = types.int32(k + 1)
-            tile = types.int32(tile + step)
 
     @device_function
     def add_bias(sums, low, high):
@@ -117,24 +114,31 @@ def w4a16(config: W4A16Config) -> Kernel:
         nt, od, first, width, group, consumer, thread,
     ):  # fmt: skip
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
-        row, byte = types.int32(consumer * 64 + warp * 16 + (lane >> 2)), types.uint32((lane & 3) * 2)
+        row = types.int32(consumer * consumer_outputs + warp * warp_rows + (lane >> 2))
+        byte = types.uint32((lane & 3) * 2)
         sums = cuda.local.array(accumulators, dtype=types.float32)
-        even = cuda.local.array(16, dtype=types.uint32)
-        odd = cuda.local.array(16, dtype=types.uint32)
+        even = cuda.local.array(WORDS, dtype=types.uint32)
+        odd = cuda.local.array(WORDS, dtype=types.uint32)
+        numbers = cuda.local.array(WORDS, dtype=types.uint32)
+        pairs = cuda.local.array(PAIRS, dtype=types.uint32)
         raw = cuda.local.array(words, dtype=types.uint32)
         for i in range(accumulators):
             sums[i] = types.float32(0)
         low_bias, high_bias = types.float32(0), types.float32(0)
         a_start = descriptor(base, 16)
         slots_at, ready = types.uint32(base + slots_start), types.uint32(barriers + ready_start)
+        constant = types.uint32(barriers + constant_start)
         buffer = types.uint32(base + buffers_start + consumer * buffers_bytes)
-        stage, parity, previous = types.uint32(0), types.uint32(0), types.uint32(0)
+        stage, parity = types.uint32(0), types.uint32(0)
+        previous = types.uint32(0)
         slot, slot_parity = types.uint32(0), types.uint32(0)
         token_tile, output_tile = types.int32(0), types.int32(0)
         ptx.mbarrier_wait(ready, 0)
-        near, far = block_start(slots_at, row) + byte, block_start(slots_at, row + 8) + byte
+        near, far = block_start(slots_at, row), block_start(slots_at, row + apart)
         scales = types.uint32(slots_at + packed_bytes + row * SCALE_BYTES)
-        fragments(even, raw, near, far, scales, 0)
+        for eighth in unroll(2):
+            prepare(numbers, pairs, raw, near, far, byte, scales, scales_apart, eighth)
+        finish(even, numbers, pairs)
         pin(even)
         while tile < token_tiles * output_tiles:
             block = types.int32(0)
@@ -144,55 +148,58 @@ def w4a16(config: W4A16Config) -> Kernel:
                     activations = a_start + stage * (stage_bytes >> 4)
                     if quarter == 0:
                         multiply_first(sums, even, activations, block)
-                    if quarter == 2:
+                    elif quarter == 2:
                         multiply(sums, even, activations)
-                    if quarter % 2 == 1:
+                    else:
                         multiply(sums, odd, activations)
-                    # The k-tile before is done: its stage and its fragments are free.
-                    if quarter > 0:
-                        ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
-                    if quarter == 0:
-                        if block > 0:
-                            ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
-                        else:
-                            # Divisions that run under the tensor cores' work.
-                            x, y = tile_xy(tile, token_tiles, output_tiles, group)
-                            token_tile, output_tile = ptx.uniform(x), ptx.uniform(y)
-                            if biased:
-                                low_bias = bias_of(bias, output_tile * outputs + row, od)
-                                high_bias = bias_of(bias, output_tile * outputs + row + 8, od)
-                    previous = stage
-                    stage, parity = advance(stage, parity)
-                    # The next k-tile's fragments while this one is multiplied.
-                    if quarter == 0:
-                        fragments(odd, raw, near, far, scales, 1)
-                        pin(odd)
-                    if quarter == 1:
-                        fragments(even, raw, near, far, scales, 2)
-                        pin(even)
-                    if quarter == 2:
-                        fragments(odd, raw, near, far, scales, 3)
-                        pin(odd)
-                        ptx.syncwarp()
-                        ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
+                    if not ahead:
+                        wait_last(sums)
+                    # The next k-tile's weights while this one is multiplied.
                     if quarter == 3:
                         # At the very end the last block is unpacked once more, for nothing.
                         if block + 1 < blocks or tile + step < token_tiles * output_tiles:
                             slot, slot_parity = advance_slot(slot, slot_parity)
                             ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
                         place = types.uint32(slots_at + slot * slot_bytes)
-                        near, far = block_start(place, row) + byte, block_start(place, row + 8) + byte
+                        near, far = block_start(place, row), block_start(place, row + apart)
                         scales = types.uint32(place + packed_bytes + row * SCALE_BYTES)
-                        fragments(even, raw, near, far, scales, 0)
+                    for half in unroll(2):
+                        eighth = (2 * quarter + 2 + half) % 8
+                        prepare(numbers, pairs, raw, near, far, byte, scales, scales_apart, eighth)
+                    if quarter == 2:
+                        ptx.syncwarp()
+                        ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
+                    if ahead:
+                        pin(numbers)
+                        wait_last(sums)
+                    # The k-tile before is done: its stage and its fragments are free.
+                    if quarter > 0:  # noqa: SIM114 (this test is folded away)
+                        ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
+                    elif block > 0:
+                        ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
+                    else:
+                        # Divisions that run under the tensor cores' work.
+                        x, y = tile_xy(tile, token_tiles, output_tiles, group)
+                        token_tile, output_tile = ptx.uniform(x), ptx.uniform(y)
+                        if biased:
+                            low_bias = bias_of(bias, output_tile * outputs + row, od)
+                            high_bias = bias_of(bias, output_tile * outputs + row + 8, od)
+                    previous = stage
+                    stage, parity = advance(stage, parity)
+                    if quarter % 2 == 0:
+                        finish(odd, numbers, pairs)
+                        pin(odd)
+                    else:
+                        finish(even, numbers, pairs)
                         pin(even)
                 block = types.int32(block + 1)
             wait_sums(sums)
             ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
             if biased:
                 add_bias(sums, low_bias, high_bias)
-            token, column = token_tile * tokens, output_tile * outputs + consumer * 64
+            token, column = token_tile * tokens, output_tile * outputs + consumer * consumer_outputs
             if stored_by_tma:
-                store_tile(sums, c, buffer, token, first + column, thread, 1 + consumer)
+                store_tile(sums, c, buffer, token, first + column, thread, 1 + consumer, constant)
             else:
                 store_elements(
                     sums,
@@ -224,8 +231,10 @@ def w4a16(config: W4A16Config) -> Kernel:
             initialise(barriers)
             initialise_slots(barriers + slot_barriers)
             for slot in range(slots):
-                ptx.mbarrier_init(barriers + ready_start + 8 * slot, MOVERS)
+                ptx.mbarrier_init(barriers + ready_start + 8 * slot, arrivals)
             ptx.fence_mbarrier_init()
+            if gated:
+                ptx.st_shared_f32(barriers + constant_start, types.float32(minus_log2_e))
         cuda.syncthreads()
         token_tiles = types.int32((nt + (tokens - 1)) // tokens)
         output_tiles = types.int32((od + (outputs - 1)) // outputs)
@@ -234,9 +243,7 @@ def w4a16(config: W4A16Config) -> Kernel:
         if warpgroup == 0:
             fewer()
             if thread == 0:
-                bring_activations(
-                    a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group
-                )
+                bring(a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group)
             if thread >= 32:
                 landed = types.uint32(barriers + slot_barriers)
                 ready, first_slot = types.uint32(barriers + ready_start), types.uint32(base + slots_start)
@@ -310,7 +317,9 @@ def w4a16(config: W4A16Config) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """Every tile that `choose` picks for f16, and one of every other form."""
+    """Every tile that `choose` picks for f16, for gated products of Q4_K, and one of every other form."""
     tiles = [W4A16Config(name, *tile) for name in FORMATS for tile in TILES]
-    others = [W4A16Config(name, 128, 6, out="f32", store="direct", bias=True) for name in FORMATS]
-    return [w4a16(config) for config in (*tiles, *others)]
+    others = [W4A16Config(name, *TILES[4], out="f32", store="direct", bias=True) for name in FORMATS]
+    gated = [W4A16Config("Q4_K", *tile, gated=True) for tile in TILES]
+    gated.append(W4A16Config("Q6_K", *TILES[4], gated=True))
+    return [w4a16(config) for config in (*tiles, *others, *gated)]

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from minfer.engine.backend import KvDtype, Progress
-from minfer.engine.errors import EngineError
+from minfer.engine.errors import EngineError, InputError
 from minfer.model.model import Model
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class CudaBackend:
 
     route: a name in `minfer.engine.cuda.routes.ROUTES`, or a `Route` of one's own. device: a
     `minfer.engine.cuda.devices.Device`, None: the GPU in use. on_plan: is told the memory plan, what takes
-    time and where a kernel of the route cannot run, a line each; None: printed to stderr.
+    time and where a kernel of the route cannot run, a line each; None: printed to stderr. weights: how
+    prefill has them, one of `minfer.engine.cuda.plan.WAYS`, or "auto": the first that fits.
 
     Raises InputError or EngineError for a route that does not exist, or not here; NoDevice without a GPU.
     """
@@ -51,10 +52,16 @@ class CudaBackend:
         route: str | Route = "auto",
         device: Any = None,
         on_plan: Callable[[str], None] | None = None,
+        weights: str = "auto",
     ):
         from minfer.engine.cuda.devices import GpuDevice
+        from minfer.engine.cuda.plan import WAYS
         from minfer.engine.cuda.routes import choose_route
 
+        if weights not in ("auto", *WAYS):
+            raise InputError(f"weights {weights!r}: choose one of auto, {', '.join(WAYS)}")
+        self._ways = WAYS if weights == "auto" else (weights,)
+        self._plan: MemoryPlan | None = None
         self.device = GpuDevice() if device is None else device
         self.route = choose_route(route, self.device.arch, os.environ) if isinstance(route, str) else route
         self._on_plan = on_plan or (lambda line: print(line, file=sys.stderr))
@@ -75,8 +82,16 @@ class CudaBackend:
         return found if gpu is None else found | {"driver's CUDA": gpu.cuda_version}
 
     def settings(self) -> dict[str, str]:
-        """The route's choices."""
-        return self.route.settings()
+        """The route's choices, and the memory plan's for the last model opened."""
+        chosen = {} if self._plan is None else {"weights": self._plan.weights}
+        return self.route.settings() | chosen
+
+    def sensors(self) -> dict[str, float]:
+        """The GPU's clock, power and temperature, where NVML tells them."""
+        from minfer.cuda.runtime import read_sensors
+
+        gpu = getattr(self.device, "gpu", None)
+        return {} if gpu is None else read_sensors(gpu)
 
     def plan(self, model: Model, n_ctx: int, chunk: int) -> MemoryPlan:
         """What `open` would put where; raises EngineError, with the numbers, if nothing fits."""
@@ -100,6 +115,7 @@ class CudaBackend:
             device.free_bytes(),
             device.sms,
             device.shared_bytes,
+            self._ways,
         )
 
     def open(
@@ -111,7 +127,7 @@ class CudaBackend:
         from minfer.engine.cuda.runtime import CudaRuntime
 
         _check(model, kv_dtype)
-        plan = self.plan(model, n_ctx, chunk)
+        plan = self._plan = self.plan(model, n_ctx, chunk)
         self._on_plan(str(plan))
         if isinstance(self.device, GpuDevice):
             needed = needed_kernels(model, self.route, plan, self.device.arch, self.device.sms)

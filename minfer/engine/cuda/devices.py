@@ -55,8 +55,8 @@ class Device(Protocol):
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         """Enqueue a kernel."""
 
-    def tensor_map(self, array: Any, box: tuple[int, int]) -> Any:
-        """A tensor map of boxes (rows, columns) with the 128-byte swizzle."""
+    def tensor_map(self, array: Any, box: tuple[int, ...]) -> Any:
+        """A tensor map of boxes (rows, columns) with the 128-byte swizzle, or (rows, columns, swizzle)."""
 
     def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
         """Record what `enqueue` launches, without running it; returns what replays it."""
@@ -120,7 +120,7 @@ class GpuDevice:
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         self._runtime.launch(kernel, grid, *args, stream=self.stream, pdl=pdl)
 
-    def tensor_map(self, array: Any, box: tuple[int, int]) -> Any:
+    def tensor_map(self, array: Any, box: tuple[int, ...]) -> Any:
         return self._runtime.tensor_map(array, *box)
 
     def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
@@ -170,7 +170,7 @@ class SimulatedDevice:
         self.launches.append(kernel)
         simulator.launch(kernel, grid, *args)
 
-    def tensor_map(self, array: np.ndarray, box: tuple[int, int]) -> Any:
+    def tensor_map(self, array: np.ndarray, box: tuple[int, ...]) -> Any:
         from minfer.cuda import simulator
 
         return simulator.tensor_map(array, *box)
@@ -216,7 +216,7 @@ class DryDevice:
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         self.launches.append(kernel)
 
-    def tensor_map(self, array: Any, box: tuple[int, int]) -> Any:
+    def tensor_map(self, array: Any, box: tuple[int, ...]) -> Any:
         return array, box
 
     def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:

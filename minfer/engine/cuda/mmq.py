@@ -2,26 +2,30 @@
 
 A route names a chain of kernels, the best first. A matrix takes the first one that can run: a kernel is
 passed over for a format that it does not read, for rows that are no whole super-blocks, for shared memory
-that the device does not allow, or because the driver refuses it. What no kernel of the chain takes goes
-through the f16 GEMM, dequantized before each product. Every step down is told, once for each format and row
-length; nothing is ever left unwritten.
+that the device does not allow, or because it does not compile or the driver refuses it. What no kernel of
+the chain takes goes through the f16 GEMM, dequantized before each product. Every step down is told, once for
+each format and row length; nothing is ever left unwritten.
 
+    mmq_fast       fast -----------------------> narrow KD=8 -> R1 -> f16
     mmq_raw_wide   wide KD=8 -> wide KD=4 -> narrow KD=8 -> R1 -> f16
     mmq_raw                                  narrow KD=8 -> R1 -> f16
     mmq                                                     R1 -> f16
+
+Up to SMALL_TOKENS tokens start at the chain's first kernel whose tile is no taller than that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minfer.cuda.kernel import ConfigRefused, LaunchRefused
-from minfer.cuda.mmq import MmqConfig, mmq
+from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
+from minfer.cuda.mmq import MmqConfig, fast, mmq, narrow, r1, wide
+from minfer.engine.cuda.routes import SMALL_TOKENS
 
 if TYPE_CHECKING:
     from minfer.engine.cuda.devices import Device
@@ -30,29 +34,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """A kernel of a chain, without the format."""
+    """A kernel of a chain, without the format.
 
-    variant: str
-    tokens: int
-    kd: int
+    Attributes:
+        name: as lines and records say it.
+        make: format -> its config; raises ConfigRefused for a format that it does not read.
+    """
+
+    name: str
+    make: Callable[[str], MmqConfig]
 
     def __str__(self) -> str:
-        if self.variant == "r1":
-            return "R1"
-        return f"{'wide' if self.tokens == 128 else 'narrow'} KD={self.kd}"
-
-    def config(self, format: str) -> MmqConfig:
-        """Its config for a block format. Raises ConfigRefused for one that it does not read."""
-        return MmqConfig(self.variant, format, tokens_tile=self.tokens, kd=self.kd)
+        return self.name
 
 
-_R1, _NARROW = Step("r1", 64, 8), Step("raw", 64, 8)
+_R1, _NARROW = Step("R1", r1), Step("narrow KD=8", narrow)
+_WIDE = tuple(Step(f"wide KD={kd}", partial(wide, kd=kd)) for kd in (8, 4))
 CHAINS: dict[str, tuple[Step, ...]] = {
     "mmq": (_R1,),
     "mmq_raw": (_NARROW, _R1),
-    "mmq_raw_wide": (Step("raw", 128, 8), Step("raw", 128, 4), _NARROW, _R1),
+    "mmq_raw_wide": (*_WIDE, _NARROW, _R1),
+    "mmq_fast": (Step("fast", fast), _NARROW, _R1),
 }
 """The kernels of each route, the best first. Behind the last one stands the f16 GEMM."""
+
+
+@cache
+def small_place(route: str) -> int:
+    """The first step of a route's chain for few tokens."""
+    tiles = [step.make("Q4_K").tokens_tile for step in CHAINS[route]]
+    return next(place for place, tile in enumerate(tiles) if tile <= SMALL_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ def choose(route: str, format: str, columns: int, shared_bytes: int, first: int 
     for place in range(first, len(chain)):
         reason = None
         try:
-            config = chain[place].config(format)
+            config = chain[place].make(format)
             config.check(1, 1, columns)
         except ConfigRefused as error:
             reason = str(error)
@@ -114,7 +125,7 @@ class MmqProducts:
         Returns False, with nothing launched or a refused launch behind it, where the stack must take the f16
         GEMM instead: in that case `out` is to be written by that.
         """
-        if not all(self._choice(run).config is not None for run in stack.runs):
+        if not all(self._choice(run, len(out)).config is not None for run in stack.runs):
             return False
         chunks, first = operand("pad40"), 0
         stride = stack.rows if len(stack.runs) > 1 else None
@@ -124,8 +135,10 @@ class MmqProducts:
             first += run.rows
         return True
 
-    def _choice(self, run: Run) -> Choice:
+    def _choice(self, run: Run, tokens: int) -> Choice:
         first = self._first.get((run.format, run.columns), 0)
+        if tokens <= SMALL_TOKENS:
+            first = max(first, small_place(self.route))
         choice = choose(self.route, run.format, run.columns, self.device.shared_bytes, first)
         for line in choice.passed_over:
             if line not in self._told:
@@ -135,11 +148,11 @@ class MmqProducts:
 
     def _launch(self, run: Run, chunks: Any, out: Any, stride: int | None) -> bool:
         """Multiply one run, into some columns of rows of `stride` elements or a matrix of its own; steps down
-        where the driver refuses. False: no step is left."""
+        where the compiler or the driver refuses. False: no step is left."""
         from minfer.engine.cuda.weights import kernel
 
         nt = len(chunks)
-        while (config := (choice := self._choice(run)).config) is not None:
+        while (config := (choice := self._choice(run, nt)).config) is not None:
             args = run.blocks, chunks, out, nt, run.rows, run.columns
             if stride is not None:
                 config, args = replace(config, strided=True), (*args, stride)
@@ -148,7 +161,7 @@ class MmqProducts:
             try:
                 self.device.launch(kernel(mmq, config), config.grid(nt, run.rows), *args)
                 return True
-            except LaunchRefused as error:
+            except (LaunchRefused, CompileError) as error:
                 self.tell(step_down(self.route, choice.place, run.format, run.columns, str(error)))
                 self._first[run.format, run.columns] = choice.place + 1
         return False

@@ -1,9 +1,10 @@
 """The memory plan: what a model needs on the device, decided before anything is loaded. Pure arithmetic.
 
-Quantized blocks always reside: decoding reads them. Prefill multiplies f16 weights: a resident copy of all
-layers if it fits, else one matrix at a time in a scratch, dequantized anew for every product. MMQ routes
-multiply the blocks themselves: no copy, and a scratch only for matrices that no MMQ kernel takes. The
-embedding and the output matrix stay blocks only.
+Quantized blocks always reside: decoding reads them. Prefill multiplies f16 weights, in the first of three
+ways that fits: "resident", an f16 copy of all layers; "scratch", one matrix at a time, dequantized anew
+before every product; "blocks", the GEMM dequantizes what it stages, and no weight lies in memory as f16. MMQ
+routes and w4a16 multiply the blocks themselves: no copy, and a scratch only for matrices that none of their
+kernels takes. The embedding and the output matrix stay blocks only.
 """
 
 from __future__ import annotations
@@ -12,13 +13,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from minfer.cuda.blocks import BLOCKS
+from minfer.cuda.gemm import BLOCK_SOURCES
 from minfer.cuda.kernel import MAX_SHARED_BYTES
 from minfer.cuda.q8 import pad40_bytes, q8_record_bytes
 from minfer.engine.cuda.mmq import takes
 from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.w4a8 import operand_bytes
+from minfer.engine.cuda.w4a16 import takes as w4a16_takes
 from minfer.engine.errors import EngineError
 from minfer.model.config import ModelConfig
 
+WAYS = ("resident", "scratch", "blocks")
+_HOW = {
+    "resident": "prefill reads the f16 copies",
+    "scratch": "prefill dequantizes every matrix before its product",
+    "blocks": "prefill dequantizes within its products",
+}
+SCRATCH = "f16 scratch of one matrix"
 FEW_TOKENS = 4
 """Up to so many tokens a product reads the blocks once per token; above, a GEMM on f16 weights is cheaper."""
 RESERVE_BYTES = 512 << 20  # kernels, their stacks, graphs, other libraries' contexts
@@ -51,7 +62,7 @@ class MemoryPlan:
     """What goes where.
 
     Attributes:
-        resident: the layers' matrices are kept as f16 too; else they are dequantized before each product.
+        weights: one of WAYS.
         n_ctx, chunk: tokens that the KV cache holds, and of one pass.
         free: bytes that were free on the device.
         parts: bytes by purpose.
@@ -60,7 +71,7 @@ class MemoryPlan:
         saved: bytes of the f16 copy that the route does without.
     """
 
-    resident: bool
+    weights: str
     n_ctx: int
     chunk: int
     free: int
@@ -74,9 +85,14 @@ class MemoryPlan:
         """Bytes that the model will take."""
         return sum(self.parts.values())
 
+    @property
+    def resident(self) -> bool:
+        """Whether the layers' matrices are kept as f16 too."""
+        return self.weights == "resident"
+
     def __str__(self) -> str:
-        saved = f"; no f16 copy of the weights, {_size(self.saved)} saved" if self.saved else ""
-        return f"memory: {_table(self.parts)}: {_size(self.total)} of {_size(self.free)} free{saved}"
+        how = f"no f16 copy of the weights, {_size(self.saved)} saved" if self.saved else _HOW[self.weights]
+        return f"memory: {_table(self.parts)}: {_size(self.total)} of {_size(self.free)} free; {how}"
 
 
 def operand_forms(
@@ -101,8 +117,9 @@ def operand_forms(
 
 
 def _takes(route: Route, stack: Sequence[MatrixShape], shared_bytes: int) -> bool:
-    """Whether MMQ kernels multiply these matrices."""
-    return takes(route.mmq, [(matrix.format, matrix.columns) for matrix in stack], shared_bytes)
+    """Whether kernels that read the blocks multiply these matrices."""
+    shapes = [(matrix.format, matrix.columns) for matrix in stack]
+    return w4a16_takes(shapes) if route.w4a16 else takes(route.mmq, shapes, shared_bytes)
 
 
 def activation_bytes(
@@ -140,6 +157,7 @@ def activation_bytes(
         "activated": operand("activated"),
         "delta": 4 * chunk * config.hidden,
         "converted": max(map(converted, OPERANDS)),
+        "int8": operand_bytes(chunk, config.hidden) if route.w4a8 else 0,
         "records": few * q8_record_bytes(longest),
         "logits": 4 * config.vocab_size,
     }
@@ -160,15 +178,17 @@ def plan_memory(
     free: int,
     sms: int,
     shared_bytes: int = MAX_SHARED_BYTES,
+    ways: Sequence[str] = WAYS,
 ) -> MemoryPlan:
     """Decide what fits.
 
     layers: for each layer its stacks of matrices that are multiplied at once (qkv, o, gate_up, down); tables:
-    embedding and output matrix (one, if they are tied); shared_bytes: most shared memory of a block. Raises
-    EngineError, with the numbers, if even the smaller variant does not fit.
+    embedding and output matrix (one, if they are tied); shared_bytes: most shared memory of a block; ways:
+    those to choose from, the first that fits is taken. Raises EngineError, with the numbers, if even the last
+    does not fit.
     """
     stacks = [stack for layer in layers for stack in layer]
-    halves = [sum(matrix.half_bytes for matrix in stack) for stack in stacks]
+    halves = [_half_bytes(stack) for stack in stacks]
     q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     vectors = 4 * config.n_layers * (2 * config.hidden + q_dim + 2 * kv_dim + 2 * config.head_dim)
     forms = operand_forms(layers, tables[-1], route, shared_bytes)
@@ -184,23 +204,38 @@ def plan_memory(
         f"activations of {chunk:,} tokens": sum(activations.values()) + tables_bytes,
     }
     limit, saved = free - RESERVE_BYTES, 0
-    choices = {
-        True: needed | {"weights as f16": sum(halves)},
-        False: needed | {"f16 scratch of one matrix": max(halves)},
-    }
-    if route.mmq is not None:
-        rest = [half for half, s in zip(halves, stacks, strict=True) if not _takes(route, s, shared_bytes)]
-        choices = {False: needed | ({"f16 scratch of one matrix": max(rest)} if rest else {})}
-        saved = sum(halves) - max(rest, default=0)
-    for resident, parts in choices.items():
+    if not route.reads_blocks:
+        rest = stacks
+        choices = {"resident": needed | {"weights as f16": sum(halves)}}
+    else:
+        rest = [stack for stack in stacks if not _takes(route, stack, shared_bytes)]
+        choices = {}
+        saved = sum(halves) - max(map(_half_bytes, rest), default=0)
+    # What no GEMM reads as blocks goes through a scratch even so.
+    unread = [[m for m in stack if m.format not in BLOCK_SOURCES] for stack in rest]
+    for way, scratched in (("scratch", rest), ("blocks", unread)):
+        size = max(map(_half_bytes, scratched), default=0)
+        choices[way] = needed | ({SCRATCH: size} if size else {})
+    possible = [way for way in ways if way in choices]
+    if not possible:
+        raise EngineError(f"route {route.name} reads the blocks themselves: it has no resident f16 weights")
+    for way in possible:
+        parts = choices[way]
         if sum(parts.values()) <= limit:
-            return MemoryPlan(resident, n_ctx, chunk, free, parts, activations, forms, saved)
-    parts = choices[False]
+            return MemoryPlan(way, n_ctx, chunk, free, parts, activations, forms, saved)
     raise EngineError(
         f"the model does not fit: {_table(parts)}, {_size(RESERVE_BYTES)} in reserve: "
         f"{_size(sum(parts.values()) + RESERVE_BYTES)} of {_size(free)} free; use a smaller context or "
-        "prefill chunk, a smaller model, or the host backend"
+        f"prefill chunk,{_remedy(possible[-1])} a smaller model, or the host backend"
     )
+
+
+def _half_bytes(stack: Sequence[MatrixShape]) -> int:
+    return sum(matrix.half_bytes for matrix in stack)
+
+
+def _remedy(way: str) -> str:
+    return "" if way == "blocks" else " the weights as blocks,"
 
 
 def _table(parts: dict[str, int]) -> str:

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from minfer.cuda.gemm import GemmConfig, make_gemm
+from minfer.cuda.gemm import BLOCK_SOURCES, GemmConfig, make_gemm
 from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
 from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.mmq import MmqProducts
-from minfer.engine.cuda.plan import MemoryPlan
-from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.plan import SCRATCH, MemoryPlan
+from minfer.engine.cuda.routes import SMALL_TOKENS, Route
+from minfer.engine.cuda.w4a8 import W4A8Products
+from minfer.engine.cuda.w4a16 import W4A16Products
 from minfer.engine.cuda.weights import Stack, kernel
 
 PANEL_ROWS = 8192  # of the output matrix, dequantized at once
@@ -23,15 +25,21 @@ Operand = Callable[[str], Any]
 
 
 class Products:
-    """GEMMs of a route. Weights without a resident f16 copy are dequantized into one scratch first, where no
-    MMQ kernel reads the blocks themselves. `tell` gets a line for each step down of an MMQ route."""
+    """GEMMs of a route. Weights without a resident f16 copy are dequantized into one scratch first, or within
+    the GEMM, as the plan says, where no MMQ or W4A16 kernel reads the blocks themselves. `tell` gets a line
+    for each step down of an MMQ route."""
 
     def __init__(self, device: Device, route: Route, plan: MemoryPlan, tell: Callable[[str], None]):
         self.device, self.route = device, route
         self._mmq = None if route.mmq is None else MmqProducts(device, route.mmq, tell)
-        self._scratch = self._memory(plan.parts.get("f16 scratch of one matrix", 0))
+        self._scratch = self._memory(plan.parts.get(SCRATCH, 0))
+        self._from_blocks = plan.weights == "blocks"
         self._panel: Any = None
         self._maps: dict[tuple, Any] = {}
+        self._w4a16 = W4A16Products(device, self.tensor_map) if route.w4a16 else None
+        self._w4a8: W4A8Products | None = None
+        if route.w4a8:
+            self._w4a8 = W4A8Products(device, self.tensor_map, self._memory(plan.activations["int8"]))
 
     def _memory(self, size: int) -> Any:
         return self.device.empty(size, np.uint8) if size else None
@@ -48,17 +56,65 @@ class Products:
             out.storage.mark(form)
             return
         a = operand("f32" if self.route.keeps_f32 else "f16")
-        weights = stack.half
-        if weights is None:
-            weights = self._dequantized(stack)
+        if self._w4a16 is not None and self._w4a16.takes(stack):
+            form = "f32" if len(a) <= SMALL_TOKENS and role != "gate_up" else "f16"
+            self._w4a16.multiply(out.matrix(form), a, stack, form)
+            out.storage.mark(form)
+            return
+        if self._from_blocks:
+            self._multiply_blocks(out.matrix(form), a, stack, form)
+            out.storage.mark(form)
+            return
         config = self.route.config(len(a), stack.rows, self.device.sms)
         if config is None:
-            c = out.matrix("f16")
-            self._hopper(a, weights, c)
+            self._hopper(a, stack, out.matrix("f16"))
             out.storage.mark("f16")
             return
-        self._gemm(replace(config, out=form), a, weights, out.matrix(form))
+        self._gemm(replace(config, out=form), a, self._weights(stack), out.matrix(form))
         out.storage.mark(form)
+
+    def fuses(self, tokens: int, stack: Stack, add: bool) -> bool:
+        """Whether `add` or `gate` takes a product of so many tokens."""
+        if self._w4a16 is not None and self._w4a16.takes(stack):
+            return not add and self.route.fused and self._w4a16.gates(stack)
+        if self._mmq is not None or self._from_blocks or not self.route.fused:
+            return False
+        return self.route.config(tokens, stack.rows, self.device.sms) is None
+
+    def add(self, out: Activations, a: Any, stack: Stack) -> None:
+        """out += a . stack^T, f32 sums added in f32; a: f16 (tokens, columns)."""
+        self._hopper(a, stack, out.matrix("f32"), "add")
+
+    def gate(self, out: Activations, a: Any, stack: Stack) -> None:
+        """out = silu(a . gate^T) * (a . up^T) of a stack of gate and up."""
+        if self._w4a8 is not None and self._w4a8.gates(stack):
+            self._w4a8.gate(out.matrix("f16"), a, stack)
+        elif self._w4a16 is not None and self._w4a16.takes(stack):
+            self._w4a16.gate(out.matrix("f16"), a, stack)
+        else:
+            self._hopper(a, stack, out.matrix("f16"), "swiglu")
+        out.storage.mark("f16")
+
+    def _multiply_blocks(self, c: Any, a: Any, stack: Stack, form: str) -> None:
+        """c = a . stack^T without f16 weights in memory: a product a run, each some columns of c."""
+        tokens, first = len(a), 0
+        pitch = stack.rows if len(stack.runs) > 1 else None
+        for run in stack.runs:
+            config = replace(self.route.block_config(tokens), out=form, pitch=pitch)
+            columns = c if pitch is None else c.reshape(-1)[first:]
+            if run.format not in BLOCK_SOURCES:
+                weights = self._dequantized(Stack((run,), run.rows, run.columns))
+            elif run.format == "F16":
+                weights = self._view(run.blocks.reshape(-1), run.rows, run.columns)
+            else:
+                config, weights = replace(config, b_source=BLOCK_SOURCES[run.format]), run.blocks
+            made, grid = kernel(make_gemm, config), config.grid(tokens, run.rows)
+            self.device.launch(made, grid, a, weights, columns, tokens, run.rows, run.columns)
+            first += run.rows
+
+    def _weights(self, stack: Stack) -> Any:
+        """The stack as f16: its copy, or what is now in the scratch."""
+        return self._dequantized(stack) if stack.half is None else stack.half
 
     def _dequantized(self, stack: Stack) -> Any:
         """The stack as f16, in the scratch."""
@@ -94,6 +150,12 @@ class Products:
         out.storage.mark("panels")
 
     def _panel_gemm(self, a: Any, rows: Stack, c: Any) -> None:
+        if self._w4a16 is not None and self._w4a16.takes(rows):
+            self._w4a16.multiply(c, a, rows, "f32")
+            return
+        if self._from_blocks and all(run.format in BLOCK_SOURCES for run in rows.runs):
+            self._multiply_blocks(c, a, rows, "f32")
+            return
         n, count, sms = len(a), rows.rows, self.device.sms
         config = self.route.config(n, count, sms) or self.route.mma_config(n, count, sms)
         if self._panel is None:
@@ -109,16 +171,18 @@ class Products:
         nt, (od, depth) = len(a), weights.shape
         self.device.launch(kernel(make_gemm, config), config.grid(nt, od), a, weights, c, nt, od, depth)
 
-    def _hopper(self, a: Any, weights: Any, c: Any) -> None:
-        nt, (od, depth) = len(a), weights.shape
-        config = choose(nt, od, depth, self.device.sms)
+    def _hopper(self, a: Any, stack: Stack, c: Any, epilogue: str = "store") -> None:
+        (nt, od), depth, weights = c.shape, stack.columns, self._weights(stack)
+        out = "f32" if epilogue == "add" else "f16"
+        config = choose(nt, od, depth, self.device.sms, out, epilogue)
         maps = [self.tensor_map(x, config.boxes[name]) for name, x in (("a", a), ("b", weights), ("c", c))]
         grid = config.grid(nt, od, self.device.sms)
         made = kernel(make_gemm_hopper, config)
         self.device.launch(made, grid, *maps, nt, od, depth, config.group(nt, od))
 
-    def tensor_map(self, array: Any, box: tuple[int, int]) -> Any:
-        """A tensor map of boxes (rows, columns), kept: the same buffers come again."""
+    def tensor_map(self, array: Any, box: tuple[int, ...]) -> Any:
+        """A tensor map of boxes (rows, columns) or (rows, columns, swizzle), kept: the same buffers come
+        again."""
         address = array.pointer if hasattr(array, "pointer") else array.__array_interface__["data"][0]
         key = (address, array.shape, box)
         if key not in self._maps:

@@ -1,16 +1,21 @@
 """Routes: which kernels a prefill takes.
 
     f16         mma.sync GEMMs (128x128x64 or 128x256x64, 3 stages, swizzled) over f16 weights; from sm_80 on
-    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. It writes f16: a model whose layers
-                add more than 65504 to the residual stream needs f16, which keeps those sums in f32
-    mmq, mmq_raw, mmq_raw_wide
+    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. It adds to the f32 residual stream
+                and applies the gated activation on its way out
+    mmq, mmq_raw, mmq_raw_wide, mmq_fast
                 int8 tensor cores straight from the quantized blocks, on activations quantized to int8 (seed
-                003): weights expanded in shared memory, staged as raw bytes, and that on a wider tile. No
-                f16 copy of the weights; see `minfer.engine.cuda.mmq` for what takes the place of a kernel
-                that cannot run
+                003): weights expanded in shared memory, staged as raw bytes, that on a wider tile, and what
+                is fastest since. No f16 copy of the weights; see `minfer.engine.cuda.mmq` for what takes the
+                place of a kernel that cannot run
+    w4a16       Hopper's GEMM straight from Q4_K and Q6_K blocks, which become f16 in registers: as exact as
+                f16-wgmma, without an f16 copy of the weights; sm_90 only. Other formats go through a scratch
+    w4a8        the same, but gate and up of Q4_K, half of all work, are multiplied in int8: faster, and less
+                exact (0.9 % of the product's rms instead of 0.04 %)
     auto        f16-wgmma on sm_90, else f16
 
-f16-wgmma takes Hopper's attention too, where a chunk of the prompt stays f16 from product to product.
+f16-wgmma, w4a16, w4a8 and, on sm_90, mmq_fast take Hopper's attention too, where a chunk of the prompt stays
+f16 from product to product.
 
 The switches of the campaign's seeds select its own f16 kernels on the route f16: MINFER_GEMM_TM (64, 128 or
 256: the tile's outputs), MINFER_GEMM_K64 (1: k-steps of 64), MINFER_GEMM_AF32 (1: activations stay f32 and
@@ -25,8 +30,9 @@ from dataclasses import dataclass
 from minfer.cuda.gemm import GemmConfig
 from minfer.engine.errors import EngineError, InputError
 
-MMQ_ROUTES = ("mmq", "mmq_raw", "mmq_raw_wide")
-ROUTES = ("auto", "f16", "f16-wgmma", *MMQ_ROUTES)
+MMQ_ROUTES = ("mmq", "mmq_raw", "mmq_raw_wide", "mmq_fast")
+HOPPER_ROUTES = ("f16-wgmma", "w4a16", "w4a8")
+ROUTES = ("auto", "f16", *HOPPER_ROUTES, *MMQ_ROUTES)
 LARGE_TILE = GemmConfig(128, 128, 64, 3, layout="swizzled")
 WIDE_TILE = GemmConfig(128, 256, 64, 3, layout="swizzled")
 WIDE_ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_103a")  # 144 KiB of shared memory for one block
@@ -55,6 +61,10 @@ class Route:
             8 elements a thread ("vector") or one ("scalar").
         mmq: the chain of MMQ kernels that products take, a name in MMQ_ROUTES; None: f16 alone. The other
             fields are then of what no MMQ kernel takes.
+        w4a16: products with Q4_K and Q6_K blocks read these; the other fields are of what is left.
+        w4a8: the product with gate and up takes int8 activations, where both are Q4_K.
+        fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself; else later
+            kernels do, from f16 results.
     """
 
     name: str
@@ -65,7 +75,10 @@ class Route:
     attention: str = "FAP2, TKV=64"
     hopper_attention: bool = False
     convert: str = "fused"
+    fused: bool = True
     mmq: str | None = None
+    w4a16: bool = False
+    w4a8: bool = False
 
     def __post_init__(self) -> None:
         if self.convert not in CONVERTS:
@@ -77,6 +90,10 @@ class Route:
                 "an MMQ route falls back to an mma.sync GEMM on f16 activations: leave wgmma "
                 "off, convert fused and a_source f16"
             )
+        if self.w4a16 and not (self.wgmma and self.activations == "f16"):
+            raise InputError("w4a16 leaves other formats to the wgmma GEMM on f16 activations: set wgmma")
+        if self.w4a8 and not (self.w4a16 and self.fused):
+            raise InputError("w4a8 leaves other products to w4a16, and applies the activation: set both")
         if self.wgmma and self.keeps_f32:
             raise InputError("the wgmma GEMM reads f16: take an mma.sync route for f32 activations")
         if self.wgmma and self.small is None:
@@ -90,14 +107,25 @@ class Route:
         return self.gemm.a_source == "f32_mirror"
 
     @property
+    def reads_blocks(self) -> bool:
+        """Whether kernels multiply the blocks themselves, so that there is no resident f16 copy."""
+        return self.mmq is not None or self.w4a16
+
+    @property
     def activations(self) -> str:
         """What the kernels before a GEMM write: "f16" or "f32"."""
         return "f16" if self.convert == "fused" and not self.keeps_f32 else "f32"
 
     def settings(self) -> dict[str, str]:
         """Its choices, as records keep them."""
-        gemm = "wgmma, tile by shape" if self.wgmma else str(self.gemm)
+        gemm = str(self.gemm)
+        if self.wgmma:
+            gemm = "wgmma, tile by shape" + (", fused sums and swiglu" if self.fused else "")
         gemm += f" or {self.wide}" if self.wide is not None and not self.wgmma else ""
+        if self.w4a16:
+            gemm = f"w4a16, tile by shape{', fused swiglu' if self.fused else ''} -> {gemm}"
+        if self.w4a8:
+            gemm = f"w4a8 for gate and up -> {gemm}"
         if self.mmq is not None:
             gemm = " -> ".join([*self.chain(), gemm])
         attention = "wgmma, no running maximum" if self.hopper_attention else self.attention
@@ -125,6 +153,11 @@ class Route:
                 return self.wide
         return self.gemm
 
+    def block_config(self, tokens: int) -> GemmConfig:
+        """The mma.sync config of a product on weights that it dequantizes itself: no wide tile, whose
+        registers would not hold a k-tile of blocks too."""
+        return self.small if tokens <= SMALL_TOKENS and self.small is not None else self.gemm
+
 
 def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     """The route of that name on an architecture ("sm_90a"), with the switches of `environment` applied.
@@ -141,13 +174,15 @@ def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     if switched:
         return _seed_route(switched)
     hopper = arch == "sm_90a"
-    if name == "f16-wgmma" and not hopper:
-        raise EngineError(f"route f16-wgmma needs a GPU of sm_90 (H100, H200), this one is {arch}: take f16")
+    if name in HOPPER_ROUTES and not hopper:
+        raise EngineError(f"route {name} needs a GPU of sm_90 (H100, H200), this one is {arch}: take f16")
     wide = WIDE_TILE if arch in WIDE_ARCHITECTURES else None
     if name in MMQ_ROUTES:
-        return Route(name, wide=wide, mmq=name)
+        return Route(name, wide=wide, mmq=name, hopper_attention=hopper and name == "mmq_fast")
     if name == "f16" or not hopper:
         return Route("f16", wide=wide)
+    if name in ("w4a16", "w4a8"):
+        return Route(name, wgmma=True, wide=wide, hopper_attention=True, w4a16=True, w4a8=name == "w4a8")
     return Route("f16-wgmma", wgmma=True, wide=wide, hopper_attention=True)
 
 

@@ -4,7 +4,7 @@ Activations go from kernel to kernel in the form that the next one reads (see `a
 GEMMs of a prefill, pad40 chunks before MMQ, q8 records before the decode kernels that read quantized blocks.
 What the forward states as separate operations is fused where a kernel does both: biases, head norms, RoPE and
 the KV store are one pass; a product that is added to the residual waits for the norm behind it, which adds
-it.
+it; where the GEMM can add or gate by itself, it does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minfer.cuda.convert import ConvertConfig, convert_f32_f16
 from minfer.cuda.gemv import GemvConfig, gemv
 from minfer.cuda.q8 import RUN, pad40_bytes, q8_record_bytes
 from minfer.cuda.quantize import QuantizePad40Config, QuantizeQ8Config, quantize_q8, quantize_q8_0_pad40
-from minfer.engine.backend import LayerWeights, Progress, Role
+from minfer.engine.backend import LayerWeights, Progress, Role, Weights
 from minfer.engine.cuda.activations import Activations, Storage
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.hopper_attention import HopperAttention
@@ -30,7 +30,7 @@ from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.routes import Route
 from minfer.engine.cuda.step import DecodeStep
-from minfer.engine.cuda.weights import Loader, Stack, kernel
+from minfer.engine.cuda.weights import Loader, Run, Stack, kernel
 from minfer.engine.errors import EngineError
 from minfer.model.model import Model
 from minfer.model.rope import frequencies
@@ -38,7 +38,8 @@ from minfer.model.rope import frequencies
 
 class CudaRuntime:
     """See `minfer.engine.backend.Runtime`. plan: what `plan_memory` decided, kept as an attribute; tell: gets
-    a line where a kernel of the route cannot run and another one takes its place."""
+    a line where a kernel of the route cannot run and another one takes its place; loaded: the weights of
+    another runtime of the same model and device, to share them."""
 
     def __init__(
         self,
@@ -48,11 +49,13 @@ class CudaRuntime:
         plan: MemoryPlan,
         progress: Progress | None = None,
         tell: Callable[[str], None] = lambda line: None,
+        loaded: tuple[Weights, Run] | None = None,
     ):
         self.config = config = model.config
         self.device, self.route, self.plan = device, route, plan
         self._pdl = int(device.arch.removeprefix("sm_").rstrip("af")) >= 90
-        self.weights, self._embedding = Loader(device, model, plan, progress).load()
+        self.loaded = loaded or Loader(device, model, plan, progress).load()
+        self.weights, self._embedding = self.loaded
         self._products = Products(device, route, plan, tell)
         kv_dim = config.n_kv_heads * config.head_dim
         shape = plan.n_ctx, kv_dim
@@ -83,6 +86,7 @@ class CudaRuntime:
             else None
         )
         self._pending: tuple[int, int, str] | None = None
+        self._gated: tuple[Any, Stack] | None = None
         self._forms = self._decode_forms()
         self._fused: DecodeStep | None = None
         if DecodeStep.fits(config, self.weights, device):
@@ -217,7 +221,12 @@ class CudaRuntime:
             self._multiply_few(out, x, matrix, add)
             return
         operand = partial(self._operand, x)
-        if add:
+        fuses = self._products.fuses(len(x), matrix, add)
+        if fuses and add:
+            self._products.add(out, operand("f16"), matrix)
+        elif fuses and out.storage.role == "gate_up":
+            self._gated = operand("f16"), matrix
+        elif add:
             delta = Activations(self._delta, 0, len(x))
             self._products.multiply(delta, operand, matrix)
             self._pending = (out.start, out.stop, self._delta.form)
@@ -231,7 +240,7 @@ class CudaRuntime:
             return x.matrix(form)
         if form == "pad40":
             chunks = self._converted[: n * pad40_bytes(columns)].reshape(n, -1)
-            config = QuantizePad40Config(source=source)
+            config = QuantizePad40Config(source=source, unroll={"f32": 2, "f16": 4}[source])
             grid, count = config.grid(n, columns), n * columns // RUN
             self._launch(quantize_q8_0_pad40, config, grid, x.matrix(source), chunks, count)
             return chunks
@@ -380,9 +389,13 @@ class CudaRuntime:
         out.storage.mark(form)
 
     def swiglu(self, out: Activations, gate_up: Activations) -> None:
-        """See Runtime.swiglu."""
+        """See Runtime.swiglu. A product that waits for it is made here, and needs no gate_up."""
         if self._step is not None:
             self._step.swiglu(out, gate_up)
+            return
+        if self._gated is not None:
+            self._products.gate(out, *self._gated)
+            self._gated = None
             return
         form, source = self._form("activated", len(out)), gate_up.storage.form
         config = ew.SwigluConfig(form, source, packed=True, pdl=self._overlaps)

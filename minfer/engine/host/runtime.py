@@ -47,6 +47,10 @@ class HostBackend:
         """The number of threads."""
         return {"threads": str(self.threads)}
 
+    def sensors(self) -> dict[str, float]:
+        """Nothing."""
+        return {}
+
     def open(
         self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
     ) -> HostRuntime:

@@ -57,12 +57,13 @@ def cp_async_commit():
 def cp_async_wait_group(n):
     lane = current_lane("cp_async_wait_group")
     while len(lane.copy_groups) > n:
-        _land(lane, lane.copy_groups.popleft())
+        land(lane, lane.copy_groups.popleft())
     if lane.trace is not None:
         lane.trace.record(lane, Op.COPY_WAIT, 0, 0, n)
 
 
-def _land(lane: Lane, group: list[tuple[int, bytes]]) -> None:
+def land(lane: Lane, group: list[tuple[int, bytes]]) -> None:
+    """Write what these copies bring."""
     shared = lane.block.shared
     for address, data in group:
         shared.write(address, data)

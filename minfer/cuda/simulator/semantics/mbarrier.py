@@ -15,6 +15,7 @@ from minfer.cuda.simulator.errors import AsyncHazard, InvalidInstruction
 from minfer.cuda.simulator.lanes import Lane, current_lane
 from minfer.cuda.simulator.memory import check_aligned
 from minfer.cuda.simulator.semantics.arithmetic import signed32
+from minfer.cuda.simulator.semantics.copies import land
 from minfer.cuda.simulator.semantics.table import semantics
 from minfer.cuda.simulator.tensor_map import TensorMap, swizzle_units
 from minfer.cuda.trace.ops import Op, pack_mbarrier
@@ -146,6 +147,17 @@ def mbarrier_arrive_if(address, condition):
 
 
 @semantics
+def cp_async_mbarrier_arrive(address):
+    """The copies land and the arrival counts at once, as the hardware is free to do."""
+    lane = current_lane("cp_async_mbarrier_arrive")
+    while lane.copy_groups:
+        land(lane, lane.copy_groups.popleft())
+    land(lane, lane.copies)
+    lane.copies = []
+    _find(lane.block, address, "cp_async_mbarrier_arrive").arrive(lane)
+
+
+@semantics
 def mbarrier_arrive_cluster(address, cta):
     lane = current_lane("mbarrier_arrive_cluster")
     blocks = lane.block.cluster.blocks
@@ -255,17 +267,27 @@ def bulk_prefetch_l2(source, size):
 
 @semantics
 def tma_store_2d(tensor_map, shared, x, y):
-    lane = current_lane("tma_store_2d")
+    _bulk_store("tma_store_2d", tensor_map, shared, x, y, TensorMap.write_box)
+
+
+@semantics
+def tma_add_2d(tensor_map, shared, x, y):
+    _bulk_store("tma_add_2d", tensor_map, shared, x, y, TensorMap.add_box)
+
+
+def _bulk_store(name, tensor_map, shared, x, y, put):
+    lane = current_lane(name)
     shared = int(shared) & _MASK
-    target = _tensor_map(lane, tensor_map, "tma_store_2d")
-    _check_box(shared, target, "tma_store_2d")
+    target = _tensor_map(lane, tensor_map, name)
+    _check_box(shared, target, name)
     if not target.array.flags.writeable:
-        raise InvalidInstruction("tma_store_2d writes a matrix that is read-only")
+        raise InvalidInstruction(f"{name} writes a matrix that is read-only")
     size = target.box_bytes
     lane.block.shared.find(shared, size).check_written(shared, size)
     if lane.trace is not None:
         lane.trace.record(lane, Op.BULK_READ_BEGIN, shared, size)
-    lane.bulk.append((target, shared, signed32(x), signed32(y), lane.block.shared.read(shared, size)))
+    data = lane.block.shared.read(shared, size)
+    lane.bulk.append((name, put, target, shared, signed32(x), signed32(y), data))
 
 
 @semantics
@@ -279,17 +301,16 @@ def bulk_commit_group():
 def bulk_wait_group_read(n):
     lane = current_lane("bulk_wait_group_read")
     while len(lane.bulk_groups) > n:
-        for target, shared, x, y, data in lane.bulk_groups.popleft():
+        for name, put, target, shared, x, y, data in lane.bulk_groups.popleft():
             if lane.block.shared.read(shared, len(data)) != data:
                 raise AsyncHazard(
-                    f"shared memory at {shared:#x} changed while tma_store_2d of {len(data)} bytes still "
-                    f"read it",
+                    f"shared memory at {shared:#x} changed while {name} of {len(data)} bytes still read it",
                     address=shared,
                 )
             units = np.frombuffer(data, np.uint8).reshape(-1, 16)
             logical = np.arange(len(units)) + shared // 16
             ordered = units[swizzle_units(logical, target.swizzle) - shared // 16]
-            target.write_box(x, y, ordered)
+            put(target, x, y, ordered)
             if lane.trace is not None:
                 lane.trace.record(lane, Op.BULK_READ_END, shared, len(data))
 

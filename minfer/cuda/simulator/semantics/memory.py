@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minfer.cuda.simulator.errors import Deadlock
+from minfer.cuda.simulator.errors import Deadlock, InvalidInstruction
 from minfer.cuda.simulator.lanes import current_lane
 from minfer.cuda.simulator.memory import check_aligned, check_writable
 from minfer.cuda.simulator.scalars import CASTS
@@ -104,6 +104,25 @@ for _space in ("global", "shared"):
             register(_name, _make_load(_name, _space, _kind, _count))
         _name = f"st_{_space}_{_suffix}"
         register(_name, _make_store(_name, _space, _kind, _count))
+
+
+@semantics
+def st_cluster_v4_f32(address, cta, *values):
+    """A remote store: what comes after it across a cluster barrier sees it. Not traced: a trace is of one
+    block's memory."""
+    lane = current_lane("st_cluster_v4_f32")
+    blocks = lane.block.cluster.blocks
+    if not 0 <= int(cta) < len(blocks):
+        raise InvalidInstruction(f"st_cluster_v4_f32: block {int(cta)} of a cluster of {len(blocks)}")
+    if blocks[int(cta)].live == 0:
+        raise InvalidInstruction(f"st_cluster_v4_f32: block {int(cta)} of the cluster has exited")
+    address = int(address) & _ADDRESS
+    check_aligned(address, 16, "st_cluster_v4_f32")
+    region = blocks[int(cta)].shared.find(address, 16)
+    first = (address - region.base) // 4
+    region.f32[first : first + 4] = [np.float32(value) for value in values]
+    if region.valid is not None:
+        region.mark_written(address, 16)
 
 
 @semantics

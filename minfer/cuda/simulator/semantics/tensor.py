@@ -125,11 +125,11 @@ def _float_mma(dtype: str):
     return execute
 
 
-def _integer_mma(a_type: type):
+def _integer_mma(a_type: type, b_type: type = np.int8):
     def execute(warp, arguments):
         words = np.array([argument[0] for argument in arguments], np.uint32)
         a = gather_a(np.ascontiguousarray(words[:, :4]).view(a_type).reshape(32, 4, 4).astype(np.float32))
-        b = gather_b(np.ascontiguousarray(words[:, 4:]).view(np.int8).reshape(32, 2, 4).astype(np.float32))
+        b = gather_b(np.ascontiguousarray(words[:, 4:]).view(b_type).reshape(32, 2, 4).astype(np.float32))
         c = gather_accumulator(np.array([argument[1] for argument in arguments], np.int64))
         total = (a @ b.T).astype(np.int64) + c  # the products' sums stay below 2**24: exact in float32
         return [tuple(row) for row in scatter_accumulator(total.astype(np.int32)).tolist()]
@@ -150,6 +150,7 @@ def _make_mma(name: str, execute):
 register("mma_m16n8k16_f16", _make_mma("mma_m16n8k16_f16", _float_mma("f16")))
 register("mma_m16n8k16_bf16", _make_mma("mma_m16n8k16_bf16", _float_mma("bf16")))
 register("mma_m16n8k32_s8", _make_mma("mma_m16n8k32_s8", _integer_mma(np.int8)))
+register("mma_m16n8k32_s8u8", _make_mma("mma_m16n8k32_s8u8", _integer_mma(np.int8, np.uint8)))
 register("mma_m16n8k32_u8s8", _make_mma("mma_m16n8k32_u8s8", _integer_mma(np.uint8)))
 
 
@@ -166,17 +167,4 @@ def _mma_m16n8k16_s8(a0, a1, b0, c0, c1, c2, c3):
     return lane.warp.collective(lane, "mma_m16n8k16_s8", ((a0, a1, b0), (c0, c1, c2, c3)), _execute_s8_k16)
 
 
-def _tf32(words: np.ndarray) -> np.ndarray:
-    """What the tensor cores see of f32 bits: the low 13 bits of the mantissa are not read."""
-    return (words & np.uint32(0xFFFFE000)).view(np.float32)[..., None]
-
-
-def _execute_tf32(warp, arguments):
-    words = np.array([argument[0] for argument in arguments], np.uint32)
-    a, b = gather_a(_tf32(words[:, :4].copy())), gather_b(_tf32(words[:, 4:].copy()))
-    c = gather_accumulator(np.array([argument[1] for argument in arguments], np.float32))
-    return [tuple(row) for row in scatter_accumulator(a @ b.T + c)]
-
-
 register("mma_m16n8k16_s8", _mma_m16n8k16_s8)
-register("mma_m16n8k8_tf32", _make_mma("mma_m16n8k8_tf32", _execute_tf32))

@@ -1,0 +1,175 @@
+"""Taking the wall of a real prefill or decode apart, on a GPU."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from minfer.campaign.ceilings import ceilings_of
+from minfer.campaign.decomposition import buckets
+from minfer.campaign.environment import environment, stamps
+from minfer.campaign.launch_times import GRAPHS, Pass, class_graphs, timer
+from minfer.campaign.observe import ObservedRuntime, observing
+from minfer.campaign.prefills import REST_S, SharedModel
+from minfer.campaign.telemetry import Watch, reader_of
+from minfer.campaign.wall_record import CONSERVATION, Wall
+from minfer.engine.cuda.devices import GpuDevice
+from minfer.engine.cuda.routes import Route, choose_route
+from minfer.engine.errors import EngineError
+from minfer.engine.session import Session
+
+ObservingGpu = observing(GpuDevice)
+PASSES = 7
+DECODE_CONTEXT = 128
+NOTES = (
+    "q, k and v are one product; in the last layer its k and v take all tokens and its q the last one",
+    "tail: the last layer past its K and V, for the last token alone",
+    "what one kernel does beside its product (norm, residual, activation) is charged to the product",
+    "activations become f16 or int8 inside the kernels that make them, unless the route has a pass for it",
+)
+
+
+def decompose(
+    shared: SharedModel,
+    route: Route,
+    phase: str,
+    *,
+    tokens: int = 2048,
+    context: int = 0,
+    passes: int = PASSES,
+    source: str = "auto",
+    say: Callable[[str], None] = print,
+) -> Wall:
+    """Time a pass whole, then launch by launch, and charge it.
+
+    Args:
+        phase: "prefill" of `tokens` tokens, or "decode" of one token, after `context` tokens.
+        passes: observed ones, and as many that are not before and after them.
+        source: "auto", "cupti", "events" (see `timer`), or "graphs" for a decode (see `class_graphs`), which
+            is what auto takes for it.
+
+    Raises:
+        EngineError: buckets and gaps do not add up to the wall clock, or a decode by events.
+        NotTimed: launches that could not be told apart.
+    """
+    gpu = shared.device.gpu
+    watch = Watch(*reader_of(gpu))
+    step = _step(shared, phase, tokens, context)
+    plain = shared.session(route)
+    walls = [_wall(step, plain, watch) for _ in range(passes + 2)][2:]
+    device, why = ObservingGpu(), ""
+    if phase == "decode" and source in ("auto", "graphs"):
+        told = GRAPHS
+        say(f"launches timed by {told}")
+        runtimes: list[ObservedRuntime] = []
+        seen = shared.session(route, device, lambda inner: _kept(runtimes, inner))
+        _wall(step, seen, watch)
+        walls += [_wall(step, plain, watch) for _ in range(passes + 1)][1:]
+        chosen = class_graphs(runtimes[0].captured, device, statistics.median(walls))
+        observed = [chosen]
+    else:
+        made, why = timer(source)
+        told = made.source
+        say(f"launches timed by {told}{f' ({why})' if why else ''}")
+        if phase == "decode" and not made.graphs:
+            raise EngineError("a decode is one CUDA graph: events see nothing of it; take --source graphs")
+        with made:
+            seen = shared.session(route, device, ObservedRuntime)
+            observed = [_observed(step, seen, device, made) for _ in range(passes + 1)][1:]
+        walls += [_wall(step, plain, watch) for _ in range(passes + 1)][1:]
+        chosen = sorted(observed, key=lambda one: one.total)[len(observed) // 2]
+    shared.forget(device)
+    known = ceilings_of(gpu.name)
+    config = shared.model.config
+    heads = config.n_heads + 2 * config.n_kv_heads
+    wall = Wall(
+        **stamps(gpu),
+        phase=phase,
+        model=shared.name,
+        tokens=tokens if phase == "prefill" else 1,
+        context=context,
+        route=route.name,
+        settings=route.settings() | {"q_share": config.n_heads / heads},
+        source=told,
+        environment=environment(gpu),
+        telemetry=watch.summary(),
+        wall_ms=walls,
+        buckets=buckets(chosen.launches, chosen.times),
+        gap_ms=chosen.gap,
+        ceilings={} if known is None else known.as_dict(),
+        notes=[*NOTES, *([f"not by CUPTI: {why}"] if why else [])],
+    )
+    say(summary(wall))
+    if abs(wall.conservation) > CONSERVATION:
+        raise EngineError(
+            f"{phase} {route.name}: buckets and gaps are {wall.charged_ms:.3f} ms, the wall clock "
+            f"{wall.ms:.3f} ms: {wall.conservation:+.1%}, allowed {CONSERVATION:.0%}; observed passes took "
+            f"{statistics.median(one.total for one in observed):.3f} ms: nothing is recorded"
+        )
+    return wall
+
+
+def usual_routes(arch: str) -> list[Route]:
+    """Those whose prefill is taken apart: f16, Hopper's f16, raw quantized bytes, and those at their best."""
+    names = ["f16", *(["f16-wgmma"] if arch == "sm_90a" else []), "mmq_raw", "mmq_fast"]
+    return [choose_route(name, arch, {}) for name in names]
+
+
+def decompose_all(shared: SharedModel, tokens: int, say: Callable[[str], None]) -> list[Wall]:
+    """The prefill of the usual routes, and a decode; those that fail say why."""
+    routes = usual_routes(shared.device.arch)
+    wanted = [(route, "prefill", tokens, 0) for route in routes]
+    wanted.append((routes[0], "decode", 1, DECODE_CONTEXT))
+    found = []
+    for route, phase, count, context in wanted:
+        try:
+            found.append(decompose(shared, route, phase, tokens=count, context=context, say=say))
+        except (EngineError, RuntimeError) as error:
+            say(f"{phase} {route.name}: not recorded: {error}")
+    return found
+
+
+def summary(wall: Wall) -> str:
+    """One line."""
+    parts = [f"{b.name} {b.ms:.3f}" for b in sorted(wall.buckets, key=lambda b: -b.ms)]
+    return (
+        f"{wall.phase} {wall.route}: wall {wall.ms:.3f} ms = {' + '.join(parts)} + gaps {wall.gap_ms:.3f} "
+        f"({wall.conservation:+.2%})"
+    )
+
+
+def _step(shared: SharedModel, phase: str, tokens: int, context: int) -> Callable[[Session], Callable]:
+    """Given a session, prepares it and returns what is timed."""
+    ids = shared.prompt(max(tokens, 1))
+    before = shared.prompt(context, seed=1)
+
+    def prepare(session: Session) -> Callable[[], Any]:
+        session.reset()
+        if context:
+            session.forward(before)
+        return lambda: session.forward(ids[:1] if phase == "decode" else ids)
+
+    return prepare
+
+
+def _wall(step: Callable, session: Session, watch: Watch) -> float:
+    run = step(session)
+    time.sleep(REST_S)
+    start = time.perf_counter_ns()
+    run()
+    took = (time.perf_counter_ns() - start) / 1e6
+    watch.look()
+    return took
+
+
+def _kept(kept: list[ObservedRuntime], inner: Any) -> ObservedRuntime:
+    kept.append(ObservedRuntime(inner))
+    return kept[-1]
+
+
+def _observed(step: Callable, session: Session, device: Any, made: Any) -> Pass:
+    run = step(session)
+    time.sleep(REST_S)
+    return made.observe(run, device)

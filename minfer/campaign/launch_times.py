@@ -1,0 +1,191 @@
+"""Timing every launch of a pass: CUPTI's activity records where `cupti-python` is, else CUDA events."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import pairwise
+from typing import Any
+
+from minfer.campaign.decomposition import Span, exclusive
+from minfer.campaign.observe import Observed
+
+BUFFER_BYTES = 8 << 20
+GRAPH_COPIES, GRAPH_SAMPLES = 5, 15
+GRAPHS = "CUDA graphs, one of each class's launches"
+
+
+class NotTimed(RuntimeError):
+    """Launches that cannot be timed, or whose times do not belong to them."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One observed pass.
+
+    Attributes:
+        launches, times: what was launched, and the milliseconds that each alone held the device.
+        total: milliseconds from the tokens to the logits, host clock.
+    """
+
+    launches: list[Observed]
+    times: list[float]
+    total: float
+
+    @property
+    def gap(self) -> float:
+        """Milliseconds in which no launch ran."""
+        return self.total - sum(self.times)
+
+
+class CuptiTimer:
+    """Records of every kernel by CUPTI, of those in a replayed graph too. Raises NotTimed where cupti-python
+    is not installed, or finds no CUPTI that it can use. A context manager: it observes inside of it."""
+
+    graphs = True
+
+    def __init__(self) -> None:
+        try:
+            from cupti import cupti
+
+            self._cupti = cupti
+            cupti.get_timestamp()
+        except Exception as error:  # the package raises its own, of several modules
+            raise NotTimed(f"cupti-python cannot be used: {error}") from error
+        self.source = f"CUPTI activity (cupti-python {version('cupti-python')})"
+        self._seen: list[tuple[str, Span]] = []
+
+    def __enter__(self) -> CuptiTimer:
+        cupti = self._cupti
+        cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._completed)
+        cupti.activity_enable(cupti.ActivityKind.CONCURRENT_KERNEL)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._cupti.activity_flush_all(1)
+        self._cupti.activity_disable(self._cupti.ActivityKind.CONCURRENT_KERNEL)
+
+    def _completed(self, activities: Sequence[Any]) -> None:
+        kinds = (self._cupti.ActivityKind.CONCURRENT_KERNEL, self._cupti.ActivityKind.KERNEL)
+        self._seen += [(a.name, Span(a.start, a.end)) for a in activities if a.kind in kinds]
+
+    def observe(self, run: Callable[[], None], device: Any) -> Pass:
+        """Run a pass on an observing device (`minfer.campaign.observe`)."""
+        device.gpu.synchronize()
+        self._cupti.activity_flush_all(1)
+        self._seen.clear()
+        device.observed = []
+        start = time.perf_counter_ns()
+        run()
+        total = (time.perf_counter_ns() - start) / 1e6
+        device.gpu.synchronize()
+        self._cupti.activity_flush_all(1)
+        seen = sorted(self._seen, key=lambda record: record[1].start)
+        launches = list(device.observed)
+        match(launches, [name for name, _ in seen], _entry)
+        return Pass(launches, exclusive([span for _, span in seen]), total)
+
+
+class EventTimer:
+    """CUDA events between launches. They see nothing inside a graph. A context manager, as CuptiTimer."""
+
+    graphs = False
+    source = "CUDA events between launches"
+
+    def __enter__(self) -> EventTimer:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def observe(self, run: Callable[[], None], device: Any) -> Pass:
+        """Run a pass on an observing device."""
+        from minfer.cuda import runtime
+
+        events: list[Any] = []
+        device.gpu.synchronize()
+        device.observed = []
+        device.around_launch = lambda: events.append(runtime.Event().record(device.stream))
+        try:
+            start = time.perf_counter_ns()
+            run()
+            total = (time.perf_counter_ns() - start) / 1e6
+        finally:
+            device.around_launch = None
+        launches = list(device.observed)
+        if len(events) != len(launches) + 1:
+            raise NotTimed(f"{len(events)} events around {len(launches)} launches: a graph hides the others")
+        times = [end.since(begin) for begin, end in pairwise(events)]
+        return Pass(launches, times, total)
+
+
+def class_graphs(launches: Sequence[Observed], device: Any, total: float) -> Pass:
+    """A pass whose launches are timed class by class: a graph holds one class's launches in their order,
+    GRAPH_COPIES times over, and they share its time evenly. For a decode, whose launches are so short that
+    recording each of them within the graph costs more than they do.
+
+    Args:
+        total: milliseconds of a pass by the host's clock. What the graph of all launches leaves of it is gap.
+    """
+    whole = _graph_ms(launches, device)
+    held = {}
+    for name in dict.fromkeys(launch.bucket for launch in launches):
+        own = [launch for launch in launches if launch.bucket == name]
+        held[name] = _graph_ms(own, device) / len(own)
+    times = [held[launch.bucket] for launch in launches]
+    return Pass(list(launches), times, total - whole + sum(times))
+
+
+def _graph_ms(launches: Sequence[Observed], device: Any) -> float:
+    """Milliseconds of device time of these launches in a graph, once: the median of some replays."""
+    from minfer.cuda import runtime
+
+    with runtime.capture(device.stream) as graph:
+        for _ in range(GRAPH_COPIES):
+            for launch in launches:
+                device.launch(launch.kernel, launch.grid, *launch.args, pdl=launch.pdl)
+    samples = []
+    for _ in range(GRAPH_SAMPLES + 3):
+        start = runtime.Event().record(device.stream)
+        graph.replay(device.stream)
+        end = runtime.Event().record(device.stream)
+        samples.append(end.since(start) / GRAPH_COPIES)
+    return statistics.median(samples[3:])
+
+
+def timer(source: str = "auto") -> tuple[Any, str]:
+    """A timer, and why it is not CUPTI ("" if it is). source: "auto", "cupti" or "events".
+
+    Raises:
+        NotTimed: CUPTI was asked for and cannot be had.
+    """
+    if source == "events":
+        return EventTimer(), "asked for"
+    try:
+        return CuptiTimer(), ""
+    except NotTimed as error:
+        if source == "cupti":
+            raise
+        return EventTimer(), str(error)
+
+
+def match(launches: Sequence[Observed], names: Sequence[str], entry: Callable[[Observed], str]) -> None:
+    """Check that records in order of their start belong to the launches.
+
+    Raises:
+        NotTimed: another number, or another kernel in some place.
+    """
+    for place, (launch, name) in enumerate(zip(launches, names, strict=False)):
+        if entry(launch) != name:
+            raise NotTimed(f"launch {place} is {launch.kernel}, the record there is of {name}")
+    if len(launches) != len(names):
+        raise NotTimed(f"{len(names)} kernel records for {len(launches)} launches")
+
+
+def _entry(launch: Observed) -> str:
+    from minfer.cuda import runtime
+
+    return runtime.load(launch.kernel).compiled.entry

@@ -1,0 +1,293 @@
+"""C[nt, od] = A[nt, id] B[od, id]^T on Hopper: wgmma, TMA, persistent warp-specialised blocks; f16 operands,
+f32 sums, f16 or f32 results.
+
+Warpgroup 0 of a block is the producer: one thread issues TMA loads of k-tiles of 64 into a ring of stages.
+Warpgroups 1 and 2 are consumers of 64 rows x `tile_m` columns each; they write their tile through shared
+memory with TMA stores that drain under the next tile's main loop. One block a multiprocessor takes tile after
+tile. What is done to a tile on its way out is the epilogue: nothing ("store"), the sum with what C holds
+("add": the residual stream, in L2 by TMA), or the activation of a gated feed-forward ("swiglu": B is the gate
+and the up matrix one above the other, and a tile takes half of its rows from each, so that both values of an
+output are in one thread).
+
+- The tile is chosen for each problem so that its count fills whole waves of multiprocessors (`choose`).
+- The blocks of a cluster share one tile of B: each loads its part of it, by multicast to all.
+- Where tiles are few, two blocks split the depth and exchange sums through each other's shared memory.
+- What is the same in a whole warp goes through `ptx.uniform`, so that descriptors live in uniform registers.
+- The ring's mbarriers are used without cluster scope (each such release or acquire is a fence of the whole
+  GPU), and a consumer releases a stage one k-tile late, when its wgmmas have certainly read it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from minfer.cuda.gemm_hopper.config import (
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    PRODUCER_REGISTERS,
+    TILES,
+    GemmHopperConfig,
+)
+from minfer.cuda.kernel import Argument, Kernel
+from minfer.cuda.tile.hopper import ALIGNMENT, BUFFER_BYTES
+
+
+@cache
+def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
+    """The kernel of a config: (a, b, c, nt, od, depth, group).
+
+    a, b, c are tensor maps (`config.boxes`, 128-byte swizzle) of A [nt, depth] and B [od, depth], f16
+    row-major, and C [nt, od] of `config.out`, od and depth multiples of 8; the sizes are int32; group is
+    `config.group(nt, od)`. The grid is `config.grid`. Every element of C is written; with epilogue "add" C
+    += A B^T, each element rounded once. With "swiglu" B is [2 od, depth]: the gate's rows, then the up
+    matrix's, and C = silu(gate) * up."""
+    from numba import cuda
+    from numba.cuda import types
+
+    from minfer.cuda import ptx
+    from minfer.cuda.instruction import device_function
+    from minfer.cuda.tile.activation import gate_columns
+    from minfer.cuda.tile.hopper import receive_sums, send_sums, store_tile
+    from minfer.cuda.tile.scheduler import tile_xy
+
+    tile_n, tile_m, tile_k, cluster = config.tile_n, config.tile_m, config.tile_k, config.cluster
+    split, blocks = config.split, config.blocks
+    stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
+    barriers_start, ring_bytes = config.barriers_start, config.stages * config.stage_bytes
+    out_m, loads, gated, pdl = config.out_m, config.loads, config.epilogue == "swiglu", config.pdl
+    # 64 rows of A for each consumer; the rows of B of one load.
+    consumer_bytes, b_share = 64 * tile_k * 2, tile_m // loads
+    share_bytes, everyone = b_share * tile_k * 2, (1 << cluster) - 1
+    # Loads of the gate's rows, before those of the up matrix; loads of this block.
+    gate_loads, own_loads = loads // 2, loads // cluster
+    store_bytes, accumulators = config.store_buffers * BUFFER_BYTES, tile_m // 2
+    initialise, advance = config.ring.initialise, config.ring.advance
+    fewer, more = ptx.setmaxnreg("dec", PRODUCER_REGISTERS), ptx.setmaxnreg("inc", CONSUMER_REGISTERS)
+    # The first k-tile overwrites the sums; afterwards at most this stage's group is in flight.
+    multiply = ptx.wgmma(tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1)
+    wait_sums = ptx.wgmma_wait(0, accumulators)
+    store_m = config.store_m
+    store = store_tile(store_m, config.store_buffers, config.out, config.epilogue == "add")
+    send, receive = send_sums(store_m, 128 * CONSUMERS), receive_sums(store_m, 128 * CONSUMERS)
+    wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(accumulators // 2)
+    descriptor = ptx.wgmma_descriptor
+
+    @device_function
+    def release(barrier, thread):
+        """One arrival from a consumer at the mbarrier of each block of the cluster."""
+        if cluster > 1:
+            if thread < cluster:
+                ptx.mbarrier_arrive_cluster(barrier, thread)
+        else:
+            ptx.mbarrier_arrive_if(barrier, thread == 0)
+
+    @device_function
+    def first_b(column, load, od):
+        """First row of B of a tile's load."""
+        row = types.int32(column * out_m + load * b_share)
+        if gated:
+            # Past the gate's loads come those of the up matrix, `od` rows further on.
+            up = load >= gate_loads
+            row = types.int32(column * out_m + (load - gate_loads * up) * b_share + od * up)
+        return row
+
+    @device_function
+    def load_b(b_map, place, full, k, b_row, rank, od):
+        """A tile of B, or this block's part of it for the whole cluster."""
+        b_place = place + a_bytes + rank * share_bytes
+        if cluster > 1:
+            ptx.tma_load_2d_multicast(b_place, b_map, full, k * tile_k, b_row, everyone)
+        else:
+            ptx.tma_load_2d(b_place, b_map, full, k * tile_k, b_row)
+            if gated:
+                ptx.tma_load_2d(b_place + share_bytes, b_map, full, k * tile_k, b_row + od)
+
+    @device_function
+    def load_ahead(b_map, base, barriers, rank, b_row, first_k, k_tiles, od):
+        """The ring's first tiles of B, then wait for the kernel before; returns how many."""
+        ahead = types.int32(min(k_tiles, types.int32(stages)))
+        k = types.int32(0)
+        while k < ahead:
+            full = barriers + 8 * k
+            ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+            load_b(b_map, base + k * stage_bytes, full, first_k + k, b_row, rank, od)
+            k = types.int32(k + 1)
+        ptx.griddepcontrol_wait()
+        return ahead
+
+    @device_function
+    def produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, first_k, k_tiles, group, od):
+        stage, parity, ahead = types.uint32(0), types.uint32(1), types.int32(0)
+        if pdl:
+            _, column = tile_xy(tile, rows, columns, group)
+            b_row = first_b(column, rank * own_loads, od)
+            ahead = load_ahead(b_map, base, barriers, rank, b_row, first_k, k_tiles, od)
+        while tile < rows * columns:
+            row, column = tile_xy(tile, rows, columns, group)
+            a_row = types.int32((row * cluster + rank) * tile_n)
+            b_row = first_b(column, rank * own_loads, od)
+            k = types.int32(0)
+            while k < k_tiles:
+                full, place, column_k = (
+                    barriers + 8 * stage,
+                    base + stage * stage_bytes,
+                    (first_k + k) * tile_k,
+                )
+                if ahead > 0:
+                    ahead = types.int32(ahead - 1)
+                    ptx.tma_load_2d(place, a_map, full, column_k, a_row)
+                else:
+                    ptx.mbarrier_wait(full + 8 * stages, parity)
+                    ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+                    ptx.tma_load_2d(place, a_map, full, column_k, a_row)
+                    load_b(b_map, place, full, first_k + k, b_row, rank, od)
+                stage, parity = advance(stage, parity)
+                k = types.int32(k + 1)
+            tile = types.int32(tile + step)
+
+    @device_function
+    def exchange(sums, base, half, thread):
+        """The halves of two blocks' sums: this block's half to its peer, whose ring is free by now, and the
+        peer's onto the other, which goes to the front."""
+        place = base + thread * 16
+        ptx.cluster_sync()
+        if half == 0:
+            send(sums, store_m // 2, place, 1)
+        else:
+            send(sums, 0, place, 0)
+        ptx.cluster_sync()
+        if half == 0:
+            receive(sums, 0, place)
+        else:
+            receive(sums, store_m // 2, place)
+
+    @device_function
+    def consume(
+        c_map, base, barriers, rank, half, tile, step, rows, columns, k_tiles, group, consumer, thread
+    ):
+        lane, warp = thread & 31, ptx.uniform(thread >> 5)
+        sums = cuda.local.array(accumulators, dtype=types.float32)
+        for i in range(accumulators):
+            sums[i] = types.float32(0)
+        a_start = descriptor(base + consumer * consumer_bytes, 16)
+        b_start = descriptor(base + a_bytes, 16)
+        buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
+        stage, parity, previous = types.uint32(0), types.uint32(0), types.uint32(0)
+        row, column = types.int32(0), types.int32(0)
+        while tile < rows * columns:
+            if split > 1:  # one block may have no k-tile
+                row, column = tile_xy(tile, rows, columns, group)
+            k = types.int32(0)
+            while k < k_tiles:
+                ptx.mbarrier_wait(barriers + 8 * stage, parity)
+                offset = stage * (stage_bytes >> 4)
+                multiply(sums, a_start + offset, b_start + offset, k)
+                if k > 0:
+                    release(barriers + 8 * (stages + previous), thread)
+                elif split == 1:
+                    # Divisions that run under the tensor cores' work.
+                    tile_row, tile_column = tile_xy(tile, rows, columns, group)
+                    row, column = ptx.uniform(tile_row), ptx.uniform(tile_column)
+                previous = stage
+                stage, parity = advance(stage, parity)
+                k = types.int32(k + 1)
+            wait_sums(sums)
+            release(barriers + 8 * (stages + previous), thread)
+            if gated:
+                activate(sums)
+            if split > 1:
+                exchange(sums, base, half, consumer * 128 + thread)
+            first_row = (row * cluster + rank) * tile_n + consumer * 64 + warp * 16
+            store(sums, c_map, buffer, first_row, column * out_m + half * store_m, lane)
+            tile = types.int32(tile + step)
+        if lane == 0:
+            wait_stores()
+
+    def gemm_hopper(a, b, c, nt, od, depth, group):
+        if pdl:
+            ptx.griddepcontrol_launch_dependents()
+        start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
+        base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
+        barriers = types.uint32(base + barriers_start)
+        a_map, b_map, c_map = ptx.tensor_map_address(a), ptx.tensor_map_address(b), ptx.tensor_map_address(c)
+        thread = cuda.threadIdx.x
+        warpgroup = ptx.uniform(thread >> 7)
+        # This block's rows of the cluster's tile, or its half of the depth.
+        rank, half = types.int32(0), types.int32(0)
+        if cluster > 1:
+            rank = types.int32(ptx.cluster_rank())
+        if split > 1:
+            half = types.int32(ptx.cluster_rank())
+        if thread == 0:
+            ptx.prefetch_tensor_map(a_map)
+            ptx.prefetch_tensor_map(b_map)
+            ptx.prefetch_tensor_map(c_map)
+            initialise(barriers)
+        if blocks > 1:
+            ptx.cluster_sync()
+        else:
+            cuda.syncthreads()
+        rows = types.int32((nt + (cluster * tile_n - 1)) // (cluster * tile_n))
+        columns = types.int32((od + (out_m - 1)) // out_m)
+        k_tiles = types.int32((depth + (tile_k - 1)) // tile_k)
+        tile, step = types.int32(cuda.blockIdx.x // blocks), types.int32(cuda.gridDim.x // blocks)
+        first_k = types.int32(0)
+        if split > 1:
+            first_k = types.int32(half * ((k_tiles + 1) // 2))
+            k_tiles = types.int32(ptx.select_u32(half, k_tiles - first_k, (k_tiles + 1) // 2))
+        if warpgroup == 0:
+            fewer()
+            if thread == 0:
+                produce(
+                    a_map, b_map, base, barriers, rank, tile, step, rows, columns, first_k, k_tiles, group, od
+                )
+            if split > 1:  # with the consumers' exchange
+                ptx.cluster_sync()
+                ptx.cluster_sync()
+        else:
+            more()
+            consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
+            consume(
+                c_map, base, barriers, rank, half, tile, step, rows, columns, k_tiles, group, consumer, within
+            )
+        if cluster > 1:
+            # No block leaves while a peer may still arrive at its mbarriers.
+            ptx.cluster_sync()
+
+    def signature():
+        tensor_map = types.CPointer(types.uint8)
+        return types.void(tensor_map, tensor_map, tensor_map, *([types.int32] * 4))
+
+    return Kernel(
+        name="gemm_hopper",
+        config=config,
+        function=gemm_hopper,
+        signature=signature,
+        threads=config.threads,
+        shared_bytes=config.shared_bytes,
+        arguments=(
+            Argument("a", "tensor_map", "float16"),
+            Argument("b", "tensor_map", "float16"),
+            Argument("c", "tensor_map", f"float{config.out[1:]}", stored=config.epilogue != "add"),
+            *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "group")),
+        ),
+        min_arch=90,
+        arch_specific=True,
+        min_blocks=1,
+        cluster=blocks,
+    )
+
+
+def shipped() -> list[Kernel]:
+    """Every tile that `choose` may pick, alone; those of many waves also in clusters, and with the epilogues
+    of a model's layers."""
+    plain = [GemmHopperConfig(*tile) for tile in TILES]
+    pairs = [GemmHopperConfig(*tile, 2) for tile in ((256, 4), (224, 4), (192, 4))]
+    fused = [
+        GemmHopperConfig(tile_m, stages, cluster, *form)
+        for form in (("f32", "add"), ("f16", "swiglu"))
+        for tile_m, stages, cluster in ((256, 4, 1), (256, 4, 2), (224, 4, 1), (192, 4, 1), (128, 6, 1))
+    ]
+    split = [GemmHopperConfig(224, split=2), GemmHopperConfig(224, out="f32", epilogue="add", split=2)]
+    ahead = [GemmHopperConfig(pdl=True), GemmHopperConfig(224, split=2, pdl=True)]
+    return [make_gemm_hopper(config) for config in (*plain, *pairs, *fused, *split, *ahead)]

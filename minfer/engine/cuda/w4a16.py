@@ -1,0 +1,65 @@
+"""Products of f16 activations with Q4_K and Q6_K blocks, by Hopper's W4A16 GEMM: no f16 weights anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from minfer.cuda.w4a16 import FORMATS, choose, w4a16
+
+if TYPE_CHECKING:
+    from minfer.engine.cuda.devices import Device
+    from minfer.engine.cuda.weights import Run, Stack
+
+
+def takes(shapes: Sequence[tuple[str, int]]) -> bool:
+    """Whether the kernel reads all of these (format, columns)."""
+    return all(format in FORMATS and columns % 256 == 0 for format, columns in shapes)
+
+
+class W4A16Products:
+    """Launches the kernel. tensor_map: (array, box with its swizzle) -> its tensor map, kept."""
+
+    def __init__(self, device: Device, tensor_map: Callable[[Any, tuple[int, int, int]], Any]):
+        self.device, self._tensor_map = device, tensor_map
+
+    def takes(self, stack: Stack) -> bool:
+        """Whether all of a stack can be multiplied."""
+        return takes([(run.format, run.columns) for run in stack.runs])
+
+    def gates(self, stack: Stack) -> bool:
+        """Whether a stack of gate and up can be multiplied and activated at once."""
+        (run, *others) = stack.runs
+        return not others and run.rows % 16 == 0 and takes([(run.format, run.columns)])
+
+    def multiply(self, c: Any, a: Any, stack: Stack, form: str) -> None:
+        """c = a . stack^T; a: f16 (tokens, columns), c: (tokens, rows) of form "f16" or "f32".
+
+        A product that ends within a tile may write past its columns: the runs of a stack go in ascending
+        order, so that the next one writes there what belongs there."""
+        first = 0
+        for run in stack.runs:
+            self._launch(c, a, run, run.rows, first, form)
+            first += run.rows
+
+    def gate(self, c: Any, a: Any, stack: Stack) -> None:
+        """c = silu(a . gate^T) * (a . up^T), f16 (tokens, rows / 2)."""
+        self._launch(c, a, stack.runs[0], stack.rows // 2, 0, "f16", gated=True)
+
+    def _launch(
+        self, c: Any, a: Any, run: Run, rows: int, first: int, form: str, gated: bool = False
+    ) -> None:
+        from minfer.engine.cuda.weights import kernel
+
+        (nt, depth), width, sms = a.shape, c.shape[1], self.device.sms
+        config = choose(run.format, nt, rows, depth, sms, form, width, gated)
+        config.check(nt, rows, depth, width)
+        boxes = config.boxes
+        seen = [
+            self._tensor_map(array, boxes[name]) if name in boxes else array
+            for name, array in (("a", a), ("w", run.blocks), ("c", c))
+        ]
+        grid = config.grid(nt, rows, sms)
+        self.device.launch(
+            kernel(w4a16, config), grid, *seen, nt, rows, depth, first, width, config.group(nt)
+        )

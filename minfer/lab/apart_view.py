@@ -1,0 +1,121 @@
+"""Where the time of a run went: its prefill and its decode, by class of work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minfer.campaign.host_wall import Apart, Part
+from minfer.lab import decomposition_view, style
+from minfer.lab.errors import EXPECTED, sentence
+from minfer.lab.generate import ONE_AT_A_TIME, Request, load
+from minfer.lab.picture import Picture
+from minfer.lab.table import Table
+
+COLOURS = {
+    **decomposition_view.COLOURS,
+    "attention": decomposition_view.COLOURS["FA"],
+    "norms": style.YELLOW,
+    "RoPE, KV cache": style.tint(style.YELLOW, 0.5),
+    "embedding": style.QUIET,
+}
+"""Class of work -> its colour, as in the decompositions of notebook 5."""
+PLACES = {name: place for place, name in enumerate(COLOURS)}
+
+
+class TakenApart:
+    """The passes of one request by class of work, as a table; or the reason that there are none.
+
+    Attributes:
+        passes: prefill and decode. why: the reason, a sentence; None if there are passes.
+    """
+
+    def __init__(self, passes: Sequence[Apart] = (), why: str | None = None) -> None:
+        self.passes, self.why = tuple(passes), why
+
+    def rows(self) -> list[dict]:
+        """`Apart.rows` of all passes."""
+        return [row for one in self.passes for row in one.rows()]
+
+    def conserved(self) -> str:
+        """How the parts compare with the pass as it is, a sentence for each."""
+        return "\n".join(
+            f"{one.phase} of {one.tokens} token{'s' * (one.tokens > 1)}: {one.wall_ms:.2f} ms as it is, "
+            f"{one.observed_ms:.2f} ms one operation at a time"
+            for one in self.passes
+        )
+
+    def _table(self) -> Table:
+        return Table(self.rows(), formats={"ms": ".3f", "share": ".1%", "GB/s": ".1f"})
+
+    def __repr__(self) -> str:
+        return self.why or f"{self.conserved()}\n\n{self._table()!r}"
+
+    def _repr_html_(self) -> str:
+        if self.why:
+            return f"<p>{self.why}</p>"
+        return f"<p>{self.conserved().replace(chr(10), '<br>')}</p>{self._table()._repr_html_()}"
+
+
+def take_apart(request: Request) -> TakenApart:
+    """Run a request's prompt, and a few tokens, with every operation timed: on the device that the request's
+    backend chooses."""
+    from minfer.campaign import host_wall
+    from minfer.engine.backend import choose_backend
+
+    try:
+        with ONE_AT_A_TIME:
+            model = load(request.model)
+            ids = model.tokenizer.encode(request.prompt)
+            backend, _ = choose_backend(request.backend)
+            if backend.name == "host":
+                return TakenApart(host_wall.take_apart(model, ids))
+            return TakenApart([_on_gpu(request, len(ids))])
+    except EXPECTED as error:
+        return TakenApart(why=sentence(error))
+
+
+def _on_gpu(request: Request, tokens: int) -> Apart:
+    """The prefill, launch by launch; a decode is one CUDA graph, which `minfer decompose` takes apart."""
+    from minfer.campaign.decompose import decompose
+    from minfer.campaign.prefills import SharedModel
+    from minfer.engine.cuda.devices import GpuDevice
+    from minfer.engine.cuda.routes import choose_route
+
+    def silent(_: str) -> None:
+        pass
+
+    device = GpuDevice()
+    shared = SharedModel(request.model, device, n_ctx=max(tokens, 64), tell=silent)
+    route = choose_route("auto", device.arch, {})
+    wall = decompose(shared, route, "prefill", tokens=max(tokens, 2), say=silent)
+    parts = [Part(b.name, b.ms, b.launches, round(b.nbytes)) for b in wall.buckets]
+    return Apart("prefill", wall.tokens, str(device.gpu), wall.ms, (*parts, Part("gaps", wall.gap_ms)))
+
+
+def draw_apart(taken: TakenApart) -> Picture:
+    """A stacked bar for each pass, by class of work."""
+    if not taken.passes:
+        fig, (ax,) = style.figure(7.2, 0.8)
+        style.bare(ax).set(xticks=[], yticks=[])
+        style.title(ax, "Nothing was taken apart", taken.why or "")
+        return Picture(fig, "Nothing was taken apart: there is no time to draw", [])
+    fig, axes = style.figure(9.6, 0.9 + 1.05 * len(taken.passes), rows=len(taken.passes))
+    for ax, one in zip(axes, taken.passes, strict=True):
+        left = 0.0
+        for part in sorted(one.parts, key=lambda part: PLACES.get(part.name, len(PLACES))):
+            colour = COLOURS.get(part.name, style.RULE)
+            ax.barh(0, part.ms, left=left, height=0.7, color=colour, edgecolor="white", linewidth=0.6)
+            if part.ms > 0.056 * one.observed_ms:
+                dark = part.name in decomposition_view.DARK
+                look = {"fontsize": 8, "color": "white" if dark else style.INK}
+                text = part.name if part.ms > 0.09 * one.observed_ms else part.name.replace(", ", ",\n")
+                ax.text(left + part.ms / 2, 0, text, ha="center", va="center", **look)
+            left += part.ms
+        ax.set_yticks([])
+        ax.set_xlim(0, left)
+        ax.grid(False)
+        style.label(ax, "time of the observed pass (ms)")
+        tokens = f"{one.tokens} tokens" if one.tokens > 1 else "one token"
+        style.title(ax, f"{one.phase.capitalize()} of {tokens}", one.where)
+    what = " and ".join(f"the {one.phase}" for one in taken.passes)
+    return Picture(fig, f"Time of {what} by class of work", taken.rows())

@@ -1,0 +1,377 @@
+"""Walls taken apart: the stacked wall, its conservation, upper bounds, byte widths, and what would be if."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from matplotlib.axes import Axes
+
+from minfer.arithmetic.devices import by_name
+from minfer.arithmetic.ledger import bits_a_weight
+from minfer.arithmetic.reference import figure
+from minfer.campaign.decomposition import (
+    GAP,
+    byte_width_rows,
+    products_us_per_gmac,
+    rows,
+    seed_classes,
+    what_if,
+)
+from minfer.campaign.document import SHARES
+from minfer.campaign.observe import PRODUCTS
+from minfer.campaign.peers import llamacpp
+from minfer.campaign.wall_record import CONSERVATION, Wall
+from minfer.lab import style
+from minfer.lab.explorer import Explorer, checkbox, dropdown, slider
+from minfer.lab.picture import Picture
+from minfer.lab.table import Table
+
+COLOURS = {
+    "gate+up": style.BLUE,
+    "down": style.SKY,
+    "q+k+v": "#5E7FB1",
+    "o": "#A7C6E5",
+    "q+o": "#A7C6E5",
+    "FA": style.GREEN,
+    "convert": style.PINK,
+    "quantize": "#E3A6C8",
+    "dequantize": "#B7608F",
+    "swiglu": style.ORANGE,
+    "add/rms/rope": style.YELLOW,
+    "tail": "#B8A27A",
+    "lm_head": style.RED,
+    GAP: style.RULE,
+    "the rest": style.RULE,
+}
+"""Class of work -> its colour; products are blue."""
+DARK = ("gate+up", "q+k+v", "dequantize")
+"""Classes whose colour asks for white text."""
+ORDER = tuple(COLOURS)
+SEED = "seed 002, GB10"
+
+
+def wall_rows(walls: Sequence[Wall]) -> list[dict]:
+    """Every bucket and gap of every wall: route, bucket, ms, share, in the order of `ORDER`."""
+    return [
+        {"route": wall.route, "bucket": row["bucket"], "ms": row["ms"], "share": row["share"]}
+        for wall in walls
+        for row in sorted(rows(wall), key=lambda row: _place(row["bucket"]))
+    ]
+
+
+def draw_walls(walls: Sequence[Wall], note: str = "") -> Picture:
+    """A stacked bar for each wall, in milliseconds."""
+    found = wall_rows(walls)
+    fig, (ax,) = style.figure(9.6, 1.9 + 0.62 * len(walls))
+    longest = max(wall.ms for wall in walls)
+    for place, wall in enumerate(reversed(walls)):
+        left = 0.0
+        for row in (row for row in found if row["route"] == wall.route):
+            ax.barh(
+                place, row["ms"], left=left, height=0.62, color=COLOURS.get(row["bucket"], style.QUIET),
+                edgecolor="white", linewidth=0.6,
+            )  # fmt: skip
+            if row["ms"] > 0.045 * longest:
+                text = f"{row['ms']:.1f}" if longest >= 10 else f"{row['ms']:.2f}"
+                _write(ax, left + row["ms"] / 2, place, text, row["bucket"])
+            left += row["ms"]
+        ax.text(left, place, f"  {wall.ms:,.4g} ms, {wall.tok_s:,.0f} tok/s", va="center", fontsize=8.5)
+    for name in dict.fromkeys(row["bucket"] for row in sorted(found, key=lambda row: _place(row["bucket"]))):
+        ax.barh(0, 0, color=COLOURS.get(name, style.QUIET), label=name)
+    ax.set_yticks(range(len(walls)), [wall.route for wall in reversed(walls)], color=style.INK)
+    ax.set_xlim(0, longest * 1.27)
+    ax.grid(axis="y", visible=False)
+    phase = walls[0].phase
+    style.label(ax, f"{phase} of {walls[0].tokens:,} token{'s' if walls[0].tokens > 1 else ''} (ms)")
+    style.legend(ax, ncols=6, loc="upper center", bbox_to_anchor=(0.45, -0.32 / (0.5 + 0.33 * len(walls))))
+    style.title(ax, f"Where a {phase}'s time goes", note)
+    names = ", ".join(wall.route for wall in walls)
+    return Picture(fig, f"Stacked milliseconds of a {phase} by class of work, routes {names}", found)
+
+
+def share_rows(walls: Sequence[Wall]) -> list[dict]:
+    """The seed's shares and ours in its classes: who, class, share (0 to 1); "the rest" fills up to 1."""
+    found = [
+        {"who": SEED, "class": name, "share": figure("002", key).value / 100}
+        for name, key in SHARES.items()
+        if name != "GEMM"
+    ]
+    for wall in walls:
+        split = seed_classes(wall)
+        found += [
+            {"who": wall.route, "class": name, "share": split[name]} for name in SHARES if name != "GEMM"
+        ]
+    for who in (SEED, *(wall.route for wall in walls)):
+        left = 1 - sum(row["share"] for row in found if row["who"] == who)
+        found.append({"who": who, "class": "the rest", "share": left})
+    return found
+
+
+def draw_shares(walls: Sequence[Wall], note: str = "") -> Picture:
+    """The shares of `share_rows`, the seed's on top."""
+    found = share_rows(walls)
+    names = list(dict.fromkeys(row["who"] for row in found))
+    fig, (ax,) = style.figure(9.6, 1.9 + 0.5 * len(names))
+    for place, who in enumerate(reversed(names)):
+        left = 0.0
+        for row in (row for row in found if row["who"] == who):
+            ax.barh(
+                place, row["share"], left=left, height=0.62, color=COLOURS[row["class"]], edgecolor="white"
+            )
+            if row["share"] > 0.04:
+                _write(ax, left + row["share"] / 2, place, f"{row['share']:.1%}", row["class"])
+            left += row["share"]
+    for name in dict.fromkeys(row["class"] for row in found):
+        ax.barh(0, 0, color=COLOURS[name], label=name)
+    ax.set_yticks(range(len(names)), list(reversed(names)), color=style.INK)
+    ax.set_xlim(0, 1)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    ax.grid(axis="y", visible=False)
+    style.label(ax, "share of the wall clock")
+    style.legend(ax, ncols=7, loc="upper center", bbox_to_anchor=(0.45, -0.3 / (0.4 + 0.27 * len(names))))
+    style.title(ax, "The seed's split and ours", note)
+    return Picture(fig, "Shares of a prefill's wall clock by class, the seed's and ours", found)
+
+
+def conservation_rows(walls: Sequence[Wall]) -> list[dict]:
+    """What was charged against passes that were not observed: wall clock, buckets, gaps, how far off."""
+    return [
+        {
+            "wall": f"{wall.phase}, {wall.route}",
+            "wall clock (ms)": wall.ms,
+            "buckets (ms)": wall.charged_ms - wall.gap_ms,
+            "gaps (ms)": wall.gap_ms,
+            "off": wall.conservation,
+            "allowed": CONSERVATION,
+            "launches": sum(bucket.launches for bucket in wall.buckets),
+            "timed by": wall.source,
+        }
+        for wall in walls
+    ]
+
+
+def bound_rows(wall: Wall) -> list[dict]:
+    """The upper bounds: bucket, share, tokens a second if it were free, gain; largest first."""
+    return sorted(
+        (
+            {key: row[key] for key in ("bucket", "ms", "share", "if free (tok/s)", "gain")}
+            for row in rows(wall)
+        ),
+        key=lambda row: -row["gain"],
+    )
+
+
+def draw_bounds(wall: Wall, bar: float = 0.03, note: str = "") -> Picture:
+    """What making each class free would gain, against the bar that a probe must reach."""
+    found = bound_rows(wall)
+    fig, (ax,) = style.figure(9.6, 1.3 + 0.28 * len(found))
+    for place, row in enumerate(reversed(found)):
+        reaches = row["gain"] >= bar
+        colour = COLOURS.get(row["bucket"], style.QUIET)
+        ax.barh(place, row["gain"], height=0.66, color=colour if reaches else style.tint(colour, 0.6))
+        ax.text(row["gain"], place, f"  {row['gain']:+.1%}", va="center", fontsize=8.5, color=style.INK)
+    ax.axvline(bar, color=style.RED, linewidth=1.2, linestyle=(0, (4, 3)))
+    ax.text(bar, -0.95, f" the bar, {bar:+.0%}", color=style.RED, fontsize=8.5, va="center")
+    ax.set_yticks(range(len(found)), [row["bucket"] for row in reversed(found)], color=style.INK)
+    ax.set_ylim(-1.3, len(found) - 0.4)
+    ax.set_xlim(0, max(row["gain"] for row in found) * 1.15)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    ax.grid(axis="y", visible=False)
+    style.label(ax, "more tokens a second if the class took no time")
+    style.title(ax, f"Upper bounds, route {wall.route}", note)
+    return Picture(fig, f"Gain of each class of work if it were free, route {wall.route}", found)
+
+
+def width_rows(walls: Sequence[Wall]) -> list[dict]:
+    """Bits a weight and us/GMAC: our products', llama.cpp's on the same GPU, the seed's two paths'."""
+    found = [
+        {
+            "who": f"{row['route']}, {row['product']}",
+            "route": row["route"],
+            "bits a weight": row["bits a weight"],
+            "us/GMAC": row["us/GMAC"],
+            "weights (GB)": row["weights (GB)"],
+            "reading alone (ms)": row["reading alone (ms)"],
+        }
+        for row in byte_width_rows(walls)
+    ]
+    peer = llamacpp()
+    if by_name(peer.device) == by_name(walls[0].device):
+        for kernel, bits in (("q4_K gate/up", bits_a_weight("Q4_K")), ("q6_K", bits_a_weight("Q6_K"))):
+            found.append(
+                {"who": f"{peer.name}: {kernel}", "route": peer.name, "bits a weight": bits}
+                | {"us/GMAC": peer.us_per_gmac[kernel], "weights (GB)": None, "reading alone (ms)": None}
+            )
+    for who, bits in (("ours", 16.0), ("llamacpp", bits_a_weight("Q4_K"))):
+        rate = figure("002", f"gemm.us_per_gmac.{who}").value
+        name = "f16" if who == "ours" else "llama.cpp's MMQ"
+        found.append(
+            {"who": f"{SEED}: {name}", "route": SEED, "bits a weight": bits, "us/GMAC": rate}
+            | dict.fromkeys(("weights (GB)", "reading alone (ms)"))
+        )
+    return found
+
+
+def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
+    """us/GMAC over bits a weight, on logarithmic axes; the line is the tensor cores' f16 rate."""
+    found = width_rows(walls)
+    fig, (ax,) = style.figure(9.6, 4.2)
+    routes = list(dict.fromkeys(row["route"] for row in found))
+    palette = dict(zip(routes, style.SEQUENCE, strict=False)) | {SEED: style.QUIET, "llama.cpp": style.INK}
+    for route in routes:
+        points = [row for row in found if row["route"] == route]
+        ax.plot(
+            [row["bits a weight"] for row in points], [row["us/GMAC"] for row in points], "o",
+            markersize=8, markeredgecolor="white", color=palette[route], label=route,
+        )  # fmt: skip
+    known = by_name(walls[0].device)
+    if known is not None:
+        for dtype, dash in (("f16", "-"), ("int8", "--")):
+            least = 2e15 / known.tensor_peak(dtype)
+            ax.axhline(least, color=style.RED, linewidth=1.1, linestyle=dash)
+            text = f" {known.name}'s {dtype} tensor cores, {least:.2f}"
+            ax.text(4.1, least, text, fontsize=8.5, color=style.RED, va="bottom")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks([4.5, 6.56, 8, 16], ["4.5\nQ4_K", "6.56\nQ6_K", "8", "16\nf16"])
+    ax.set_xticks([], minor=True)
+    ax.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    ax.set_yticks([], minor=True)
+    ax.set_xlim(4, 18.5)
+    ax.set_ylim(0.8, 90)
+    style.label(ax, "stored bits a weight", "microseconds a GMAC")
+    style.legend(ax, loc="center", bbox_to_anchor=(0.6, 0.45))
+    style.title(ax, "Byte width and what a product costs", note)
+    return Picture(fig, "Microseconds a GMAC of each product over its stored bits a weight", found)
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A wall as it was measured, and as it would be.
+
+    Attributes:
+        tok_s, target: tokens a second, measured and supposed. parts: milliseconds of each bucket, both ways.
+    """
+
+    wall: Wall
+    tok_s: float
+    target: float
+    parts: dict[str, tuple[float, float]]
+    supposed: str
+
+
+def suppose(
+    wall: Wall,
+    us_per_gmac: float | None = None,
+    attention: float = 1.0,
+    row_passes: float = 1.0,
+    no_gaps: bool = False,
+) -> WhatIf:
+    """The wall with products at another rate, attention and the row-wise passes (add/rms/rope, swiglu,
+    convert, quantize) at a factor of their time, and without gaps.
+
+    Raises:
+        ValueError: nothing would be left.
+    """
+    factors = {}
+    for bucket in wall.buckets:
+        if bucket.name == "FA":
+            factors["FA"] = attention
+        elif bucket.name in ("add/rms/rope", "swiglu", "convert", "quantize", "dequantize"):
+            factors[bucket.name] = row_passes
+    target = what_if(wall, us_per_gmac, free=[GAP] if no_gaps else [], factors=factors)
+    parts = {}
+    for bucket in wall.buckets:
+        now = bucket.ms * factors.get(bucket.name, 1.0)
+        if us_per_gmac is not None and bucket.name in PRODUCTS:
+            now = us_per_gmac * bucket.gmac / 1e3
+        parts[bucket.name] = (bucket.ms, now)
+    parts[GAP] = (wall.gap_ms, 0.0 if no_gaps else wall.gap_ms)
+    said = []
+    if us_per_gmac is not None:
+        said.append(f"products at {us_per_gmac:g} us/GMAC instead of {products_us_per_gmac(wall):.2f}")
+    said += [
+        f"{name} x {factor:g}"
+        for name, factor in (("FA", attention), ("row-wise passes", row_passes))
+        if factor != 1
+    ]
+    said += ["no gaps"] if no_gaps else []
+    return WhatIf(wall, wall.tok_s, target, parts, ", ".join(said) or "as measured")
+
+
+def draw_what_if(report: WhatIf) -> Picture:
+    """Both walls, stacked."""
+    fig, (ax,) = style.figure(9.6, 2.7)
+    found = []
+    for place, (label, which) in enumerate((("supposed", 1), ("measured", 0))):
+        left = 0.0
+        for name in sorted(report.parts, key=_place):
+            ms = report.parts[name][which]
+            ax.barh(place, ms, left=left, height=0.6, color=COLOURS.get(name, style.QUIET), edgecolor="white")
+            found.append({"wall": label, "bucket": name, "ms": ms})
+            left += ms
+        rate = report.target if which else report.tok_s
+        ax.text(
+            left, place, f"  {rate:,.0f} tok/s", va="center", fontsize=9, fontweight="bold", color=style.INK
+        )
+    for name in sorted(report.parts, key=_place):
+        ax.barh(0, 0, color=COLOURS.get(name, style.QUIET), label=name)
+    longest = max(sum(part[which] for part in report.parts.values()) for which in (0, 1))
+    ax.set_xlim(0, longest * 1.18)
+    ax.set_yticks([0, 1], ["supposed", "measured"], color=style.INK)
+    ax.grid(axis="y", visible=False)
+    style.label(ax, "milliseconds")
+    style.legend(ax, ncols=7, loc="upper center", bbox_to_anchor=(0.45, -0.33))
+    style.title(ax, f"{report.wall.route}: {report.target / report.tok_s - 1:+.1%}", report.supposed)
+    return Picture(fig, f"The wall of {report.wall.route}, measured and supposed", found)
+
+
+def what_if_html(report: WhatIf) -> str:
+    """The buckets that change."""
+    changed = [
+        {"class": name, "measured (ms)": was, "supposed (ms)": now}
+        for name, (was, now) in report.parts.items()
+        if was != now
+    ]
+    head = (
+        f"<p>{escape(report.supposed)}: <b>{report.target:,.0f} tok/s</b>, measured {report.tok_s:,.0f}</p>"
+    )
+    return head + (
+        Table(changed, formats=dict.fromkeys(("measured (ms)", "supposed (ms)"), ".2f"))._repr_html_()
+        if changed
+        else ""
+    )
+
+
+def what_if_explorer(walls: Sequence[Wall]) -> Explorer:
+    """Sliders over `suppose`."""
+    by_route = {wall.route: wall for wall in walls}
+    measured = {
+        f"{name}'s {products_us_per_gmac(wall):.2f}": products_us_per_gmac(wall)
+        for name, wall in by_route.items()
+    }
+    rates = {"as measured": None} | measured | {f"{rate:g}": float(rate) for rate in (2, 2.5, 3, 4, 6, 10)}
+    factors = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0]
+    controls = {
+        "route": dropdown({name: name for name in by_route}, walls[0].route, "route"),
+        "us_per_gmac": dropdown(rates, None, "products, us/GMAC"),
+        "attention": slider(factors, 1.0, "attention x"),
+        "row_passes": slider(factors, 1.0, "row passes x"),
+        "no_gaps": checkbox("no gaps"),
+    }
+
+    def report(route: str, **chosen) -> WhatIf:
+        return suppose(by_route[route], **chosen)
+
+    return Explorer("what if", controls, report, draw_what_if, what_if_html)
+
+
+def _write(ax: Axes, x: float, y: float, text: str, bucket: str) -> None:
+    colour = "white" if bucket in DARK else style.INK
+    ax.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)
+
+
+def _place(bucket: str) -> int:
+    return ORDER.index(bucket) if bucket in ORDER else len(ORDER)

@@ -1,0 +1,82 @@
+"""Walls of the 7B: taken apart here where a GPU and the model are, else those of the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minfer.campaign.document import newest_walls
+from minfer.campaign.records import Record, Wall
+from minfer.campaign.report import DEVICE
+from minfer.engine.errors import EngineError
+from minfer.lab.measured import SYNTHETIC, find_model
+from minfer.model.errors import ModelFileError
+
+TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Walls:
+    """Decompositions of one device.
+
+    Attributes:
+        prefills: by route, slowest first. decodes: of one token. live: measured just now.
+        origin: where and when. why: the reason that nothing was measured here, "" if it was.
+    """
+
+    prefills: list[Wall]
+    decodes: list[Wall]
+    live: bool
+    origin: str
+    why: str = ""
+
+    def __repr__(self) -> str:
+        return f"{self.origin}." + (f" Not measured here: {self.why}." if self.why else "")
+
+
+def from_records(records: Sequence[Record], why: str = "") -> Walls:
+    """What the records hold of the H200."""
+    prefills, decodes = newest_walls(records, DEVICE), newest_walls(records, DEVICE, "decode")
+    origins = "; ".join(sorted({wall.origin for wall in (*prefills, *decodes)}))
+    return Walls(prefills, decodes, False, f"From records: {origins}", why)
+
+
+def walls(records: Sequence[Record], measure: Callable[[Path], list[Wall]] | None = None) -> Walls:
+    """The walls of this machine's GPU with the 7B, or those of the records and the reason.
+
+    Measuring takes about a minute. What goes wrong on the way becomes the reason.
+
+    Args:
+        measure: takes the walls of a model file apart.
+    """
+    from minfer.engine.cuda.backend import why_unavailable
+
+    model = find_model()
+    reason = why_unavailable()
+    if reason is None and model is None:
+        reason = f"the 7B is not here (`minfer synth qwen2.5-7b -o {SYNTHETIC}` among the pulled models)"
+    if reason is not None:
+        return from_records(records, reason)
+    try:
+        found = (measure or take_apart)(model)
+    except (EngineError, ModelFileError, RuntimeError) as error:
+        return from_records(records, str(error))
+    prefills = sorted((wall for wall in found if wall.phase == "prefill"), key=lambda wall: wall.tok_s)
+    if not prefills:
+        return from_records(records, "no wall was conserved")
+    decodes = [wall for wall in found if wall.phase == "decode"]
+    return Walls(prefills, decodes, True, f"Measured just now: {found[0].origin}, {model.name}")
+
+
+def take_apart(path: Path) -> list[Wall]:
+    """The walls that `minfer probe run r23-decomposition` records, of a model file."""
+    from minfer.campaign.decompose import decompose_all
+    from minfer.campaign.prefills import SharedModel
+    from minfer.engine.cuda.devices import GpuDevice
+
+    return decompose_all(SharedModel(path, GpuDevice(), TOKENS, tell=_quiet), TOKENS, _quiet)
+
+
+def _quiet(line: str) -> None:
+    pass

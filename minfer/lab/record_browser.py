@@ -1,0 +1,207 @@
+"""Every probe: the seed's figures against ours, filtered by verdict; one run in full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from minfer.campaign.probe import Probe
+from minfer.campaign.probe_record import Comparison, ProbeRun
+from minfer.campaign.statistics import VERDICTS, keep
+from minfer.campaign.table import newest_runs, probe_rows
+from minfer.lab import style
+from minfer.lab.explorer import Explorer, dropdown
+from minfer.lab.picture import Picture
+from minfer.lab.table import Table
+
+ALL, DIFFERS, MISSING = "all", "differs from the seed", "not run"
+FILTERS = (ALL, DIFFERS, *VERDICTS, MISSING)
+COLOURS = {"LANDED": style.GREEN, "REVERTED": style.RED, "null": style.QUIET, "MEAS-ONLY": style.BLUE}
+
+
+@dataclass(frozen=True)
+class Browsed:
+    """What a filter leaves, and the probe in view.
+
+    Attributes:
+        rows: of the probes that the filter leaves. probe: the chosen one. run: its newest run, None: none.
+    """
+
+    rows: list[dict]
+    probe: Probe
+    run: ProbeRun | None
+
+
+def verdict_rows(
+    probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str, shown: str = ALL
+) -> list[dict]:
+    """A row a probe: the seed's verdict, ours, gain of the wall clock and of the kernels, the seed's figures.
+
+    shown: one of `FILTERS`: a verdict of ours, those that differ from the seed's, or those without a run.
+
+    Raises:
+        ValueError: no such filter.
+    """
+    if shown not in FILTERS:
+        raise ValueError(f"no filter {shown!r}: there are {', '.join(FILTERS)}")
+    found = []
+    for row in probe_rows(probes, runs):
+        run = row["runs"].get(device)
+        verdict = MISSING if run is None else run["verdict"]
+        differs = run is not None and row["seed verdict"] not in ("", verdict)
+        if shown in (ALL, verdict) or (shown == DIFFERS and differs):
+            found.append(
+                {
+                    "probe": row["probe"],
+                    "seed": row["seed verdict"] or "-",
+                    "ours": verdict,
+                    "gain": None if run is None else run["gain"],
+                    "kernels": None if run is None else run["kernels"],
+                    "the seed's figures": row["seed figures"],
+                }
+            )
+    return found
+
+
+def browse(probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str, shown: str, name: str) -> Browsed:
+    """The table under a filter, and one probe's newest run.
+
+    Raises:
+        KeyError: no such probe. ValueError: no such filter.
+    """
+    by_name = {probe.name: probe for probe in probes}
+    if name not in by_name:
+        raise KeyError(f"no probe {name!r}: there are {', '.join(by_name)}")
+    run = newest_runs(name, runs).get(device)
+    return Browsed(verdict_rows(probes, runs, device, shown), by_name[name], run)
+
+
+def draw_verdicts(probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str, note: str = "") -> Picture:
+    """The wall clock's gain of every probe that was run, with its interval; the bar and nothing as lines."""
+    found = []
+    for probe in probes:
+        run = newest_runs(probe.name, runs).get(device)
+        if run is not None and run.gain is not None:
+            g = run.gain
+            seed = "" if probe.seed is None else probe.seed.verdict
+            found.append(
+                {
+                    "probe": probe.name,
+                    "gain": g.value,
+                    "low": g.low,
+                    "high": g.high,
+                    "ours": run.verdict,
+                    "seed": seed,
+                }
+            )
+    fig, (ax,) = style.figure(9.6, 1.3 + 0.3 * max(len(found), 1))
+    widest = max((abs(row["gain"]) for row in found), default=0.1)
+    for place, row in enumerate(reversed(found)):
+        colour = COLOURS[row["ours"]]
+        ax.barh(place, row["gain"], height=0.62, color=style.tint(colour, 0.25))
+        ax.plot([row["low"], row["high"]], [place, place], color=style.INK, linewidth=1.4)
+        text = f"{row['gain']:+.1%} {row['ours']}" + (
+            "" if row["seed"] == row["ours"] else f" (seed: {row['seed']})"
+        )
+        x = max(row["gain"], 0.0) + 0.012 * widest
+        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        ax.text(x, place, text, va="center", fontsize=8.2, color=style.INK, bbox=ground)
+    ax.axvline(0, color=style.QUIET, linewidth=0.9)
+    ax.axvline(0.03, color=style.RED, linewidth=1.1, linestyle=(0, (4, 3)))
+    ax.text(0.03, len(found) - 0.35, " the bar, +3 %", color=style.RED, fontsize=8.5)
+    ax.set_yticks(range(len(found)), [row["probe"] for row in reversed(found)], color=style.INK)
+    low = min((row["gain"] for row in found), default=0.0)
+    ax.set_xlim(min(low * 1.15, -0.02), max((row["gain"] for row in found), default=0.1) + 0.42 * widest)
+    ax.set_ylim(-0.6, len(found) + 0.3)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    ax.grid(axis="y", visible=False)
+    style.label(ax, "gain of the whole prefill (tokens a second)")
+    style.title(ax, "Every probe of the campaign", note)
+    return Picture(fig, f"Gain of the wall clock of {len(found)} probes, with verdicts", found)
+
+
+def draw_run(browsed: Browsed) -> Picture:
+    """The rounds of one run: every sample of baseline, variant and the second baseline."""
+    run = browsed.run
+    comparisons: list[Comparison] = [] if run is None else [*run.wall, *run.kernels]
+    count = max(1, min(len(comparisons), 5))
+    fig, axes = style.figure(9.6, 2.9, columns=count)
+    found = []
+    for ax, comparison in zip(axes, comparisons[:count], strict=False):
+        kept = keep(comparison.baseline, comparison.variant, comparison.again)
+        for label, side, colour in (
+            (run.baseline.label, comparison.baseline, style.BLUE),
+            (run.variant.label, comparison.variant, style.ORANGE),
+            (f"{run.baseline.label} again", comparison.again, style.SKY),
+        ):
+            ax.plot(side, ".", markersize=4.5, color=colour, label=label)
+            dropped = [i for i, good in enumerate(kept) if not good]
+            ax.plot(dropped, [side[i] for i in dropped], "x", color=style.RED, markersize=5)
+            found += [
+                {"case": comparison.case, "side": label, "round": i, "ms": ms, "kept": bool(kept[i])}
+                for i, ms in enumerate(side)
+            ]
+        low = min(map(min, (comparison.baseline, comparison.variant)))
+        high = max(map(max, (comparison.baseline, comparison.variant)))
+        ax.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
+        style.label(ax, "round", "ms" if ax is axes[0] else "")
+        case = comparison.case.split(",")[0]
+        style.title(ax, f"{comparison.ratio - 1:+.1%}", case)
+    if comparisons:
+        axes[0].legend(fontsize=7, frameon=False, loc="best", labelcolor=style.INK)
+    else:
+        style.bare(axes[0]).text(
+            0.5, 0.5, "nothing was timed", ha="center", color=style.QUIET, transform=axes[0].transAxes
+        )
+        axes[0].set_xticks([])
+        axes[0].set_yticks([])
+    return Picture(fig, f"Interleaved samples of {browsed.probe.name}", found)
+
+
+def browsed_html(browsed: Browsed) -> str:
+    """The filtered table, and the chosen probe's gates, verdict, mechanism and retry condition."""
+    formats = {"gain": "+.1%", "kernels": "+.1%"}
+    table = Table(browsed.rows, formats=formats)._repr_html_() if browsed.rows else "<p>No probe.</p>"
+    return f"{table}<hr>{run_html(browsed.probe, browsed.run)}"
+
+
+def run_html(probe: Probe, run: ProbeRun | None) -> str:
+    """One probe: what was asked, what the seed found, what we found."""
+    parts = [f"<b>{escape(probe.name)}</b>: {escape(probe.title)}. {escape(probe.hypothesis)}"]
+    parts.append(f"Predicted: {escape(str(probe.predicted()))}")
+    if probe.seed is not None:
+        seed = probe.seed
+        told = f"{escape(seed.summary)}. {escape(seed.mechanism)}"
+        parts.append(f"Seed: <b>{seed.verdict}</b> ({escape(seed.origin)}). {told}")
+    if run is None:
+        parts.append("Ours: not run on this device.")
+        return "".join(f"<p>{part}</p>" for part in parts)
+    gates = "; ".join(f"{g.name} {'passed' if g.passed else 'FAILED'}: {g.found}" for g in run.gates)
+    parts.append(f"Gates: {escape(gates)}")
+    found = f"Ours: <b>{run.verdict}</b> ({escape(run.origin)})."
+    if run.gain is not None:
+        g = run.gain
+        found += (
+            f" Wall clock {g.value:+.2%} [{g.low:+.2%}, {g.high:+.2%}], noise {g.noise:.2%}; {escape(g.why)}."
+        )
+    parts.append(found)
+    parts.append(f"{escape(str(run.telemetry))}.")
+    for name in ("mechanism", "retry", "reason"):
+        if getattr(run, name):
+            parts.append(f"{name.capitalize()}: {escape(getattr(run, name))}")
+    return "".join(f"<p>{part}</p>" for part in parts)
+
+
+def record_browser(probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str = "h200") -> Explorer:
+    """Choose a filter and a probe."""
+    first = next((probe.name for probe in probes if newest_runs(probe.name, runs)), probes[0].name)
+    controls = {
+        "shown": dropdown({name: name for name in FILTERS}, ALL, "show"),
+        "name": dropdown({probe.name: probe.name for probe in probes}, first, "probe"),
+    }
+
+    def report(shown: str, name: str) -> Browsed:
+        return browse(probes, runs, device, shown, name)
+
+    return Explorer("record browser", controls, report, draw_run, browsed_html)

@@ -1,0 +1,215 @@
+"""Watching a pass: every launch has its class, and the work adds up to the ledger's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minfer.arithmetic.work import ModelShape, prefill_gmac
+from minfer.campaign import decompose as taking_apart
+from minfer.campaign import launch_times, prefills
+from minfer.campaign.decompose import decompose
+from minfer.campaign.launch_times import NotTimed, match, timer
+from minfer.campaign.observe import PRODUCTS, TAIL, ObservedRuntime, Operation, bucket_of, observing
+from minfer.campaign.precompile import route_kernels, routes_of
+from minfer.campaign.prefills import Prefills, SharedModel
+from minfer.campaign.telemetry import Watch
+from minfer.engine.cuda.backend import CudaBackend
+from minfer.engine.cuda.devices import DryDevice
+from minfer.engine.cuda.routes import choose_route
+from minfer.engine.errors import EngineError
+from minfer.engine.transformer import Buffers, forward
+from minfer.model.model import Model
+from tests.campaign.fake_gpu import FakeGpu, install
+
+TINY = Path(__file__).parents[2] / "data" / "qwen2-tiny.gguf"
+ROUTES = ("f16", "f16-wgmma", "mmq_raw")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model.load(str(TINY))
+
+
+def shape_of(config) -> ModelShape:
+    return ModelShape(
+        config.n_layers, config.hidden, config.n_heads, config.n_kv_heads, config.head_dim, config.ffn,
+        config.vocab_size,
+    )  # fmt: skip
+
+
+def observe(model, route: str, tokens: int, position: int = 0) -> list:
+    device = observing(DryDevice)()
+    backend = CudaBackend(choose_route(route, "sm_90a", {}), device, on_plan=lambda line: None)
+    runtime = ObservedRuntime(backend.open(model, 256, "f16", 128))
+    buffers = Buffers.allocate(runtime, model.config, 128, 1)
+    runtime.set_tokens([0] * tokens, position)
+    device.observed = []
+    forward(runtime, model.config, buffers, tokens, "last")
+    return device.observed
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_work_of_a_prefill_is_the_ledgers(model, route):
+    seen = observe(model, route, 100)
+    ledger = prefill_gmac(shape_of(model.config), 100)
+    assert sum(launch.gmac for launch in seen) == pytest.approx(sum(ledger.values()))
+    by_name = {name: sum(o.gmac for o in seen if o.bucket == name) for name in {o.bucket for o in seen}}
+    assert by_name["lm_head"] == pytest.approx(ledger["lm_head"])
+    assert {*PRODUCTS, TAIL, "FA", "add/rms/rope", "lm_head"} <= by_name.keys()
+    assert ("swiglu" in by_name) is (route != "f16-wgmma")  # whose GEMM gates by itself
+    assert ("quantize" in by_name) is (route == "mmq_raw")
+
+
+@pytest.mark.parametrize(("route", "bits"), [("f16", 16.0), ("f16-wgmma", 16.0), ("mmq_raw", 4.5)])
+def test_products_tell_what_they_read(model, route, bits):
+    seen = observe(model, route, 100)
+    assert {o.weight_bits for o in seen if o.bucket == "gate+up"} == {bits}
+    assert all(o.nbytes > 0 for o in seen if o.bucket in PRODUCTS)
+
+
+def test_a_decode_has_no_tail(model):
+    seen = observe(model, "f16", 1, position=50)
+    assert TAIL not in {o.bucket for o in seen}
+    products = sum(o.gmac for o in seen if o.bucket in PRODUCTS)
+    assert products == pytest.approx(shape_of(model.config).weights() * model.config.n_layers / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "operation", "bucket"),
+    [
+        ("gemm_hopper", Operation("down", 64, 64), "down"),
+        ("convert_f32_f16", Operation("down", 64, 64), "convert"),
+        ("quantize_q8_0_pad40", Operation("o", 64, 64), "quantize"),
+        ("dequantize", Operation("gate_up", 64, 64), "dequantize"),
+        ("attention_hopper", Operation("attention", 64, 64), "FA"),
+        ("gemv", Operation("logits", 1, 64), "lm_head"),
+        ("gemv", Operation("down", 1, 64), TAIL),
+        ("rmsnorm", Operation("norm", 1, 64), "add/rms/rope"),
+        ("gemv", Operation("kv", 1, 1), "q+k+v"),
+        ("something_new", Operation("o", 1, 1), "o"),
+    ],
+)
+def test_classes(kernel, operation, bucket):
+    assert bucket_of(kernel, operation) == bucket
+
+
+def test_records_must_belong_to_the_launches(model):
+    seen = observe(model, "f16", 8)[:2]
+    names = [launch.kernel.name for launch in seen]
+    match(seen, names, lambda launch: launch.kernel.name)
+    with pytest.raises(NotTimed, match=r"launch 1 is rmsnorm .* the record there is of gemm"):
+        match(seen, [names[0], "gemm"], lambda launch: launch.kernel.name)
+    with pytest.raises(NotTimed, match="1 kernel records for 2 launches"):
+        match(seen, names[:1], lambda launch: launch.kernel.name)
+
+
+def test_events_take_the_place_of_cupti_and_say_so():
+    made, why = timer("events")
+    assert made.source == "CUDA events between launches" and why == "asked for"
+    try:
+        import cupti  # noqa: F401
+    except ImportError:
+        made, why = timer()
+        assert made.source == "CUDA events between launches" and "cupti-python cannot be used" in why
+        with pytest.raises(NotTimed, match="cupti-python cannot be used"):
+            timer("cupti")
+
+
+class Clock:
+    """The fake GPU's time as the host's."""
+
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def perf_counter(self):
+        return self.gpu.clock / 1e3
+
+    def sleep(self, seconds):
+        pass
+
+    def perf_counter_ns(self):
+        return int(self.gpu.clock * 1e6)
+
+
+@pytest.fixture
+def shared(monkeypatch, model):
+    gpu = install(monkeypatch, FakeGpu())
+    monkeypatch.setattr(taking_apart, "reader_of", lambda gpu: (None, "a fake"))
+    for module in (prefills, taking_apart, launch_times):
+        monkeypatch.setattr(module, "time", Clock(gpu))
+
+    class SameClock(FakeGpu):
+        def __init__(self):
+            super().__init__()
+            self.gpu = gpu.gpu
+
+        clock = property(
+            lambda self: gpu.clock, lambda self, value: setattr(gpu, "clock", value or gpu.clock)
+        )
+
+    monkeypatch.setattr(taking_apart, "ObservingGpu", observing(SameClock))
+    return SharedModel(TINY, gpu, 128, tell=lambda line: None)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_prefill_taken_apart_by_events(shared, route):
+    said: list[str] = []
+    chosen = choose_route(route, "sm_90a", {})
+    wall = decompose(shared, chosen, "prefill", tokens=100, source="events", say=said.append)
+    assert abs(wall.conservation) < 0.02 and wall.route == route and wall.tokens == 100
+    launches = sum(bucket.launches for bucket in wall.buckets)
+    assert wall.ms == pytest.approx(0.01 * launches)
+    assert said[0] == "launches timed by CUDA events between launches (asked for)"
+    assert any("not by CUPTI" in note for note in wall.notes)
+    wall.check()
+
+
+def test_a_pass_that_is_slower_when_observed_is_refused(shared, monkeypatch):
+    monkeypatch.setattr(taking_apart.ObservingGpu, "launch", slow_launch(taking_apart.ObservingGpu.launch))
+    route = choose_route("f16", "sm_90a", {})
+    with pytest.raises(EngineError, match=r"allowed 2%; observed passes took .* nothing is recorded"):
+        decompose(shared, route, "prefill", tokens=100, source="events", say=lambda line: None)
+
+
+def slow_launch(launch):
+    def slower(self, *args, **rest):
+        launch(self, *args, **rest)
+        self.clock += 0.001
+
+    return slower
+
+
+def test_a_decode_is_taken_apart_class_by_class(shared):
+    route = choose_route("f16", "sm_90a", {})
+    wall = decompose(shared, route, "decode", context=20, say=lambda line: None)
+    assert wall.source.startswith("CUDA graphs") and wall.tokens == 1 and wall.context == 20
+    assert abs(wall.conservation) < 0.02 and TAIL not in {bucket.name for bucket in wall.buckets}
+    assert wall.stem == "wall-decode-20-f16"
+
+
+def test_a_decode_is_not_for_events(shared):
+    with pytest.raises(EngineError, match="events see nothing of it; take --source graphs"):
+        decompose(shared, choose_route("f16", "sm_90a", {}), "decode", source="events", say=lambda line: None)
+
+
+def test_routes_share_one_copy_of_the_weights(shared):
+    routes = [choose_route(name, "sm_90a", {}) for name in ("mmq_raw", "f16")]
+    found = Prefills(shared, *routes, tokens=64)
+    weights = {id(session._runtime.loaded[0]) for session in found.sessions}
+    assert len(weights) == 1
+    assert found.sessions[0]._runtime.weights.layers[0].o.half is not None
+    comparison = found.compare(5, Watch(None, "none"))
+    assert comparison.case == "prefill of 64 tokens" and "differ by at most" in comparison.outputs
+    a, b = found.logits(16, seed=3)
+    assert a.shape == b.shape == (shared.model.config.vocab_size,)
+
+
+def test_what_routes_need_is_known_without_a_gpu(model):
+    from minfer.campaign.discovery import shipped
+
+    routes = routes_of(shipped(), "sm_90a")
+    assert len(routes) == len(set(routes)) >= 15
+    kernels = route_kernels(model, choose_route("f16-wgmma", "sm_90a", {}), (128, 8))
+    assert {"gemm_hopper", "rmsnorm", "dequantize"} <= {kernel.name for kernel in kernels}

@@ -1,0 +1,159 @@
+"""The probes that minfer ships, and those of one's own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from minfer.campaign.discovery import FOLDERS, choose, find, from_path, shipped
+from minfer.campaign.probe import BAR, Prediction, Probe, ProbeError, upper_bound
+from minfer.campaign.seeds import verdicts
+from minfer.campaign.session import simulate
+from minfer.campaign.trial import kernels_of
+from minfer.campaign.workload import Case, pooled_normal
+from minfer.campaign.workloads import Mmq
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+EXAMPLE = next(
+    block for block in re.findall(r"^```python\n(.*?)^```", README, re.M | re.S) if "PROBE = " in block
+)
+PROBES = {probe.name: probe for probe in shipped()}
+QUICK = ("p5.1-vectorized-elementwise", "quantize-rebuild")
+SLOW = ("p5.2-tm128", "ks64", "af32", "p5.3-softmax-padding")
+
+
+def test_every_verdict_of_the_seeds_has_a_probe():
+    assert PROBES.keys() == verdicts().keys()
+    assert all(probe.seed is not None and probe.seed.probe == name for name, probe in PROBES.items())
+
+
+@pytest.mark.parametrize("probe", PROBES.values(), ids=lambda probe: probe.name)
+def test_a_probe_says_what_it_must(probe):
+    assert probe.bar == BAR and probe.mechanism and probe.retry
+    prediction = probe.predicted()
+    assert len(prediction.text) > 40 and str(prediction)
+    assert re.search(r"\d", prediction.text), "a prediction has numbers"
+    if prediction.gain is not None:
+        assert 0 <= prediction.gain < 1
+    if probe.measure == "ab":
+        assert probe.baseline != probe.variant
+        assert {"parity", "outputs", "tokens"} == {gate.name for gate in probe.gates}
+        assert sum(case.count for case in probe.workload.cases) >= 27
+
+
+@pytest.mark.parametrize("name", [name for name, probe in PROBES.items() if probe.measure == "ab"])
+def test_its_kernels_are_known_without_a_gpu(name):
+    kernels = kernels_of(PROBES[name])
+    configs = {str(kernel.config) for kernel in kernels}
+    assert len(kernels) >= 2 and len(configs) >= 2
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_its_gates_pass_in_the_simulator(name):
+    assert simulate([PROBES[name]], lambda line: None) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_its_gates_pass_in_the_simulator_slowly(name):
+    assert simulate([PROBES[name]], lambda line: None) == []
+
+
+def test_the_wall_has_nothing_to_simulate():
+    said: list[str] = []
+    assert simulate([PROBES["r23-decomposition"]], said.append) == []
+    assert "the wall is measured on a GPU: nothing to simulate" in said
+
+
+def test_what_the_ledger_bounds():
+    assert upper_bound(0.06) == pytest.approx(1 / 0.94 - 1)
+    assert upper_bound(0.5, 0.5) == pytest.approx(1 / 0.75 - 1)
+    assert PROBES["p5.2-tm128"].predicted().gain == pytest.approx(1 / (1 - 0.74 * 0.25) - 1, rel=1e-3)
+    assert PROBES["fa-l2-prefetch"].predicted().gain == 0
+    assert "GB10 3 -> 1, H200 7 -> 4" in PROBES["ks64"].predicted().text
+    assert "over the cap of a GB10" in PROBES["mmq-wide-kd8"].predicted().text
+    with pytest.raises(ValueError, match="leave no wall clock"):
+        upper_bound(1.0)
+
+
+def test_random_blocks_are_blocks():
+    workload, case = Mmq(), Case.of("x", nt=70, od=72, id=512)
+    import numpy as np
+
+    inputs = workload.inputs(case, np.random.default_rng(0))
+    assert inputs["w"].shape == (72, 288) and inputs["x"].shape == (70, 16, 40)
+    reference = workload.reference(case, inputs)["out"]
+    assert np.isfinite(reference).all() and 0.1 < abs(reference).max() < 1e3
+
+
+def test_large_inputs_do_not_repeat_by_rows():
+    rows = pooled_normal((400, 4096), "float16")
+    assert len({row.tobytes() for row in rows}) == 400
+
+
+# ---- one's own
+
+
+def test_the_readmes_probe_is_one_file_of_under_40_lines(tmp_path):
+    assert len(EXAMPLE.splitlines()) < 40
+    path = tmp_path / "mine.py"
+    path.write_text(EXAMPLE)
+    (probe,) = from_path(path)
+    assert probe.name == "double-vector" and probe.seed is None
+    assert probe.name in find([tmp_path])
+    assert simulate([probe], lambda line: None) == []
+
+
+def test_probes_of_the_environment(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(EXAMPLE)
+    (tmp_path / "_helper.py").write_text("raise RuntimeError")
+    monkeypatch.setenv(FOLDERS, str(tmp_path))
+    assert "double-vector" in find()
+    with pytest.raises(ProbeError, match="two probes are called double-vector: rename one"):
+        (tmp_path / "again.py").write_text(EXAMPLE)
+        find()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1", "declare PROBE = Probe"),
+        ("PROBES = []", "declare PROBE = Probe"),
+        ("PROBE = 3", "declare PROBE = Probe"),
+        ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("def f(:", "SyntaxError"),
+    ],
+)
+def test_files_that_are_no_probe(tmp_path, text, words):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(ProbeError, match=rf"mine\.py: {re.escape(words)}"):
+        from_path(path)
+
+
+def test_asking_for_what_there_is_not(tmp_path):
+    with pytest.raises(ProbeError, match=r"no probe is called 'x': there are p5\.0"):
+        choose(["x"])
+    with pytest.raises(ProbeError, match="no such file or folder"):
+        from_path(tmp_path / "none.py")
+    with pytest.raises(ProbeError, match=r"no \.py file with a probe"):
+        from_path(tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(ProbeError, match=r"ends with \.py"):
+        from_path(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"name": "Mine!"}, "small letters"),
+        ({"name": "x", "measure": "guess"}, "neither ab nor wall"),
+        ({"name": "x"}, "needs a workload, a baseline and a variant"),
+        ({"name": "x", "measure": "wall", "bar": 3}, "a bar of 3 is no gain"),
+    ],
+)
+def test_probes_that_cannot_be(fields, words):
+    with pytest.raises(ProbeError, match=words):
+        Probe(title="t", hypothesis="h", prediction=Prediction(None, "p"), **fields)

@@ -1,0 +1,211 @@
+"""Running probes on a GPU that only keeps time: gates, A/B, verdict, record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from minfer.campaign import session
+from minfer.campaign.ceilings import AboveCeiling
+from minfer.campaign.gates import Parity, SameOutputs
+from minfer.campaign.probe import Prediction, Probe
+from minfer.campaign.records import RecordError, annotate, read_record, write_record
+from minfer.campaign.run import run_gates, run_probe
+from minfer.campaign.table import describe_run
+from minfer.campaign.trial import Trial
+from tests.campaign.fake_gpu import FakeGpu, Scale, ScaleConfig, install
+from tests.campaign.walls import example_wall
+
+STEADY = (1.0, 1.0004, 0.9997, 1.0002)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return install(monkeypatch, FakeGpu(STEADY))
+
+
+CONVERT = Scale(in_bucket="convert")
+
+
+def probe(variant: ScaleConfig, workload: Scale = CONVERT, **rest) -> Probe:
+    return Probe(
+        name="faster",
+        title="Is it faster?",
+        hypothesis="Because.",
+        prediction=Prediction(0.1, "by the ledger"),
+        workload=workload,
+        baseline=ScaleConfig(2.0),
+        variant=variant,
+        mechanism="The clock says so.",
+        retry="Another clock.",
+        **rest,
+    )
+
+
+def walls() -> list:
+    return [replace(example_wall(), device="NVIDIA H200", route="f16")]
+
+
+def test_a_gain_of_the_kernels_lands_by_their_share_of_the_wall(gpu):
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    assert [gate.name for gate in run.gates] == ["parity", "outputs"] and run.gates_passed
+    assert run.kernel_ms() == pytest.approx((8.0, 4.0), rel=1e-3)
+    # The example's wall is 100 ms, of which 6 are the convert class: 94 + 8 -> 94 + 4.
+    assert run.gain.value == pytest.approx(102 / 98 - 1, rel=0.01)
+    assert run.gain.low <= run.gain.value <= run.gain.high
+    assert run.verdict == "LANDED" and run.quiet
+    assert run.telemetry.samples == 0 and "a fake" in str(run.telemetry)
+
+
+@pytest.mark.parametrize(
+    ("ms", "verdict"), [(2.0, "null"), (1.9, "REVERTED"), (2.5, "REVERTED"), (0.5, "LANDED")]
+)
+def test_verdicts(gpu, ms, verdict):
+    run = run_probe(probe(ScaleConfig(ms)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    assert run.verdict == verdict
+
+
+def test_without_a_decomposition_the_kernels_alone_decide_nothing(gpu):
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, say=lambda line: None)
+    assert run.gain is None and run.verdict == "MEAS-ONLY"
+
+
+@pytest.mark.parametrize(
+    ("broken", "gate", "words"),
+    [
+        (ScaleConfig(0.1, wrong=True), "parity", "allowed"),
+        (ScaleConfig(0.1, lazy=True), "parity", "error inf"),
+        (ScaleConfig(0.1, refused=True), "parity", "135,168 bytes of shared memory"),
+    ],
+)
+def test_a_failed_gate_ends_the_run_and_never_lands(gpu, broken, gate, words):
+    said: list[str] = []
+    run = run_probe(probe(broken), gpu, rounds=9, records=walls(), say=said.append)
+    assert run.verdict == "REVERTED" and not run.gates_passed
+    assert run.gates[-1].name == gate and not run.gates[-1].passed and words in run.gates[-1].found
+    assert run.kernels == [] and run.wall == [] and run.gain is None
+    assert words in run.mechanism and any("FAILED" in line for line in said)
+
+
+def test_an_unquiet_window_is_measured_only(monkeypatch):
+    gpu = install(monkeypatch, FakeGpu((1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0)))
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=30, records=walls(), say=lambda line: None)
+    assert not run.quiet and run.verdict == "MEAS-ONLY"
+    assert any("outliers" in found for found in run.unquiet)
+
+
+def test_a_figure_above_the_ceiling_raises(gpu):
+    impossible = probe(ScaleConfig(1.0), Scale(nbytes=8e12))
+    with pytest.raises(AboveCeiling, match=r"bytes a second, the ceiling is 4\.28e\+12"):
+        run_probe(impossible, gpu, rounds=5, say=lambda line: None)
+
+
+def test_outputs_that_change_while_they_are_timed_raise(gpu, monkeypatch):
+    from minfer.campaign import timing
+
+    digests = iter(range(100))
+    monkeypatch.setattr(timing._Side, "digest", lambda side: (next(digests),))
+    with pytest.raises(RuntimeError, match="the outputs changed while they were timed"):
+        run_probe(probe(ScaleConfig(1.0)), gpu, rounds=5, say=lambda line: None)
+
+
+def test_the_record_reads_back_and_contradicts_nothing(gpu, tmp_path):
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    path = write_record(run, tmp_path, stem="probe-faster")
+    assert path.parent.name == "h200" and path.name == f"probe-faster-{run.day}.json"
+    back = read_record(path)
+    assert replace(back, file="") == replace(run, file="")
+    assert write_record(run, tmp_path, stem="probe-faster").name == f"probe-faster-{run.day}-2.json"
+    assert sorted(p.name for p in path.parent.iterdir()) == [
+        f"probe-faster-{run.day}-2.json",
+        f"probe-faster-{run.day}.json",
+    ]
+    text = describe_run(back)
+    assert text.startswith("LANDED on NVIDIA H200") and "A/A noise" in text and "rule: quiet" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"verdict": "LANDED", "gates": [{"name": "parity", "passed": False, "found": "x"}]},
+            "REVERTED follows",
+        ),
+        ({"verdict": "GREAT"}, "'GREAT' is none of LANDED"),
+        ({"quiet": False}, "beside 0 things"),
+        ({"bar": 0}, "bar: 0 is not above 0"),
+    ],
+)
+def test_a_record_cannot_be_talked_into_a_verdict(gpu, tmp_path, change, words):
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    path = write_record(run, tmp_path, stem="x")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(RecordError, match=words):
+        read_record(path)
+
+
+def test_samples_and_statistics_belong_together(gpu, tmp_path):
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    path = write_record(run, tmp_path, stem="x")
+    entry = json.loads(path.read_text())
+    entry["kernels"][1]["variant"] = [sample / 2 for sample in entry["kernels"][1]["variant"]]
+    path.write_text(json.dumps(entry))
+    with pytest.raises(RecordError, match=r"kernels\[1\]\.ratio: .* follows from its samples"):
+        read_record(path)
+
+
+def test_an_interrupted_write_leaves_nothing(gpu, tmp_path, monkeypatch):
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    monkeypatch.setattr(json, "dump", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_record(run, tmp_path, stem="x")
+    assert list(tmp_path.rglob("*.json")) == [] and list((tmp_path / "h200").iterdir()) == []
+
+
+def test_a_session_goes_on_after_a_probe_that_fails(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "GpuDevice", lambda: gpu)
+    monkeypatch.setattr(session, "prepare", lambda *_: None)
+    said: list[str] = []
+    chosen = [
+        replace(probe(ScaleConfig(1.0), Scale(nbytes=8e12)), name="impossible"),
+        replace(probe(ScaleConfig(1.0, wrong=True)), name="wrong"),
+        replace(probe(ScaleConfig(1.0)), name="good"),
+    ]
+    failed = session.run(
+        chosen, model=None, rounds=5, prefill_rounds=5, tokens=16, folder=tmp_path, say=said.append
+    )
+    assert failed == ["impossible", "wrong"]
+    assert {path.name.rsplit("-", 3)[0] for path in tmp_path.rglob("*.json")} == {"probe-wrong", "probe-good"}
+    assert any("impossible: not recorded: AboveCeiling" in line for line in said)
+
+
+def test_gates_in_the_simulator_use_the_small_cases():
+    from minfer.campaign.discovery import choose
+    from minfer.engine.cuda.devices import SimulatedDevice
+
+    said: list[str] = []
+    (passes,) = choose(["p5.1-vectorized-elementwise"])
+    gates = run_gates(Trial(passes, SimulatedDevice("sm_90a", 4)), said.append)
+    assert [(gate.name, gate.passed) for gate in gates] == [("parity", True), ("outputs", True)]
+    assert "gate tokens: not run: no model was given" in said
+
+
+def test_outputs_that_differ_by_more_than_allowed(gpu):
+    wrong = probe(ScaleConfig(1.0, wrong=True), gates=(SameOutputs(0.1),))
+    (gate,) = run_gates(Trial(wrong, gpu), lambda line: None)
+    assert not gate.passed and "0.5 of the largest value, allowed 0.1" in gate.found
+    assert Parity().name == "parity"
+
+
+def test_what_a_person_made_of_a_run_is_written_afterwards(gpu, tmp_path):
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    path = write_record(run, tmp_path, stem="x")
+    noted = annotate(path, reason="another GPU", mechanism="fewer ms")
+    assert read_record(path) == noted and noted.reason == "another GPU"
+    assert replace(noted, reason="", mechanism=run.mechanism, file="") == run
+    with pytest.raises(RecordError, match="only a probe's mechanism, retry and reason"):
+        annotate(path, verdict="LANDED")
+    with pytest.raises(RecordError, match="only a probe's"):
+        annotate(write_record(walls()[0], tmp_path, stem="wall"), reason="x")

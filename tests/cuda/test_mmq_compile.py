@@ -1,0 +1,32 @@
+"""MMQ kernels compiled without a GPU: no spills, the instructions of their variant."""
+
+import pytest
+
+from minfer.cuda.mmq import fast, mmq, narrow, r1, wide
+from minfer.cuda.runtime import ARCHITECTURES, compile_kernel
+
+
+def clean(config, arch):
+    compiled = compile_kernel(mmq(config), arch)
+    resources = compiled.resources
+    assert resources.spill_bytes == resources.stack_bytes == 0, f"{config} on {arch}"
+    assert ".local" not in compiled.ptx
+    return resources.instructions
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_narrow_tile_on_every_architecture(arch):
+    counts = clean(narrow(), arch)
+    assert counts["mma"] and counts["cp.async"]
+
+
+@pytest.mark.parametrize("config", [fast("Q4_K"), fast("Q6_K")], ids=str)
+def test_accumulators_stay_in_registers(config):
+    counts = clean(config, "sm_90a")
+    # A chunk's 2 x 8 fragments once (the loop over chunks has the rest), Q6_K's in two halves; Q4_K's minima.
+    assert counts["mma"] == 32 and counts["ldmatrix"] == 4
+
+
+def test_raw_bytes_are_copied_and_expanded_words_are_not():
+    raw, words = clean(wide("Q6_K"), "sm_90a"), clean(r1("Q6_K"), "sm_90a")
+    assert raw["cp.async"] > words["cp.async"] and words["ldmatrix"] and not raw.get("ldmatrix")

@@ -1,0 +1,60 @@
+"""Products of the W4A8 GEMM with their expected outputs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minfer.cuda.w4a8.formats import FACTOR, GROUP
+from tests.cuda.block_data import random_matrix
+
+
+def quantized(x: np.ndarray, pitch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(a int8 [nt, depth], sums f32 [nt, depth / 32], scales f32 [depth / 512, pitch]) of activations."""
+    nt, depth = x.shape
+    groups = x.astype(np.float32).reshape(nt, depth // GROUP, GROUP)
+    d = np.abs(groups).max(axis=2) / np.float32(127)
+    inverse = np.where(d > 0, 1 / np.where(d > 0, d, 1), 0)
+    a = np.rint(groups * inverse[..., None]).astype(np.int8)
+    sums = a.reshape(nt, -1, 32).sum(axis=2, dtype=np.int32) * np.repeat(d, GROUP // 32, axis=1)
+    scales = np.zeros((depth // GROUP, pitch), np.float32)
+    scales[:, :nt] = d.T
+    return a.reshape(nt, depth), sums.astype(np.float32), scales
+
+
+def positive_matrix(rows: int, depth: int) -> np.ndarray:
+    """Random Q4_K blocks whose d and dmin are not negative, as every quantizer writes them."""
+    packed, _ = random_matrix("Q4_K", rows, depth)
+    blocks = packed.reshape(rows, -1, 144)
+    blocks[..., 1] &= 0x7F
+    blocks[..., 3] &= 0x7F
+    return packed
+
+
+def reference(packed: np.ndarray, a: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(C, integers [nt, od, groups]) of quantized activations and blocks, in float64, as the kernel rounds
+    the weights."""
+    rows, depth = len(packed), a.shape[1]
+    blocks = packed.reshape(rows, depth // GROUP, 2, 144)
+    d, dmin = (
+        np.ascontiguousarray(blocks[..., i : i + 2]).view(np.float16)[..., 0].astype(np.float64)
+        for i in (0, 2)
+    )
+    s = blocks[..., 4:16].astype(np.int64)
+    scale, minimum = np.empty((*s.shape[:-1], 8)), np.empty((*s.shape[:-1], 8))
+    scale[..., :4], minimum[..., :4] = s[..., :4] & 63, s[..., 4:8] & 63
+    scale[..., 4:] = (s[..., 8:] & 15) | (s[..., :4] >> 6 << 4)
+    minimum[..., 4:] = (s[..., 8:] >> 4) | (s[..., 4:8] >> 6 << 4)
+    packed_q = blocks[..., 16:].reshape(*d.shape, 4, 32)
+    q = np.stack([packed_q & 15, packed_q >> 4], axis=4).reshape(*d.shape, 8, 32).astype(np.int64)
+    largest = d.max(axis=2, keepdims=True)
+    factor = np.rint(scale * (d * FACTOR / largest)[..., None]).astype(np.int64)
+    weight = (q * factor[..., None] + 128) >> 8
+    nt = len(a)
+    left = a.astype(np.int64).reshape(nt, depth // GROUP, GROUP)
+    integers = np.einsum("tgk,rgk->trg", left, weight.reshape(rows, depth // GROUP, GROUP))
+    row_scale = largest[..., 0] * 256 / FACTOR
+    token_scale = scales[:, :nt].T.astype(np.float64)
+    c = np.einsum("trg,rg,tg->tr", integers.astype(np.float64), row_scale, token_scale)
+    runs = left.reshape(nt, -1, 16, 32).sum(axis=3) * token_scale[..., None]
+    minima = (dmin[..., None] * minimum).reshape(rows, -1, 16)
+    return c - np.einsum("tgs,rgs->tr", runs, minima), integers

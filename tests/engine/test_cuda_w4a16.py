@@ -1,0 +1,96 @@
+"""The routes w4a16 and w4a8: what they plan and launch, and their logits on the simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minfer.engine.cuda.backend import CudaBackend
+from minfer.engine.cuda.compile_ahead import needed_kernels
+from minfer.engine.cuda.devices import DryDevice, SimulatedDevice
+from minfer.engine.cuda.routes import Route, choose_route
+from minfer.engine.cuda.w4a16 import takes
+from minfer.engine.errors import EngineError, InputError
+from minfer.engine.host.runtime import HostBackend
+from minfer.engine.session import Session
+from minfer.model.model import Model
+from tests.engine.conftest import DATA
+from tests.engine.cuda_models import BLOCKS_K, VOCAB, micro_model
+
+IDS = np.random.default_rng(0).integers(0, VOCAB, 80)
+
+
+def dry(route: str) -> CudaBackend:
+    return CudaBackend(route, DryDevice(), on_plan=lambda line: None)
+
+
+def test_choice():
+    assert choose_route("w4a16", "sm_90a", {}).reads_blocks
+    assert "w4a16, tile by shape" in choose_route("w4a16", "sm_90a", {}).settings()["gemm"]
+    with pytest.raises(EngineError, match="route w4a16 needs a GPU of sm_90"):
+        choose_route("w4a16", "sm_121a", {})
+    with pytest.raises(InputError, match="set wgmma"):
+        Route("a", w4a16=True)
+    assert takes([("Q4_K", 256), ("Q6_K", 512)])
+    assert not takes([("Q4_K", 256), ("Q5_K", 256)]) and not takes([("Q4_K", 288)])
+
+
+def test_no_f16_copy_and_no_other_product():
+    model = Model.load(DATA / "qwen2-k.gguf")
+    f16, plan = (dry(name).plan(model, 256, 128) for name in ("f16", "w4a16"))
+    assert plan.saved == f16.parts["weights as f16"]
+    assert not any("f16" in name for name in plan.parts)
+    backend = dry("w4a16")
+    session = Session(model, backend, n_ctx=256, chunk=128)
+    backend.device.launches.clear()
+    session.forward(range(100))
+    names = [kernel.name for kernel in backend.device.launches]
+    assert not {"gemm_f16", "gemm_hopper", "dequantize", "convert_f32_f16", "swiglu"} & set(names[:-20])
+    gated = [kernel.config.gated for kernel in backend.device.launches if kernel.name == "w4a16"]
+    assert sum(gated) == model.config.n_layers - 1 and len(gated) > 4 * sum(gated)
+    needed = needed_kernels(model, backend.route, backend.plan(model, 256, 128), "sm_90a", 132)
+    assert {kernel.name for kernel in needed} >= {"w4a16", "gemv"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fused", [True, False])
+def test_logits(tmp_path, monkeypatch, fused):
+    """Formats of all kinds: Q4_K and Q6_K as blocks, two runs side by side, Q8_0 through the scratch."""
+    from minfer.engine.cuda import products, routes
+
+    monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
+    monkeypatch.setattr(products, "SMALL_TOKENS", 8)
+    model = micro_model(tmp_path / "micro.gguf", formats=BLOCKS_K, layers=2, hidden=256, ffn=256)
+    device = SimulatedDevice(arch="sm_90a")
+    route = Route("w4a16", wgmma=True, hopper_attention=True, w4a16=True, fused=fused)
+    gpu = Session(model, CudaBackend(route, device, lambda line: None), n_ctx=96, chunk=16)
+    host = Session(model, HostBackend(threads=1), n_ctx=96, chunk=16)
+    for first, last in ((0, 12), (12, 19)):
+        device.launches.clear()
+        got, wanted = (session.forward(IDS[first:last]) for session in (gpu, host))
+        assert np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)) < 0.01
+        configs = [kernel.config for kernel in device.launches if kernel.name == "w4a16"]
+        assert {config.format for config in configs} == {"Q4_K", "Q6_K"}
+        assert any(config.gated for config in configs) == fused
+        assert any(config.store == "direct" for config in configs)
+
+
+def test_w4a8_takes_gate_and_up():
+    with pytest.raises(InputError, match="set both"):
+        Route("a", wgmma=True, w4a8=True)
+    assert choose_route("w4a8", "sm_90a", {}).settings()["gemm"].startswith("w4a8 for gate and up -> w4a16")
+
+
+@pytest.mark.slow
+def test_w4a8_logits(tmp_path):
+    """Rows of 512 weights; gate and up in int8."""
+    model = micro_model(tmp_path / "micro.gguf", formats=BLOCKS_K, layers=2, hidden=512, ffn=256)
+    device = SimulatedDevice(arch="sm_90a")
+    gpu = Session(model, CudaBackend("w4a8", device, lambda line: None), n_ctx=96, chunk=16)
+    host = Session(model, HostBackend(threads=1), n_ctx=96, chunk=16)
+    device.launches.clear()
+    got, wanted = (session.forward(IDS[:12]) for session in (gpu, host))
+    assert np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)) < 0.03
+    names = [kernel.name for kernel in device.launches]
+    assert names.count("w4a8") == names.count("quantize_groups") == 1
+    assert "w4a16" in names and "swiglu" not in names[: names.index("w4a8") + 2]
