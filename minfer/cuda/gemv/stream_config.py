@@ -42,6 +42,7 @@ class GemvStreamConfig:
         team: warps that share a row, each a range of its columns; a divisor of `warps`.
         slots: turns of `rows` rows that a warp has in flight.
         ahead: turns that it has on their way into L2, beyond those in its slots, once it has waited.
+        resident: blocks an SM that the grid is sized for.
         chained: wait for the kernel before by a counter in memory, and count for the next one.
         late: let the next kernel start when this one's last copies have been asked for, not at once.
     """
@@ -58,6 +59,7 @@ class GemvStreamConfig:
     slots: int = 2
     ahead: int = 0
     late: bool = False
+    resident: int = 1
     chained: bool = False
 
     def __post_init__(self) -> None:
@@ -66,6 +68,7 @@ class GemvStreamConfig:
         check_choice("gemv_stream", "warps", self.warps, tuple(range(1, 17)))
         check_choice("gemv_stream", "rows", self.rows, tuple(range(1, MOST_ROWS + 1)))
         check_choice("gemv_stream", "slots", self.slots, tuple(range(1, 9)))
+        check_choice("gemv_stream", "resident", self.resident, (1, 2))
         check_choice("gemv_stream", "ahead", self.ahead, tuple(range(17)))
         check_choice("gemv_stream", "team", self.team, tuple(n for n in range(1, 17) if self.warps % n == 0))
         if self.dim <= 0 or self.dim % WEIGHTS:
@@ -100,6 +103,7 @@ class GemvStreamConfig:
             + (" late" if self.late else "")
             + (" chained" if self.chained else "")
         )
+        extra += "" if self.resident == 1 else f" resident={self.resident}"
         tile = f"rows={self.rows} warps={self.warps} team={self.team} slots={self.slots}+{self.ahead}"
         return f"{self.format} dim={self.dim} {self.source} {tile}{extra}"
 
@@ -179,7 +183,7 @@ class GemvStreamConfig:
     def grid(self, od: int, sms: int = 132) -> tuple[int, int, int]:
         """A block an SM; more where a block cannot hold so many sums or outputs, fewer where they are not
         enough for a turn of each. Raises ConfigRefused for fewer outputs than a turn's."""
-        blocks = min(sms, od // (FINE_RUN if self.records else self.outputs))
+        blocks = min(self.resident * sms, od // (FINE_RUN if self.records else self.outputs))
         if blocks < 1:
             raise ConfigRefused(f"gemv_stream: {od} outputs, a turn has {self.outputs}; take fewer rows")
         if self.team > 1:
