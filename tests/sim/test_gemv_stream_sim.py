@@ -82,7 +82,7 @@ def test_any_thread_order_gives_the_same(seed):
         ({"format": "Q4_K", "dim": 512, "warps": 4, "team": 4}, "4 warps share rows of 2"),
         ({"format": "Q4_K", "dim": 18944}, "more warps share"),
         ({"format": "Q4_K", "dim": 3584, "source": "norm", "warps": 2}, "rows=|warps"),
-        ({"format": "Q4_K", "dim": 3584, "rows": 8, "slots": 2}, "the limit is 115712"),
+        ({"format": "Q4_K", "dim": 3584, "rows": 8, "slots": 2}, "the limit is 232448"),
     ],
 )
 def test_refusals_name_the_number(fields, says):

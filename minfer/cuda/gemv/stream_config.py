@@ -11,7 +11,8 @@ from minfer.cuda.gemv.fine import FINE_RUN, fine_record_bytes
 from minfer.cuda.gemv.lanes import LANE_DOTS
 from minfer.cuda.kernel import ConfigRefused
 
-SHARED_LIMIT = 113 * 1024  # two blocks an SM of sm_90: 228 KiB, of which 1 KiB a block is the system's
+SHARED_LIMIT = 227 * 1024  # a block's on sm_90
+HALF_LIMIT = 113 * 1024  # of two equal blocks an SM: 228 KiB, of which 1 KiB a block is the system's
 SOURCES = ("records", "norm")
 WEIGHTS = 256  # a block's
 TEAM_OUTPUTS = 64  # most outputs of a block whose warps share rows
@@ -204,9 +205,16 @@ class GemvStreamConfig:
         each = 2 if pairs else 1
         for cut in _cuts(format, dim, _ceil(od, sms) * each, od * each):
             try:
-                return cls(format, dim, **options, **cut)
+                config = cls(format, dim, **options, **cut)
             except ConfigRefused as error:
                 refused = error
+                continue
+            if config.shared_bytes <= HALF_LIMIT:
+                return config
+            refused = ConfigRefused(
+                f"gemv_stream: {config.shared_bytes} bytes of shared memory for rows of {dim}, the next "
+                f"kernel leaves {HALF_LIMIT}: rows are too long"
+            )
         raise refused
 
 
