@@ -61,7 +61,8 @@ class MmqConfig:
         minimum: how the formats' minima meet the activations' sums: "fma", or "tensor": one bf16 mma for four
             chunks, both operands split in two (relative error 2**-17).
         unroll: chunks of a k-tile that are written out one after another; the loop over them has the rest.
-        out: "f32", "f16", or "sums": the integer accumulators themselves (see `sums_shape`), to check them bit by
+        out: "f32", "f16", or "sums": the integer accumulators themselves (see `sums_shape`), to check them
+        bit by
             bit.
         min_blocks: blocks an SM that the compiler leaves registers for.
         strided: the output is some columns of a wider matrix: one of several that are multiplied at once.

@@ -98,10 +98,10 @@ def mmq(config: MmqConfig) -> Kernel:
 
     weights uint8 [od, row bytes], GGML blocks, 16-byte aligned; activations uint8 [nt, id / 32, 40] (pad40:
     f16 d at byte 0, 32 int8 at byte 4, their int32 sum at byte 36, bytes 2 and 3 zero), exactly so large; out
-    f32 or f16 [nt, od], every element written; nt, od, id int32, as `config.check` asks. Strided: out [nt, od]
-    are columns of a matrix whose rows are `stride` elements (int32) apart; the others stay. Integer sums are
-    exact; chunks add up in f32, in their order: all configs of a weight type give the same bits, but for the
-    minima of minimum="tensor". out="sums": out int32 of `config.sums_shape`, the integer sums."""
+    f32 or f16 [nt, od], every element written; nt, od, id int32, as `config.check` asks. Strided: out [nt,
+    od] are columns of a matrix whose rows are `stride` elements (int32) apart; the others stay. Integer sums
+    are exact; chunks add up in f32, in their order: all configs of a weight type give the same bits, but for
+    the minima of minimum="tensor". out="sums": out int32 of `config.sums_shape`, the integer sums."""
     tokens_tile, rows_tile, kd, stages = config.tokens_tile, config.rows_tile, config.kd, config.stages
     warp_tokens, warp_rows = config.warp_tile
     warps_rows, m_fragments, pairs = config.warps_rows, warp_tokens // 16, warp_rows // 16
@@ -255,7 +255,7 @@ def mmq(config: MmqConfig) -> Kernel:
             w_source = start_weights(w_matrix, row_bytes, first_row, od, thread)
             s_source = start_scales(w_matrix, row_bytes, first_row, od, thread)
         else:
-            w_source = start_weights(w_matrix, row_bytes, first_row, thread)
+            w_source = start_weights(row_bytes, first_row, thread)
             rows_left = int32(od - first_row - int32(thread // (2 * kd)))
         for k_tile in unroll(stages - 1):
             if k_tile < k_tiles:
@@ -271,7 +271,7 @@ def mmq(config: MmqConfig) -> Kernel:
         else:
             source, at = locate(w_source, chunks, 0, thread)
             for unit in range(units):
-                fetch(words, 0, source, at, row_bytes, rows_left, unit)
+                fetch(words, 0, w_matrix, source, at, row_bytes, rows_left, unit)
                 deposit(words, 0, ring + uint32(words_at), ring + uint32(ring_bytes), at, unit, thread)
 
         # What a lane reads, as offsets in a stage and in a buffer of scales.
@@ -313,7 +313,16 @@ def mmq(config: MmqConfig) -> Kernel:
                         for u in unroll(per_step):
                             unit = int32(i * per_step + u)
                             if unit < units:
-                                fetch(words, u * unit_registers, source, at, row_bytes, rows_left, unit)
+                                fetch(
+                                    words,
+                                    u * unit_registers,
+                                    w_matrix,
+                                    source,
+                                    at,
+                                    row_bytes,
+                                    rows_left,
+                                    unit,
+                                )
                     multiply_chunk(
                         acc, a, b, d, tokens, tile, scales + scale_offset, row_bytes, first_token + own_token,
                         first_row + own_row, lane, k_tile, i, chunks, target, nt, od,
