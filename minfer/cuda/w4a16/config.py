@@ -220,8 +220,8 @@ def choose(
     """The config with the fewest cycles over whole waves of blocks, for an nt x od x depth product into a C
     of this `width`; gated: of 2 od rows of weights.
 
-    A k-tile costs its wgmmas (4 cycles a token for 128 weight rows) and a constant that unpacking adds, a tile
-    about 1500 cycles outside its main loop (fitted to an H200)."""
+    A k-tile costs its wgmmas (4 cycles a token for 128 weight rows) and a constant that unpacking adds, a
+    tile about 1500 cycles outside its main loop (fitted to an H200)."""
     unpacking = 300 if format == "Q4_K" else 500
 
     def cost(tokens: int) -> int:
