@@ -21,7 +21,7 @@ from minfer.engine.errors import EngineError
 from minfer.engine.session import Session
 
 ObservingGpu = observing(GpuDevice)
-PASSES = 7
+PASSES = 5
 DECODE_CONTEXT = 128
 NOTES = (
     "q, k and v are one product; in the last layer its k and v take all tokens and its q the last one",
@@ -58,7 +58,7 @@ def decompose(
     watch = Watch(*reader_of(gpu))
     step = _step(shared, phase, tokens, context)
     plain = shared.session(route)
-    walls = [_wall(step, plain, watch) for _ in range(passes + 2)][2:]
+    walls = [_wall(step, plain, watch) for _ in range(passes + 1)][1:]
     device, why = ObservingGpu(), ""
     if phase == "decode" and source in ("auto", "graphs"):
         told = GRAPHS

@@ -115,6 +115,7 @@ from minfer.cuda.ptx.memory import (
     ldmatrix_x2_trans,
     ldmatrix_x4,
     ldmatrix_x4_trans,
+    red_add_release_u32,
     st_global_f32,
     st_global_u8,
     st_global_u16,
@@ -133,6 +134,7 @@ from minfer.cuda.ptx.memory import (
     st_shared_v4_u32,
     stmatrix_x4,
     stmatrix_x4_trans,
+    wait_global_u32,
 )
 from minfer.cuda.ptx.mma import (
     mma_m16n8k16_bf16,
@@ -261,6 +263,7 @@ __all__ = [
     "prefetch_tensor_map",
     "prmt",
     "rcp_approx",
+    "red_add_release_u32",
     "rsqrt_approx",
     "select_u32",
     "setmaxnreg",
@@ -303,6 +306,7 @@ __all__ = [
     "unpack_f16x2_lo",
     "vote_all",
     "vote_any",
+    "wait_global_u32",
     "wgmma",
     "wgmma_descriptor",
     "wgmma_wait",
