@@ -29,6 +29,7 @@ from minfer.cuda.checks import check_choice
 from minfer.cuda.elementwise.rotary import RopeStoreConfig, head_part
 from minfer.cuda.elementwise.rows import store4
 from minfer.cuda.gemv.fine import store_fine
+from minfer.cuda.gemv.stream import CHAIN
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.signature import signature_of
@@ -50,6 +51,7 @@ class AttentionStepConfig:
         bias, norm: as in `RopeStoreConfig`.
         splits: most parts of the cache.
         output: "records" (fine records for the GEMV behind it) or "f32".
+        chained: as in `GemvStreamConfig`.
     """
 
     heads: int
@@ -61,6 +63,7 @@ class AttentionStepConfig:
     norm: bool = False
     splits: int = 32
     output: str = "records"
+    chained: bool = False
 
     def __post_init__(self) -> None:
         check_choice("attention_step", "head_dim", self.head_dim, (64, 128))
@@ -75,7 +78,9 @@ class AttentionStepConfig:
         kind = "interleaved" if self.interleaved else "neox"
         extra = (" bias" if self.bias else "") + (" norm" if self.norm else "")
         shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary}"
-        return f"{kind} {shape}{extra} splits={self.splits} ->{self.output}"
+        return (
+            f"{kind} {shape}{extra} splits={self.splits} ->{self.output}{' chained' if self.chained else ''}"
+        )
 
     @property
     def row(self) -> RopeStoreConfig:
@@ -152,7 +157,7 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
     fours = served * head_dim // 4
     four_rounds = -(-fours // threads)
     key_words, value_words = 8 * pieces, 2 * per_lane
-    biased, normed = config.bias, config.norm
+    biased, normed, chained = config.bias, config.norm, config.chained
     take = head_part(config.row)
     store = store_fine if config.output == "records" else store4("f32")
     parts = make_fragments(config.block_heads, kv_heads, head_dim)
@@ -161,6 +166,12 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
     gather, is_last = make_gather(served, head_dim, WARPS), make_is_last(flag_at)
     split_factors, combine = make_combine(served, head_dim, splits, WARPS)
     total, rotary = heads * head_dim, config.rotary
+
+    @device_function
+    def count_on(after):
+        """Tell the next kernel that this block is through."""
+        if chained and cuda.threadIdx.x == 0:
+            ptx.red_add_release_u32(after, uint32(1))
 
     @device_function
     def unit_place(i, kv_head, first_head):
@@ -206,7 +217,7 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
     @unrolled
     def attend(
         qkv, bias, q_norm, k_norm, eps, positions, table, k_cache, v_cache, partial, statistics, counters,
-        out, scale,
+        out, scale, before, expected, after,
     ):  # fmt: skip
         shared = ptx.shared_address(cuda.shared.array(0, uint8))
         thread = int32(cuda.threadIdx.x)
@@ -226,6 +237,7 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
             share = int32(max(TURN_ROWS, (rows + (splits - 1)) // splits))
         active = (rows + (share - 1)) // share
         if split >= active:
+            count_on(after)
             return
         begin = split * share
         end = int32(min(begin + share, rows))
@@ -241,7 +253,12 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
         # Columns without a head: zero.
         for i in range(served * head_dim * 2 + thread * 4, MOST_HEADS * head_dim * 2, threads * 4):
             ptx.st_shared_u32(shared + uint32(i), uint32(0))
-        ptx.griddepcontrol_wait()
+        if chained:
+            if thread == 0:
+                ptx.wait_global_u32(before, expected)
+            cuda.syncthreads()
+        else:
+            ptx.griddepcontrol_wait()
 
         stage_row(shared, qkv, bias, q_norm, k_norm, eps, position, table, kv_head, first_head)
         cuda.syncthreads()
@@ -315,6 +332,8 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
                 if d == 0:
                     ptx.st_global_v2_f32(statistics + place * uint64(8), top, weight)
         if active == 1:
+            cuda.syncthreads()
+            count_on(after)
             return
         if is_last(shared, counters + uint64(cuda.blockIdx.y) * uint64(4), active):
             factors = shared + uint32(sums_at)
@@ -331,42 +350,84 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
                 if inside:
                     index = first_head * head_dim + item * 4
                 store(out, index, int32(total), a0, a1, a2, a3)
+        cuda.syncthreads()
+        count_on(after)
 
     address = ptx.global_address
 
-    def attention_step_plain(
-        qkv, positions, table, k_cache, v_cache, partial, statistics, counters, out, scale
-    ):
-        none = uint64(0)
-        attend(
-            address(qkv), none, none, none, float32(0), address(positions), address(table), address(k_cache),
-            address(v_cache), address(partial), address(statistics), address(counters), address(out), scale,
-        )  # fmt: skip
-
-    def attention_step_biased(
-        qkv, bias, positions, table, k_cache, v_cache, partial, statistics, counters, out, scale
-    ):
-        none = uint64(0)
-        attend(
-            address(qkv), address(bias), none, none, float32(0), address(positions), address(table),
-            address(k_cache), address(v_cache), address(partial), address(statistics), address(counters),
-            address(out), scale,
-        )  # fmt: skip
-
-    def attention_step_normed(
-        qkv, bias, q_norm, k_norm, eps, positions, table, k_cache, v_cache, partial, statistics, counters,
-        out, scale,
+    @device_function
+    def whole(
+        qkv, bias, q_norm, k_norm, eps, position, table, k_cache, v_cache, partial, statistics, counters, out,
+        scale, before, expected, after,
     ):  # fmt: skip
         attend(
-            address(qkv), address(bias), address(q_norm), address(k_norm), eps, address(positions),
-            address(table), address(k_cache), address(v_cache), address(partial), address(statistics),
-            address(counters), address(out), scale,
+            address(qkv), bias, q_norm, k_norm, eps, address(position), address(table), address(k_cache),
+            address(v_cache), address(partial), address(statistics), address(counters), address(out), scale,
+            before, expected, after,
         )  # fmt: skip
 
-    function = attention_step_biased if biased else attention_step_plain
+    def plain(qkv, position, table, k_cache, v_cache, partial, statistics, counters, out, scale):
+        none = uint64(0)
+        whole(
+            qkv, none, none, none, float32(0), position, table, k_cache, v_cache, partial, statistics,
+            counters, out, scale, none, uint32(0), none,
+        )  # fmt: skip
+
+    def with_bias(qkv, bias, position, table, k_cache, v_cache, partial, statistics, counters, out, scale):
+        none = uint64(0)
+        whole(
+            qkv, address(bias), none, none, float32(0), position, table, k_cache, v_cache, partial,
+            statistics, counters, out, scale, none, uint32(0), none,
+        )  # fmt: skip
+
+    def with_norms(
+        qkv, bias, q_norm, k_norm, eps, position, table, k_cache, v_cache, partial, statistics, counters, out,
+        scale,
+    ):  # fmt: skip
+        none = uint64(0)
+        whole(
+            qkv, address(bias), address(q_norm), address(k_norm), eps, position, table, k_cache, v_cache,
+            partial, statistics, counters, out, scale, none, uint32(0), none,
+        )  # fmt: skip
+
+    def chained_plain(
+        qkv, position, table, k_cache, v_cache, partial, statistics, counters, out, scale, before, expected,
+        after,
+    ):  # fmt: skip
+        none = uint64(0)
+        whole(
+            qkv, none, none, none, float32(0), position, table, k_cache, v_cache, partial, statistics,
+            counters, out, scale, address(before), expected, address(after),
+        )  # fmt: skip
+
+    def chained_with_bias(
+        qkv, bias, position, table, k_cache, v_cache, partial, statistics, counters, out, scale, before,
+        expected, after,
+    ):  # fmt: skip
+        none = uint64(0)
+        whole(
+            qkv, address(bias), none, none, float32(0), position, table, k_cache, v_cache, partial,
+            statistics, counters, out, scale, address(before), expected, address(after),
+        )  # fmt: skip
+
+    def chained_with_norms(
+        qkv, bias, q_norm, k_norm, eps, position, table, k_cache, v_cache, partial, statistics, counters, out,
+        scale, before, expected, after,
+    ):  # fmt: skip
+        whole(
+            qkv, address(bias), address(q_norm), address(k_norm), eps, position, table, k_cache, v_cache,
+            partial, statistics, counters, out, scale, address(before), expected, address(after),
+        )  # fmt: skip
+
+    function = {
+        (False, False): plain,
+        (False, True): chained_plain,
+        (True, False): with_bias,
+        (True, True): chained_with_bias,
+    }[biased, chained]
     norms = ()
     if normed:
-        function = attention_step_normed
+        function = chained_with_norms if chained else with_norms
         norms = (
             Argument("q_norm", "in", "float32"),
             Argument("k_norm", "in", "float32"),
@@ -385,6 +446,7 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
         Argument("counters", "inout", "uint32"),
         Argument("out", "out", "uint8" if config.output == "records" else "float32"),
         Argument("scale", "scalar", "float32"),
+        *(CHAIN if chained else ()),
     )
     return Kernel(
         name="attention_step",

@@ -15,13 +15,14 @@ from minfer.cuda.instruction import device_function, unroll, unrolled
 
 
 def stage_activations(config: GemvStreamConfig) -> tuple[Callable, Callable]:
-    """Device functions (factors, gains) and (factors, records, scratch, barrier, x, gains, eps).
+    """Device functions (factors, gains) and (factors, records, scratch, x, gains, eps).
 
     The first loads what does not depend on the kernel before into the local f32 array `factors` (of
     4 * LOADS elements); the second leaves the records of x at the shared address `records`, for all threads
-    of the block. `scratch` is room for a float a warp, `barrier` an initialised mbarrier of one arrival; x
-    and gains are global addresses."""
-    dim, threads, size = config.dim, config.threads, fine_record_bytes(config.dim)
+    of the block. `scratch` is room for a float a warp; x and gains are global addresses."""
+    dim, threads, chunks = config.dim, config.threads, fine_record_bytes(config.dim) // 16
+    chunk_rounds = -(-chunks // threads)
+    chunk_words = 4 * chunk_rounds
     fours, held = dim // 4, LOADS * 4
     rounds = -(-fours // threads)
     total_of = block_sum(config.warps)
@@ -31,11 +32,29 @@ def stage_activations(config: GemvStreamConfig) -> tuple[Callable, Callable]:
         return
 
     @device_function
-    def stage_records(factors, records, scratch, barrier, x, gains, eps):
-        if cuda.threadIdx.x == 0:
-            ptx.mbarrier_arrive_expect_tx(barrier, uint32(size))
-            ptx.bulk_load(records, x, uint32(size), barrier)
-        ptx.mbarrier_wait(barrier, uint32(0))
+    @unrolled
+    def stage_records(factors, records, scratch, x, gains, eps):
+        # Plain loads: the copy engine does not see what another block has just written.
+        words = cuda.local.array(chunk_words, uint32)
+        for i in unroll(chunk_rounds):
+            at = int32(cuda.threadIdx.x) + int32(i * threads)
+            if at < chunks:
+                w0, w1, w2, w3 = ptx.ld_global_v4_u32(x + uint64(at) * uint64(16))
+                words[i * 4] = w0
+                words[i * 4 + 1] = w1
+                words[i * 4 + 2] = w2
+                words[i * 4 + 3] = w3
+        for i in unroll(chunk_rounds):
+            at = int32(cuda.threadIdx.x) + int32(i * threads)
+            if at < chunks:
+                ptx.st_shared_v4_u32(
+                    records + uint32(at * 16),
+                    words[i * 4],
+                    words[i * 4 + 1],
+                    words[i * 4 + 2],
+                    words[i * 4 + 3],
+                )
+        cuda.syncthreads()
 
     @device_function
     @unrolled
@@ -58,7 +77,7 @@ def stage_activations(config: GemvStreamConfig) -> tuple[Callable, Callable]:
 
     @device_function
     @unrolled
-    def stage_normed(factors, records, scratch, barrier, x, gains, eps):
+    def stage_normed(factors, records, scratch, x, gains, eps):
         values = cuda.local.array(held, float32)
         for i in unroll(rounds * 4):
             values[i] = float32(0)

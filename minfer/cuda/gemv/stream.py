@@ -6,6 +6,8 @@ What it loses is lost at the seams, so that
 - weights do not wait for the kernel before: each warp fills a ring of its own in shared memory by bulk copies
   first of all, and only then waits (`minfer.cuda.dependent`). A block an SM, of at most half its shared
   memory: the next kernel's block has room beside it and fills its ring while this one still runs;
+- chained kernels do not wait for the one before to end and be flushed, but for all its blocks to have counted
+  in memory (they are all running by then: a dependent kernel starts when every block has said so);
 - the kernels between the products are gone: every block norms and quantizes the activations for itself
   (some microseconds of one SM's time in a kernel of its own, as much in all SMs at once), and the activation
   function or the residual addition is the epilogue;
@@ -37,12 +39,20 @@ from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.signature import signature_of
 
+_NORM = (Argument("gains", "in", "float32"), Argument("eps", "scalar", "float32"))
+CHAIN = (
+    Argument("before", "in", "uint32"),
+    Argument("expected", "scalar", "uint32"),
+    Argument("after", "inout", "uint32"),
+)
+"""What a chained kernel takes last: the counter of the kernel before, its number of blocks, and its own."""
+
 RECORDS_BYTES = 4 * FINE_RECORD_BYTES  # a block's activations
 
 
 def _product(config: GemvStreamConfig) -> Callable:
-    """Device function (block, blocks, weights, x, gains, eps, addend, y, od): this block's outputs of a
-    product that `blocks` blocks share; pointers as global addresses."""
+    """Device function (block, blocks, weights, x, gains, eps, addend, y, od, before, expected, after): this
+    block's outputs of a product that `blocks` blocks share; pointers as global addresses."""
     dot = LANE_DOTS[config.format]
     load, multiply = dot.load, dot.dot
     lanes, across, steps = dot.lanes, config.across, config.steps
@@ -54,7 +64,7 @@ def _product(config: GemvStreamConfig) -> Callable:
     copies, copy_rows = config.copies, config.copy_rows
     halving, levels = rows in (1, 2, 4, 8), rows.bit_length() - 1
     spread = 32 // rows if halving else 1  # lanes from a row's sum to the next one's
-    scratch_at, records_at = 8 + warps * slots * 8, config.head_bytes
+    scratch_at, records_at, chained = warps * slots * 8, config.head_bytes, config.chained
     partials_at = records_at + fine_record_bytes(config.dim)
     outputs_at, ring_at = partials_at + config.partial_bytes, config.ring_offset
     pairs, added, held = config.pairs, config.addend, 4 * LOADS
@@ -159,7 +169,7 @@ def _product(config: GemvStreamConfig) -> Callable:
 
     @device_function
     @unrolled
-    def run(block, blocks, weights, x, gains, eps, addend, y, od):
+    def run(block, blocks, weights, x, gains, eps, addend, y, od, before, expected, after):
         shared = ptx.shared_address(cuda.shared.array(0, uint8))
         thread = int32(cuda.threadIdx.x)
         lane = thread & 31
@@ -179,13 +189,11 @@ def _product(config: GemvStreamConfig) -> Callable:
         count = (member + 1) * units // team - first_unit
         start = first_unit * unit
         length = count * unit
-        barriers = shared + uint32(8 + warp * (slots * 8))
+        barriers = shared + uint32(warp * (slots * 8))
         ring = shared + uint32(ring_at) + uint32(warp * (slots * slot_bytes))
         if lane == 0:
             for n in range(slots):
                 ptx.mbarrier_init(barriers + uint32(n * 8), uint32(copies))
-            if warp == 0:
-                ptx.mbarrier_init(shared, uint32(1))
             ptx.fence_mbarrier_init()
         ptx.syncwarp()
         begin = first + team_number * outputs  # of the next turn to be asked for
@@ -198,13 +206,17 @@ def _product(config: GemvStreamConfig) -> Callable:
             ptx.griddepcontrol_launch_dependents()
         factors = cuda.local.array(held, float32)
         prepare(factors, gains)
-        cuda.syncthreads()
-        ptx.griddepcontrol_wait()
+        if chained:
+            if thread == 0:
+                ptx.wait_global_u32(before, expected)
+            cuda.syncthreads()
+        else:
+            ptx.griddepcontrol_wait()
         if ahead > 0:
             for n in range(ahead):
                 if slots + n < turns:
                     warm(weights, clamped(begin + n * stride, last), od, start, length)
-        stage(factors, shared + uint32(records_at), shared + uint32(scratch_at), shared, x, gains, eps)
+        stage(factors, shared + uint32(records_at), shared + uint32(scratch_at), x, gains, eps)
         early = float32(0)
         if added and team > 1 and thread < last - first:
             early = ptx.ld_global_f32(addend + uint64(first + thread) * uint64(4))
@@ -296,6 +308,10 @@ def _product(config: GemvStreamConfig) -> Callable:
         if to_records:
             cuda.syncthreads()
             write_records(shared, y, first, last)
+        if chained:
+            cuda.syncthreads()
+            if thread == 0:
+                ptx.red_add_release_u32(after, uint32(1))
 
     return run
 
@@ -306,46 +322,70 @@ def gemv_stream(config: GemvStreamConfig) -> Kernel:
     Arguments: weights uint8 [od or 2 od, row bytes] (GGML blocks; 16-byte aligned, and readable up to the
     next multiple of 16 bytes), x uint8 fine records or f32 [dim], (gains f32 [dim], eps float32: of the
     norm,) (addend f32 [od], may be y,) y f32 [od], or fine records of it, od int32 (a multiple of 64 then).
-    Launch on `config.grid(od)`, with pdl=True or without.
+    Launch on `config.grid(od)`, with pdl=True or without. Chained kernels take three more arguments: before
+    uint32 [1], expected uint32, after uint32 [1], all counters zero before the chain's first kernel.
     Integer dot products are exact; sums over blocks are f32 in a fixed order: the same bits on every run.
     """
-    run, added, normed = _product(config), config.addend, config.source == "norm"
+    run, address = _product(config), ptx.global_address
+    added, normed, chained = config.addend, config.source == "norm", config.chained
 
     @device_function
-    def whole(weights, x, gains, eps, addend, y, od):
-        run(int32(cuda.blockIdx.x), int32(cuda.gridDim.x), weights, x, gains, eps, addend, y, od)
+    def whole(weights, x, gains, eps, addend, y, od, before, expected, after):
+        run(
+            int32(cuda.blockIdx.x), int32(cuda.gridDim.x), address(weights), address(x), gains, eps, addend,
+            address(y), od, before, expected, after,
+        )  # fmt: skip
 
-    address = ptx.global_address
+    def plain(weights, x, y, od):
+        none = uint64(0)
+        whole(weights, x, none, float32(0), none, y, od, none, uint32(0), none)
 
-    def gemv_stream_plain(weights, x, y, od):
-        target = address(y)
-        whole(address(weights), address(x), target, float32(0), target, target, od)
+    def plain_added(weights, x, addend, y, od):
+        none = uint64(0)
+        whole(weights, x, none, float32(0), address(addend), y, od, none, uint32(0), none)
 
-    def gemv_stream_added(weights, x, addend, y, od):
-        target = address(y)
-        whole(address(weights), address(x), target, float32(0), address(addend), target, od)
+    def of_norm(weights, x, gains, eps, y, od):
+        none = uint64(0)
+        whole(weights, x, address(gains), eps, none, y, od, none, uint32(0), none)
 
-    def gemv_stream_normed(weights, x, gains, eps, y, od):
-        target = address(y)
-        whole(address(weights), address(x), address(gains), eps, target, target, od)
+    def of_norm_added(weights, x, gains, eps, addend, y, od):
+        none = uint64(0)
+        whole(weights, x, address(gains), eps, address(addend), y, od, none, uint32(0), none)
 
-    def gemv_stream_normed_added(weights, x, gains, eps, addend, y, od):
-        whole(address(weights), address(x), address(gains), eps, address(addend), address(y), od)
+    def chained_plain(weights, x, y, od, before, expected, after):
+        none = uint64(0)
+        whole(weights, x, none, float32(0), none, y, od, address(before), expected, address(after))
+
+    def chained_added(weights, x, addend, y, od, before, expected, after):
+        none, added_to = uint64(0), address(addend)
+        whole(weights, x, none, float32(0), added_to, y, od, address(before), expected, address(after))
+
+    def chained_norm(weights, x, gains, eps, y, od, before, expected, after):
+        scales, none = address(gains), uint64(0)
+        whole(weights, x, scales, eps, none, y, od, address(before), expected, address(after))
+
+    def chained_norm_added(weights, x, gains, eps, addend, y, od, before, expected, after):
+        scales, added_to = address(gains), address(addend)
+        whole(weights, x, scales, eps, added_to, y, od, address(before), expected, address(after))
 
     function = {
-        (False, False): gemv_stream_plain,
-        (False, True): gemv_stream_added,
-        (True, False): gemv_stream_normed,
-        (True, True): gemv_stream_normed_added,
-    }[normed, added]
-    norm = (Argument("gains", "in", "float32"), Argument("eps", "scalar", "float32"))
+        (False, False, False): plain,
+        (False, False, True): plain_added,
+        (False, True, False): of_norm,
+        (False, True, True): of_norm_added,
+        (True, False, False): chained_plain,
+        (True, False, True): chained_added,
+        (True, True, False): chained_norm,
+        (True, True, True): chained_norm_added,
+    }[chained, normed, added]
     arguments = (
         Argument("weights", "in", "uint8"),
         Argument("x", "in", "uint8" if config.source == "records" else "float32"),
-        *(norm if normed else ()),
+        *(_NORM if normed else ()),
         *((Argument("addend", "in", "float32"),) if added else ()),
         Argument("y", "out", "uint8" if config.records else "float32"),
         Argument("od", "scalar", "int32"),
+        *(CHAIN if chained else ()),
     )
     return Kernel(
         name="gemv_stream",
@@ -368,47 +408,68 @@ def gemv_stream_two(config: GemvTwoConfig) -> Kernel:
     od_lower int32, split int32: blocks that take the upper rows (`config.split`). Launch on
     `config.grid(...)`.
     """
-    run_upper, run_lower = _product(config.upper), _product(config.lower)
-    normed = config.upper.source == "norm"
+    run_upper, run_lower, address = _product(config.upper), _product(config.lower), ptx.global_address
+    normed, chained = config.upper.source == "norm", config.upper.chained
 
     @device_function
-    def both(upper, lower, x, gains, eps, y, od_upper, od_lower, split):
+    def both(upper, lower, x, gains, eps, y, od_upper, od_lower, split, before, expected, after):
         block = int32(cuda.blockIdx.x)
+        source = address(x)
+        target = address(y)
         if block < split:
-            run_upper(block, int32(split), upper, x, gains, eps, y, y, od_upper)
+            run_upper(
+                block, int32(split), address(upper), source, gains, eps, target, target, od_upper,
+                before, expected, after,
+            )  # fmt: skip
         else:
             rest = int32(cuda.gridDim.x) - int32(split)
-            target = y + uint64(od_upper) * uint64(4)
-            run_lower(block - int32(split), rest, lower, x, gains, eps, target, target, od_lower)
+            target += uint64(od_upper) * uint64(4)
+            run_lower(
+                block - int32(split), rest, address(lower), source, gains, eps, target, target, od_lower,
+                before, expected, after,
+            )  # fmt: skip
 
-    address = ptx.global_address
+    def plain(upper, lower, x, y, od_upper, od_lower, split):
+        none, zero = uint64(0), uint32(0)
+        both(upper, lower, x, none, float32(0), y, od_upper, od_lower, split, none, zero, none)
 
-    def gemv_stream_two_plain(upper, lower, x, y, od_upper, od_lower, split):
-        target, none = address(y), float32(0)
-        both(address(upper), address(lower), address(x), target, none, target, od_upper, od_lower, split)
+    def of_norm(upper, lower, x, gains, eps, y, od_upper, od_lower, split):
+        none, zero = uint64(0), uint32(0)
+        both(upper, lower, x, address(gains), eps, y, od_upper, od_lower, split, none, zero, none)
 
-    def gemv_stream_two_normed(upper, lower, x, gains, eps, y, od_upper, od_lower, split):
-        target = address(y)
+    def chained_plain(upper, lower, x, y, od_upper, od_lower, split, before, expected, after):
         both(
-            address(upper), address(lower), address(x), address(gains), eps, target, od_upper, od_lower,
-            split,
+            upper, lower, x, uint64(0), float32(0), y, od_upper, od_lower, split,
+            address(before), expected, address(after),
         )  # fmt: skip
 
-    norm = (Argument("gains", "in", "float32"), Argument("eps", "scalar", "float32"))
+    def chained_norm(upper, lower, x, gains, eps, y, od_upper, od_lower, split, before, expected, after):
+        both(
+            upper, lower, x, address(gains), eps, y, od_upper, od_lower, split,
+            address(before), expected, address(after),
+        )  # fmt: skip
+
+    function = {
+        (False, False): plain,
+        (False, True): of_norm,
+        (True, False): chained_plain,
+        (True, True): chained_norm,
+    }[chained, normed]
     arguments = (
         Argument("upper", "in", "uint8"),
         Argument("lower", "in", "uint8"),
         Argument("x", "in", "uint8" if config.upper.source == "records" else "float32"),
-        *(norm if normed else ()),
+        *(_NORM if normed else ()),
         Argument("y", "out", "float32"),
         Argument("od_upper", "scalar", "int32"),
         Argument("od_lower", "scalar", "int32"),
         Argument("split", "scalar", "int32"),
+        *(CHAIN if chained else ()),
     )
     return Kernel(
         name="gemv_stream_two",
         config=config,
-        function=gemv_stream_two_normed if normed else gemv_stream_two_plain,
+        function=function,
         signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,

@@ -174,6 +174,8 @@ class CudaRuntime:
 
     def embed(self, out: Activations) -> None:
         """See Runtime.embed."""
+        if self._step is not None:
+            self._step.begin()
         table = self._embedding
         config = ew.EmbeddingConfig(table.format, table.columns)
         self._launch(
