@@ -17,7 +17,7 @@ from minfer.campaign.telemetry import Watch, reader_of
 from minfer.campaign.wall_record import CONSERVATION, Wall
 from minfer.engine.cuda.devices import GpuDevice
 from minfer.engine.cuda.routes import Route, choose_route
-from minfer.engine.errors import EngineError
+from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 
 ObservingGpu = observing(GpuDevice)
@@ -126,7 +126,7 @@ def decompose_all(shared: SharedModel, tokens: int, say: Callable[[str], None]) 
     for route, phase, count, context in wanted:
         try:
             found.append(decompose(shared, route, phase, tokens=count, context=context, say=say))
-        except (EngineError, RuntimeError) as error:
+        except (EngineError, InputError, RuntimeError) as error:
             say(f"{phase} {route.name}: not recorded: {error}")
     return found
 

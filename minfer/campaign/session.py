@@ -68,7 +68,7 @@ def run(
     device = GpuDevice()
     if ahead:
         prepare(probes, device.arch, model, tokens, say)
-    shared = None if model is None else SharedModel(model, device, tokens, say)
+    shared = None if model is None else SharedModel(model, device, max(tokens, DECODE_CONTEXT + 1), say)
     known = _known()
     failed: list[str] = []
 
@@ -117,7 +117,9 @@ def prepare(
     loaded = None if model is None else Model.load(model)
     routes = usual_routes(arch) if any(probe.measure == "wall" for probe in probes) else []
     context = [DECODE_CONTEXT] if routes else []
-    prompts = tuple(dict.fromkeys((tokens, GATE_TOKENS, WARM_UP_TOKENS, *context)))
+    prompts = tuple(
+        dict.fromkeys((max(tokens, DECODE_CONTEXT + 1), tokens, GATE_TOKENS, WARM_UP_TOKENS, *context))
+    )
     precompile(probes, arch, model=loaded, routes=routes, prompts=prompts, say=say)
 
 
