@@ -20,7 +20,7 @@ from minfer.model.model import Model
 
 PROCESSES = 16
 WORTH_IT = 3  # a process takes about as long to start as a kernel to compile
-PROMPTS = (2, 65, *range(128, 16384, 128))  # Hopper's tiles depend on the number of tokens, in steps of 128
+PROMPTS = (2, 65, 128, 256, 512, 1024, 1536)  # Hopper's tiles, and more, depend on the number of tokens
 
 
 def needed_kernels(model: Model, route: Route, plan: MemoryPlan, arch: str, sms: int) -> list[Kernel]:
