@@ -356,11 +356,3 @@ def fast(weight_type: str = "Q4_K") -> MmqConfig:
         minimum="tensor" if weight_type in WITH_MINIMUM else "fma",
         min_blocks=2,
     )
-
-
-def shipped_configs() -> list[MmqConfig]:
-    """The seed's variants at both depths for what a Q4_K_M file holds, and once for every other type; the
-    fast ones."""
-    both = [make(name, kd) for name in ("Q4_K", "Q6_K") for make in (r1, narrow, wide) for kd in (4, 8)]
-    others = [make(name) for name in WEIGHT_TYPES[2:] for make in (r1, narrow, wide)]
-    return both + others + [fast(name) for name in WEIGHT_TYPES]

@@ -16,7 +16,8 @@ from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.mmq.activations import Activations
-from minfer.cuda.mmq.config import MAGIC_BITS, MmqConfig, shipped_configs
+from minfer.cuda.mmq.config import MAGIC_BITS, MmqConfig
+from minfer.cuda.mmq.ladder import shipped_configs
 from minfer.cuda.mmq.raw import RawWeights
 from minfer.cuda.mmq.scales import Scales
 from minfer.cuda.mmq.words import WordWeights
@@ -375,8 +376,8 @@ def mmq(config: MmqConfig) -> Kernel:
         shared_bytes=config.shared_bytes,
         arguments=arguments,
         min_blocks=config.min_blocks,
-        # Two blocks of Q6_K's 64 accumulators: a few addresses spill, outside the loop over chunks.
-        allowed_spill_bytes=64 if two and config.accumulators == 64 and config.min_blocks == 2 else 0,
+        # 64 accumulators and expanding in 128 registers: a few addresses spill, outside the loop over chunks.
+        allowed_spill_bytes=64 if not raw and config.accumulators == 64 and config.min_blocks == 2 else 0,
     )
 
 
