@@ -1,0 +1,478 @@
+"""A decoded token: the bytes that it must read, the kernels that it launches, and where its time goes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from minfer.arithmetic.devices import DEVICES, H200
+from minfer.arithmetic.ledger import bits_a_weight
+from minfer.arithmetic.roofline import RooflinePoint, decode_limit, roofline
+from minfer.arithmetic.work import MATRICES, QWEN25_7B, decode_bytes, qwen25_7b_q4_k_m
+from minfer.campaign.ceilings import ceilings_of
+from minfer.campaign.records import Record
+from minfer.campaign.report import DECODE, routes
+from minfer.lab import style
+from minfer.lab.explorer import Explorer, integers, notice
+from minfer.lab.figures import newest, newest_like, nothing, origin
+from minfer.lab.picture import Picture
+from minfer.lab.roofline_view import draw_roofline
+from minfer.lab.table import Table
+
+TYPES = qwen25_7b_q4_k_m()
+STACKS = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
+"""The products of a layer -> their matrices."""
+COLOURS = {
+    "qkv": style.SKY,
+    "o": style.PINK,
+    "gate_up": style.BLUE,
+    "down": style.GREEN,
+    "lm_head": style.ORANGE,
+    "KV cache": style.RED,
+    "launches": style.QUIET,
+}
+READ = ceilings_of(H200.name).read
+"""Bytes a second that an H200 was measured to read (data/reference/ceilings-h200.json)."""
+CONTEXT = 64
+"""Tokens in the cache of an average step of a 128-token decode."""
+
+
+# ---- bytes
+
+
+def byte_rows(bandwidth: float = READ, context: int = CONTEXT) -> list[dict]:
+    """What a token reads: stack and format, how many matrices, MB, share, and us at `bandwidth` (bytes a
+    second)."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for stack, names in STACKS.items():
+        for name in names:
+            for kind in TYPES[name]:
+                size = QWEN25_7B.weights(name) * bits_a_weight(kind) / 8
+                found.setdefault((stack, kind), []).append(size)
+    head = TYPES["lm_head"][0]
+    found["lm_head", head] = [QWEN25_7B.weights("lm_head") * bits_a_weight(head) / 8]
+    cache_bytes = decode_bytes(QWEN25_7B, TYPES, context) - decode_bytes(QWEN25_7B, TYPES)
+    found["KV cache", f"f16, {context:,} tokens"] = [cache_bytes]
+    total = decode_bytes(QWEN25_7B, TYPES, context)
+    return [
+        {
+            "stack": stack,
+            "format": kind,
+            "matrices": len(sizes) if stack != "KV cache" else None,
+            "MB": sum(sizes) / 1e6,
+            "share": sum(sizes) / total,
+            "us": sum(sizes) / bandwidth * 1e6,
+        }
+        for (stack, kind), sizes in found.items()
+    ]
+
+
+def intensity_rows(batches: Sequence[int] = (1, 2, 4, 16, 64, 256, 2048)) -> list[dict]:
+    """FLOP a byte of the 7B's matrices when so many tokens share a read of the weights."""
+    return [
+        {"tokens": n, "FLOP a byte": p.intensity, "wall": p.wall, "of the tensor peak": p.fraction}
+        for n in batches
+        for p in (_point(n),)
+    ]
+
+
+def _point(tokens: int) -> RooflinePoint:
+    weights = QWEN25_7B.layers * QWEN25_7B.weights(*MATRICES) + QWEN25_7B.weights("lm_head")
+    return roofline(H200, 2 * weights * tokens, decode_bytes(QWEN25_7B, TYPES), bandwidth=READ)
+
+
+def draw_intensity(batches: Sequence[int] = (1, 16, 2048)) -> Picture:
+    """The 7B's matrices on the H200's roofline, for one token and for many."""
+    fig, (ax,) = style.figure(9.6, 3.8)
+    names = {f"{n:,} token{'s' if n > 1 else ''}": _point(n) for n in batches}
+    rows = draw_roofline(ax, H200, names)
+    style.title(ax, "A token alone uses the tensor cores for nothing: it waits for bytes", H200.name)
+    return Picture(fig, f"Roofline of the 7B's matrices on an H200 for {', '.join(names)}", rows)
+
+
+# ---- a token's least time, with what launching adds
+
+
+@dataclass(frozen=True)
+class Token:
+    """A decoded token as arithmetic has it: seconds of reading matrices and cache, and of launches."""
+
+    bandwidth: float
+    context: int
+    kernels: int
+    launch: float
+    matrices: float
+    cache: float
+    launches: float
+
+    @property
+    def seconds(self) -> float:
+        return self.matrices + self.cache + self.launches
+
+    @property
+    def tok_s(self) -> float:
+        return 1 / self.seconds
+
+
+def token(bandwidth: float = READ, context: int = CONTEXT, layer: int = 5, launch: float = 0.0) -> Token:
+    """The time of a token.
+
+    Args:
+        bandwidth: bytes a second. layer: kernels a layer; three more stand around the layers (embedding,
+            lm_head, choice). launch: seconds that each kernel adds.
+
+    Raises:
+        ValueError: a bandwidth of nothing, or a negative context, count or time.
+    """
+    if bandwidth <= 0 or min(context, layer, launch) < 0:
+        raise ValueError("bandwidth is above 0; context, kernels and time a kernel are not below")
+    kernels = QWEN25_7B.layers * layer + 3
+    matrices = decode_bytes(QWEN25_7B, TYPES)
+    rest = decode_bytes(QWEN25_7B, TYPES, context) - matrices
+    return Token(
+        bandwidth, context, kernels, launch, matrices / bandwidth, rest / bandwidth, kernels * launch
+    )
+
+
+def draw_token(found: Token) -> Picture:
+    """The token's time in parts, and tokens a second over the context at the same bandwidth."""
+    fig, (ax, curve) = style.figure(9.6, 3.6, columns=2, width_ratios=(1, 1.25))
+    parts = {
+        "matrices": (found.matrices, style.BLUE),
+        "KV cache": (found.cache, style.RED),
+        "launches": (found.launches, style.ORANGE),
+    }
+    bottom = 0.0
+    for name, (seconds, colour) in parts.items():
+        ax.bar(
+            0, seconds * 1e3, bottom=bottom, width=0.5, color=colour, label=f"{name} {seconds * 1e3:.3f} ms"
+        )
+        bottom += seconds * 1e3
+    ax.set_xlim(-0.5, 1.6)
+    ax.set_xticks([0], ["one token"], color=style.INK)
+    ax.grid(axis="x", visible=False)
+    style.label(ax, f"{found.kernels} kernels", "time (ms)")
+    style.legend(ax, loc="upper right")
+    style.title(ax, f"{found.tok_s:,.0f} tokens a second", f"{found.bandwidth / 1e9:,.0f} GB/s")
+    contexts = np.geomspace(32, 32768, 50)
+    layer = (found.kernels - 3) // QWEN25_7B.layers
+    rates = [token(found.bandwidth, int(n), layer, found.launch).tok_s for n in contexts]
+    free = [token(found.bandwidth, int(n), layer).tok_s for n in contexts]
+    curve.plot(contexts, free, color=style.SKY, linestyle="--", linewidth=1.8, label="launches for nothing")
+    curve.plot(contexts, rates, color=style.BLUE, linewidth=2.2, label="with launches")
+    curve.plot(
+        max(found.context, 32), found.tok_s, "o", color=style.RED, markeredgecolor="white", markersize=9
+    )
+    curve.set_xscale("log", base=2)
+    ticks = [32, 256, 2048, 32768]
+    curve.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    curve.set_ylim(0, max(free) * 1.12)
+    style.label(curve, "tokens in the KV cache", "decode (tokens a second)")
+    style.legend(curve, loc="lower left")
+    style.title(curve, "A context costs what its K and V weigh")
+    rows = [{"part": name, "ms": seconds * 1e3} for name, (seconds, _) in parts.items()]
+    alt = f"A token of the 7B at {found.bandwidth / 1e9:,.0f} GB/s and {found.context:,} tokens of context"
+    return Picture(fig, alt, rows)
+
+
+def token_explorer() -> Explorer:
+    """Bandwidth, context, kernels a layer and time a kernel -> the token's time."""
+    most = int(max(d.bandwidth for d in DEVICES.values()) / 1e9)
+    bandwidth = integers(250, most, int(READ / 1e9), "read (GB/s)")
+    bandwidth.step = 10
+    controls = {
+        "bandwidth": bandwidth,
+        "context": integers(0, 32768, 2048, "context (tokens)"),
+        "layer": integers(1, 16, 5, "kernels a layer"),
+        "launch": integers(0, 25000, 850, "a kernel (ns)"),
+    }
+
+    def report(bandwidth: int, context: int, layer: int, launch: int) -> Token:
+        return token(bandwidth * 1e9, context, layer, launch * 1e-9)
+
+    def html(found: Token) -> str:
+        limit = 1 / (found.matrices + found.cache)
+        head = notice(f"{found.tok_s:,.0f} tokens a second, {found.tok_s / limit:.0%} of the memory's limit")
+        rows = [
+            {
+                "quantity": "read a token",
+                "value": f"{(found.matrices + found.cache) * found.bandwidth / 1e9:.3f} GB",
+            },
+            {"quantity": "memory's limit", "value": f"{limit:,.0f} tok/s"},
+            {"quantity": "launches", "value": f"{found.kernels} kernels, {found.launches * 1e3:.3f} ms"},
+        ]
+        return head + Table(rows, {"quantity": "", "value": ""})._repr_html_()
+
+    return Explorer("a token", controls, report, draw_token, html)
+
+
+# ---- launches
+
+WAYS = {
+    "launch us: LoadedKernel.launch": ("a launch from Python", "host"),
+    "launch us: prepared": ("a launch with prepared arguments", "host"),
+    "launch us: cuLaunchKernelEx through ctypes, alone": ("the driver's call alone", "host"),
+    "graph of 300 kernels: device us a kernel": ("a kernel of a replayed graph", "device"),
+}
+"""A figure of the GPU tests -> what it is, and whose time it takes."""
+REPLAY = "graph of 300 kernels: host us a replay"
+
+
+def launch_rows(records: Sequence[Record], kernels: int) -> list[dict]:
+    """What launching costs by way: us a kernel, and ms and share of the memory's time for a token of so many
+    kernels. Empty: no record."""
+    record = newest(records, *WAYS, REPLAY)
+    if record is None:
+        return []
+    least = decode_bytes(QWEN25_7B, TYPES, CONTEXT) / READ * 1e3
+    rows = []
+    for name, (what, whose) in WAYS.items():
+        ms = record.figure(name) * kernels / 1e3
+        rows.append(
+            {
+                "way": what,
+                "whose time": whose,
+                "us": record.figure(name),
+                "ms a token": ms,
+                "of the read": ms / least,
+            }
+        )
+    ms = record.figure(REPLAY) / 1e3
+    whole = {"way": "a replay of the whole graph", "whose time": "host", "us": ms * 1e3}
+    return [*rows, {**whole, "ms a token": ms, "of the read": ms / least}]
+
+
+def draw_launches(records: Sequence[Record], kernels: int) -> Picture:
+    """`launch_rows` as milliseconds a token beside the time that reading the weights takes."""
+    rows = launch_rows(records, kernels)
+    if not rows:
+        return nothing("the cost of launches")
+    least = decode_bytes(QWEN25_7B, TYPES, CONTEXT) / READ * 1e3
+    fig, (ax,) = style.figure(9.6, 3.2)
+    for place, row in enumerate(reversed(rows)):
+        colour = style.BLUE if row["whose time"] == "host" else style.GREEN
+        ax.barh(place, row["ms a token"], height=0.62, color=colour)
+        text = f"  {row['ms a token']:.3g} ms"
+        ax.text(row["ms a token"], place, text, va="center", fontsize=8.5, color=style.INK)
+    for whose, colour in (("host time", style.BLUE), ("device time", style.GREEN)):
+        ax.barh(0, 0, color=colour, label=whose)
+    ax.axvline(least, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
+    ax.text(
+        least,
+        len(rows) - 0.42,
+        f" reading 4.4 GB: {least:.2f} ms",
+        fontsize=8.5,
+        color=style.RED,
+        va="bottom",
+    )
+    ax.set_yticks(range(len(rows)), [row["way"] for row in reversed(rows)], color=style.INK)
+    ax.set_ylim(-0.6, len(rows) + 0.1)
+    ax.set_xlim(0, max(max(row["ms a token"] for row in rows), least) * 1.2)
+    ax.grid(axis="y", visible=False)
+    style.label(ax, f"launching {kernels} kernels (ms a token)")
+    style.legend(ax, loc="lower right")
+    style.title(ax, "What launching a token's kernels costs", origin(newest(records, *WAYS, REPLAY)))
+    return Picture(fig, f"Milliseconds of launching {kernels} kernels in five ways", rows)
+
+
+# ---- the kernels of a step
+
+
+@cache
+def step_kernels(arch: str) -> tuple[str, ...]:
+    """The kernels that a decode step of the project's small model launches on an architecture, in order; the
+    engine's own forward, on a device that only remembers."""
+    from minfer.engine.cuda.backend import CudaBackend
+    from minfer.engine.cuda.devices import DryDevice
+    from minfer.engine.cuda.routes import choose_route
+    from minfer.engine.transformer import Buffers, forward
+    from minfer.lab.generate import TINY
+    from minfer.model.model import Model
+
+    model, device = Model.load(str(TINY)), DryDevice(arch)
+    backend = CudaBackend(choose_route("auto", arch, {}), device, on_plan=lambda line: None)
+    runtime = backend.open(model, 256, "f16", 128)
+    buffers = Buffers.allocate(runtime, model.config, 128, 1)
+    runtime.set_tokens([0], 200)
+    device.launches.clear()
+    forward(runtime, model.config, buffers, 1, "last")
+    return tuple(kernel.name for kernel in device.launches)
+
+
+def layers() -> int:
+    """Layers of the project's small model."""
+    from minfer.lab.generate import TINY
+    from minfer.model.model import Model
+
+    return Model.load(str(TINY)).config.n_layers
+
+
+def kernel_rows(arch: str) -> list[dict]:
+    """The kernels of a decode step of the small model on an architecture, and how often each is launched."""
+    return [{"kernel": name, "launches": count} for name, count in Counter(step_kernels(arch)).items()]
+
+
+def token_kernels(arch: str) -> int:
+    """Kernels of a token of the 7B: those of the small model's layers for each of its 28 (in both half of the
+    layers hold v in a format of its own), and those around them."""
+    names = step_kernels(arch)
+    around = 3 if "rmsnorm" in names else 2  # embedding, output matrix, and the last norm where it is alone
+    return round((len(names) - around) / layers() * QWEN25_7B.layers) + around
+
+
+# ---- bandwidth of the products
+
+_GEMV = re.compile(r"gemv (\w+) (\d+)x(\d+)( pdl)?: GB/s")
+_NAMES = {
+    (4608, 3584): "qkv",
+    (3584, 3584): "o",
+    (37888, 3584): "gate_up",
+    (3584, 18944): "down",
+    (152064, 3584): "lm_head",
+}
+
+
+def gemv_rows(records: Sequence[Record]) -> list[dict]:
+    """The products of a token as one GEMV each, by the newest run that timed them: product, format, MB, us,
+    GB/s alone and overlapping its neighbours (pdl), and the share of the measured read. Smallest first."""
+    record = newest_like(records, "gemv ", " pdl: GB/s")
+    rows = []
+    for name in {} if record is None else record.measured:
+        match = _GEMV.fullmatch(name)
+        if not match or not match[4]:
+            continue
+        alone = name.replace(" pdl", "")
+        size = int(match[2]) * int(match[3]) * bits_a_weight(match[1]) / 8
+        speed = record.figure(name)
+        rows.append(
+            {
+                "product": _NAMES.get((int(match[2]), int(match[3])), f"{match[2]} x {match[3]}"),
+                "format": match[1],
+                "MB": size / 1e6,
+                "us": record.figure(name.replace("GB/s", "us")),
+                "alone (GB/s)": record.figure(alone) if alone in record.measured else None,
+                "overlapping (GB/s)": speed,
+                "of the read": speed * 1e9 / READ,
+            }
+        )
+    return sorted(rows, key=lambda row: row["MB"])
+
+
+def draw_gemv(records: Sequence[Record]) -> Picture:
+    """`gemv_rows` as bars under the measured read."""
+    rows = gemv_rows(records)
+    if not rows:
+        return nothing("the bandwidth of GEMVs")
+    fig, (ax,) = style.figure(9.6, 3.8)
+    for key, colour, shift in (("alone (GB/s)", style.SKY, -0.2), ("overlapping (GB/s)", style.BLUE, 0.2)):
+        for place, row in enumerate(rows):
+            if row[key] is not None:
+                ax.bar(place + shift, row[key], width=0.38, color=colour)
+                ax.text(place + shift, row[key] + 40, f"{row[key]:,.0f}", ha="center", fontsize=7.5)
+        ax.bar(0, 0, color=colour, label=key.partition(" (")[0])
+    ax.axhline(READ / 1e9, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
+    ax.text(-0.45, READ / 1e9 + 60, f"measured read, {READ / 1e9:,.0f} GB/s", fontsize=8.5, color=style.RED)
+    names = [f"{row['product']} {row['format']}\n{row['MB']:,.1f} MB" for row in rows]
+    ax.set_xticks(range(len(rows)), names, color=style.INK)
+    ax.set_ylim(0, READ / 1e9 * 1.16)
+    ax.yaxis.set_major_formatter("{x:,.0f}")
+    ax.grid(axis="x", visible=False)
+    style.label(ax, "product, smallest first", "bytes of the blocks (GB/s)")
+    style.legend(ax, loc="upper left", bbox_to_anchor=(0, 0.84))
+    note = origin(newest_like(records, "gemv ", " pdl: GB/s"))
+    style.title(ax, "Small products do not reach the memory's speed", note)
+    return Picture(fig, f"Bandwidth of {len(rows)} GEMVs of a token against the measured read", rows)
+
+
+# ---- where the time goes
+
+
+def time_rows(records: Sequence[Record]) -> list[dict]:
+    """A measured token taken apart by arithmetic: ms of reading at the measured read, what the products take
+    beyond that, and the rest (attention, norms, seams). Empty: a figure is missing.
+
+    q, k and v count as if all in Q4_K (half of the layers hold v as Q6_K).
+    """
+    benches = routes(records)
+    speeds = {(row["product"], row["format"]): row["us"] for row in gemv_rows(records)}
+    kinds = [(stack, "Q4_K") for stack in ("qkv", "o", "gate_up")] * QWEN25_7B.layers
+    kinds += [("down", kind) for kind in TYPES["down"]] + [("lm_head", TYPES["lm_head"][0])]
+    if not benches or set(kinds) - speeds.keys():
+        return []
+    rate = max(bench.result(DECODE).avg_ts for bench in benches.values())
+    whole = 1e3 / rate
+    least = decode_bytes(QWEN25_7B, TYPES, CONTEXT) / READ * 1e3
+    products = sum(speeds[kind] for kind in kinds) / 1e3
+    parts = {
+        "reading, at the measured read": least,
+        "the products beyond that": products - least,
+        "all else: attention, norms, seams": whole - products,
+    }
+    return [{"part": name, "ms": ms, "share": ms / whole} for name, ms in parts.items()]
+
+
+def draw_time(records: Sequence[Record]) -> Picture:
+    """`time_rows` as one bar."""
+    rows = time_rows(records)
+    if not rows:
+        return nothing("both the decode's speed and its products'")
+    fig, (ax,) = style.figure(9.6, 2.3)
+    left = 0.0
+    for row, colour in zip(rows, (style.BLUE, style.SKY, style.ORANGE), strict=True):
+        ax.barh(0, row["ms"], left=left, height=0.6, color=colour, edgecolor="white", label=row["part"])
+        light = colour == style.BLUE
+        ax.text(
+            left + row["ms"] / 2, 0, f"{row['ms']:.2f} ms\n{row['share']:.0%}", ha="center", va="center",
+            fontsize=8.5, color="white" if light else style.INK,
+        )  # fmt: skip
+        left += row["ms"]
+    ax.set_yticks([])
+    ax.set_xlim(0, left * 1.02)
+    ax.grid(axis="y", visible=False)
+    style.label(ax, "one decoded token (ms)")
+    style.legend(ax, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.34))
+    benches = routes(records)
+    newest_bench = max(benches.values(), key=lambda bench: bench.date)
+    rate = max(bench.result(DECODE).avg_ts for bench in benches.values())
+    style.title(ax, f"A token at {rate:,.0f} tokens a second", newest_bench.origin)
+    return Picture(fig, "A decoded token's milliseconds: reading, slower products, all else", rows)
+
+
+def limits() -> list[dict]:
+    """Tokens a second that reading allows, over the context."""
+    return [
+        {
+            "context": context,
+            "GB a token": decode_bytes(QWEN25_7B, TYPES, context) / 1e9,
+            "at 4,240 GB/s (tok/s)": decode_limit(READ, decode_bytes(QWEN25_7B, TYPES, context)),
+        }
+        for context in (0, CONTEXT, 2048, 8192, 32768)
+    ]
+
+
+ATTENTION = re.compile(r"decode attention (\d+) rows, (\d+) splits, combined: us")
+
+
+def attention_rows(records: Sequence[Record]) -> list[dict]:
+    """Decode attention by cache rows: the best number of splits, us, and us that reading K and V takes."""
+    record = newest_like(records, "decode attention ", "combined: us")
+    best: dict[int, tuple[float, int]] = {}
+    for name in {} if record is None else record.measured:
+        if match := ATTENTION.fullmatch(name):
+            length, splits = int(match[1]), int(match[2])
+            best[length] = min(best.get(length, (float("inf"), 0)), (record.figure(name), splits))
+    cache_bytes = 2 * QWEN25_7B.kv_heads * QWEN25_7B.head_dim * 2
+    return [
+        {
+            "cache rows": length,
+            "splits": splits,
+            "us": us,
+            "reading alone (us)": length * cache_bytes / READ * 1e6,
+        }
+        for length, (us, splits) in sorted(best.items())
+    ]

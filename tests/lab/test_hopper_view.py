@@ -1,0 +1,125 @@
+"""The Hopper ladders: configs and their differences, ledgers, figures found in records or missing."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from minfer.campaign.peers import llamacpp
+from minfer.campaign.records import GpuTests, load_records
+from minfer.campaign.report import routes
+from minfer.cuda.gemm import GemmConfig
+from minfer.lab import hopper_view
+from minfer.lab.figures import shown
+
+
+@pytest.fixture(scope="module")
+def records():
+    return load_records(device="h200")
+
+
+@pytest.fixture(scope="module")
+def run(records):
+    """Measure what one likes: the newest run of the GPU tests with these figures in place of its own."""
+    kept = max((r for r in records if isinstance(r, GpuTests)), key=lambda r: r.date)
+    return lambda **measured: [replace(kept, measured=measured)]
+
+
+def test_every_step_changes_something():
+    for steps in (hopper_view.gemm_ladder(), hopper_view.attention_ladder()):
+        assert all(step.why for step in steps)
+        assert all(before.config != step.config for before, step in pairwise(steps))
+        assert all(row["change"] != "-" for row in hopper_view.change_rows(steps)[1:])
+
+
+def test_attention_steps_change_one_field_each():
+    rows = hopper_view.change_rows(hopper_view.attention_ladder())
+    assert all(row["change"].count("->") == 1 for row in rows[1:])
+
+
+def test_a_change_names_fields_or_families():
+    config = GemmConfig()
+    assert hopper_view.change(config, config) == "-"
+    assert hopper_view.change(config, GemmConfig(tile_m=128)) == "tile_m 64 -> 128"
+    other = hopper_view.attention_ladder()[0].config
+    assert hopper_view.change(config, other) == "GemmConfig -> HopperAttentionConfig"
+
+
+def test_the_ledger_of_instructions():
+    rows = {row["step"]: row for row in hopper_view.ledger_rows(hopper_view.gemm_ladder())}
+    assert rows["64 x 64"]["copied in (B a kFLOP)"] == pytest.approx(31.25)
+    assert rows["64 x 64"]["products a MFLOP"] == pytest.approx(1e6 / 4096)
+    # 8 warps of 32 x 16: (2 + 1) loads of 512 bytes each, for 2 x 64 x 64 x 16 FLOP.
+    assert rows["64 x 64"]["read from shared (B a kFLOP)"] == pytest.approx(8 * 3 * 512 / 131.072)
+    hopper = rows["wgmma + TMA"]
+    assert hopper["FLOP an instruction"] == 2 * 64 * 192 * 16 and hopper["ldmatrix a MFLOP"] == 0
+    assert hopper["read from shared (B a kFLOP)"] == min(
+        r["read from shared (B a kFLOP)"] for r in rows.values()
+    )
+
+
+def test_the_ladder_in_the_records(records, sound):
+    rows = {row["step"]: row for row in hopper_view.gemm_rows(records)}
+    assert rows["64 x 64"]["TFLOPS"] < rows["k-step 64"]["TFLOPS"] < rows["wgmma + TMA"]["TFLOPS"] < 989
+    assert rows["128 x 256"]["TFLOPS"] < rows["k-step 64"]["TFLOPS"]
+    picture = sound(hopper_view.draw_gemm(records))
+    assert all(row["TFLOPS"] for row in picture.rows)
+
+
+def test_attention_in_the_records(records, sound):
+    rows = {row["step"]: row for row in hopper_view.attention_rows(records)}
+    assert rows["before P5"]["ms"] > rows["FAP2"]["ms"] > rows["FAP2, TKV=64"]["ms"]
+    sound(hopper_view.draw_attention(records))
+
+
+def test_measured_steps_stand_against_cudnn(run, sound):
+    names = ("no overlap", "overlap", "cuDNN", "cuDNN, grouped")
+    times = (0.08, 0.05, 0.1, 0.09)
+    found = run(**{f"attention 2048 tokens, {n}, burst: ms": ms for n, ms in zip(names, times, strict=True)})
+    rows = hopper_view.attention_rows(found)
+    assert [row["step"] for row in rows] == ["no overlap", "overlap"]
+    assert rows[1]["of cuDNN"] == pytest.approx(0.09 / 0.05)
+    sound(hopper_view.draw_attention(found))
+
+
+def test_products_against_cublas(run, sound):
+    ratios = {"qkv 512": 0.996, "down 2048": 1.08, "geometric mean": 1.04}
+    figures = {
+        "Hopper GEMM against cuBLAS, bursts": ratios,
+        "Hopper GEMM TFLOPS, bursts": {"qkv 512": 657.0, "down 2048": 767.0},
+    }
+    rows = hopper_view.product_rows(run(**figures))
+    assert [(row["product"], row["tokens"]) for row in rows] == [
+        ("qkv", 512), ("down", 2048), ("geometric mean", None),
+    ]  # fmt: skip
+    assert hopper_view.product_rows(run(**figures), "sustained") == []
+    assert len(sound(hopper_view.draw_products(run(**figures))).rows) == 3
+
+
+def test_blocks_against_f16(run):
+    rows = hopper_view.block_rows(
+        run(**{
+            "W4A16 Q4_K TFLOPS at 2048x3584x18944": {"a tile": 745.0, "error": 4e-4},
+            "Hopper GEMM TFLOPS at 2048x3584x18944": {"128x224x64 4 stages": 773.0},
+        })
+    )  # fmt: skip
+    (row,) = rows
+    assert (row["format"], row["product"], row["tile"]) == ("Q4_K", "down", "a tile")
+    assert row["of f16"] == pytest.approx(745 / 773)
+
+
+def test_missing_figures_are_told(sound):
+    for draw in (hopper_view.draw_gemm, hopper_view.draw_products, hopper_view.draw_attention):
+        assert "No record holds" in sound(draw([])).alt
+    assert hopper_view.block_rows([]) == []
+    assert repr(shown([], "W4A16's speeds")) == "No record holds W4A16's speeds."
+
+
+def test_prefills(records):
+    rows = hopper_view.prefill_rows(routes(records), llamacpp())
+    assert {"f16", "f16-wgmma"} <= {row["route"] for row in rows}
+    assert [row["tok/s"] for row in rows] == sorted(row["tok/s"] for row in rows)
+
+
+def test_lost_probes_say_what_was_expected():
+    assert all({"probe", "of", "idea", "outcome", "why"} == row.keys() for row in hopper_view.LOST)

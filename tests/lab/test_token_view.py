@@ -1,0 +1,106 @@
+"""A decoded token: its bytes, its kernels, its launches, and the figures behind its speed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minfer.arithmetic.work import QWEN25_7B, decode_bytes
+from minfer.campaign.records import load_records
+from minfer.lab import token_view
+from minfer.lab.token_view import READ, TYPES, token
+
+
+@pytest.fixture(scope="module")
+def records():
+    return load_records(device="h200")
+
+
+def test_the_bytes_add_up():
+    rows = token_view.byte_rows(context=2048)
+    assert sum(row["MB"] for row in rows) * 1e6 == pytest.approx(decode_bytes(QWEN25_7B, TYPES, 2048))
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert sum(row["matrices"] or 0 for row in rows) == 7 * 28 + 1
+    assert {row["format"] for row in rows if row["stack"] == "down"} == {"Q4_K", "Q6_K"}
+
+
+def test_the_limit():
+    assert token(context=0, launch=0).tok_s == pytest.approx(970, abs=1)
+    assert token_view.limits()[0]["at 4,240 GB/s (tok/s)"] == pytest.approx(970, abs=1)
+
+
+def test_one_token_waits_for_bytes_and_many_for_the_tensor_cores():
+    walls = {row["tokens"]: row["wall"] for row in token_view.intensity_rows()}
+    assert walls[1] == walls[16] == "memory" and walls[2048] == "compute"
+
+
+@given(st.floats(1e11, 1e13), st.integers(0, 40000), st.integers(1, 16), st.floats(0, 1e-4))
+def test_a_token_is_its_parts(bandwidth, context, layer, launch):
+    found = token(bandwidth, context, layer, launch)
+    assert found.kernels == 28 * layer + 3
+    assert found.seconds == pytest.approx(found.matrices + found.cache + found.kernels * launch)
+    assert found.tok_s <= token(bandwidth, 0, layer, 0).tok_s * (1 + 1e-12)
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="bandwidth is above 0"):
+        token(bandwidth=0)
+
+
+def test_the_steps_kernels():
+    """A product that norms, adds and activates spares kernels; every step embeds, attends and multiplies."""
+    plain = token_view.step_kernels("sm_80")
+    assert plain[0] == "embedding" and plain.count("attention_decode") == token_view.layers()
+    assert sum(row["launches"] for row in token_view.kernel_rows("sm_80")) == len(plain)
+    assert token_view.token_kernels("sm_80") == 297
+    assert token_view.token_kernels("sm_90a") <= 297
+
+
+def test_launches(records, sound):
+    rows = {row["way"]: row for row in token_view.launch_rows(records, 300)}
+    one, graph = rows["a launch from Python"], rows["a kernel of a replayed graph"]
+    assert one["ms a token"] == pytest.approx(one["us"] * 0.3)
+    assert graph["ms a token"] < one["ms a token"] / 4
+    assert sound(token_view.draw_launches(records, 300)).rows == list(rows.values())
+
+
+def test_products(records, sound):
+    rows = token_view.gemv_rows(records)
+    assert {"qkv", "o", "gate_up", "down", "lm_head"} <= {row["product"] for row in rows}
+    for row in rows:
+        assert row["MB"] / row["us"] * 1e3 == pytest.approx(row["overlapping (GB/s)"], rel=0.01)
+        assert row["of the read"] == pytest.approx(row["overlapping (GB/s)"] * 1e9 / READ)
+        assert row["of the read"] < 1.05
+    assert sound(token_view.draw_gemv(records)).rows == rows
+
+
+def test_the_time_of_a_token(records, sound):
+    rows = token_view.time_rows(records)
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert sound(token_view.draw_time(records)).rows == rows
+
+
+def test_decode_attention(records):
+    rows = token_view.attention_rows(records)
+    assert [row["cache rows"] for row in rows] == sorted(row["cache rows"] for row in rows)
+    assert all(row["us"] > row["reading alone (us)"] for row in rows)
+
+
+def test_pictures_of_arithmetic(sound):
+    sound(token_view.draw_intensity())
+    picture = sound(token_view.draw_token(token(context=2048, launch=1e-6)))
+    assert [row["part"] for row in picture.rows] == ["matrices", "KV cache", "launches"]
+
+
+def test_missing_figures_are_told(sound):
+    for picture in (
+        token_view.draw_launches([], 300), token_view.draw_gemv([]), token_view.draw_time([]),
+    ):  # fmt: skip
+        assert "No record holds" in sound(picture).alt
+
+
+def test_the_explorer_follows_its_sliders():
+    explorer = token_view.token_explorer()
+    before = explorer.report.tok_s
+    explorer.set(launch=8000, layer=10)
+    assert explorer.report.kernels == 283 and explorer.report.tok_s < before / 2
+    assert "283 kernels" in explorer.panel.value
