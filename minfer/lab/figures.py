@@ -32,16 +32,17 @@ def newest_like(records: Sequence[Record], beginning: str, end: str = "") -> Gpu
     return newest(runs)
 
 
-def origin(record: GpuTests | None) -> str:
-    """Where and when, for a caption; a sentence if nothing was measured."""
-    return "no record holds these figures yet" if record is None else record.origin
+def origin(*records: GpuTests | None) -> str:
+    """Where and when, for a caption, a line a run; a sentence if nothing was measured."""
+    runs = dict.fromkeys(record.origin for record in records if record is not None)
+    return "\n".join(runs) or "no record holds these figures yet"
 
 
 def nothing(what: str) -> Picture:
     """A picture that says which figures are missing, and where they would come from."""
     fig, (ax,) = style.figure(9.6, 1.2)
     style.bare(ax).set(xticks=[], yticks=[])
-    text = f"No record holds {what}: `minfer` measures it with its GPU tests"
+    text = f"No record holds {what}: the GPU tests (tests/gpu) measure that"
     style.title(ax, text)
     return Picture(fig, text, [{"missing": what}])
 

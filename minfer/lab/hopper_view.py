@@ -171,14 +171,18 @@ def draw_gemm(records: Sequence[Record]) -> Picture:
     ax.set_xlim(0, peak * 1.02)
     style.label(ax, f"speed at {NT:,} x 4,608 x 3,584 (TFLOPS); the axis ends at the peak, {peak:,.0f}")
     style.legend(ax, loc="upper right")
-    style.title(ax, "The GEMM ladder on an H200", origin(newest(records, LADDER_FIGURE)))
+    runs = (newest(records, figure) for figure in (LADDER_FIGURE, HOPPER_FIGURE, BLOCKS_FIGURE))
+    style.title(ax, "The GEMM ladder on an H200", origin(*runs))
     return Picture(fig, f"TFLOPS of {len(rows)} steps of the GEMM ladder against cuBLAS", rows)
 
 
 def _ladder_bars(ax, rows: Sequence[dict], key: str, form: str) -> None:
     for place, row in enumerate(reversed(rows)):
         ax.barh(place, row[key], height=0.66, color=COLOURS[row["family"]])
-        ax.text(row[key], place, f"  {form.format(row[key])}", va="center", fontsize=8.5, color=style.INK)
+        ax.annotate(
+            form.format(row[key]), (row[key], place), (6, 0), textcoords="offset points", va="center",
+            fontsize=8.5, color=style.INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        )  # fmt: skip
     for family in dict.fromkeys(row["family"] for row in rows):
         ax.barh(0, 0, color=COLOURS[family], label=family)
     ax.set_yticks(range(len(rows)), [row["step"] for row in reversed(rows)], color=style.INK)
@@ -230,15 +234,16 @@ def draw_products(records: Sequence[Record]) -> Picture:
         for row in (row for row in bars if row["regime"] == regime):
             place = names.index(f"{row['product']}\n{row['tokens']:,}") + shift
             ax.bar(place, row["of cuBLAS"], width=0.38, color=colour)
-            ax.text(place, row["of cuBLAS"] + 0.01, f"{row['of cuBLAS']:.2f}", ha="center", fontsize=7.5)
+            above = max(row["of cuBLAS"], 1) + 0.02
+            ax.text(place, above, f"{row['of cuBLAS']:.2f}", ha="center", fontsize=7.5, color=style.INK)
         if any(row["regime"] == regime for row in bars):
             ax.bar(0, 0, color=colour, label=regime)
     ax.axhline(1, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
     ax.set_xticks(range(len(names)), names, color=style.INK)
-    ax.set_ylim(0, max(1.25, max(row["of cuBLAS"] for row in bars) * 1.12))
+    ax.set_ylim(0, max(1, *(row["of cuBLAS"] for row in bars)) * 1.3)
     ax.grid(axis="x", visible=False)
     style.label(ax, "product and tokens", "times as fast as cuBLAS")
-    style.legend(ax, loc="lower right")
+    style.legend(ax, loc="upper right", ncols=2)
     record = newest(records, "Hopper GEMM against cuBLAS, bursts")
     style.title(ax, "The Hopper GEMM at the 7B's products; 1 is cuBLAS", origin(record))
     return Picture(fig, f"The Hopper GEMM against cuBLAS at {len(bars)} products of the 7B", rows)
@@ -349,12 +354,9 @@ def draw_attention(records: Sequence[Record], nt: int = NT) -> Picture:
     ax.set_xlim(0, max(row["TFLOPS"] for row in rows) * 1.15)
     style.label(ax, f"causal attention over {nt:,} tokens (TFLOPS)")
     style.legend(ax, loc="upper right")
-    ladder = newest_like(records, f"attention {nt} tokens, no overlap, burst")
-    note = (
-        origin(ladder)
-        if ladder
-        else "the wgmma ladder is in no record yet; " + origin(newest_like(records, f"attention {nt} tokens"))
-    )
+    before = newest_like(records, f"attention {nt} tokens, FAP2")
+    ladder = newest_like(records, f"attention {nt} tokens, no overlap")
+    note = origin(before, ladder) + ("" if ladder else "\nthe wgmma ladder is in no record yet")
     style.title(ax, "The attention ladder on an H200", note)
     return Picture(fig, f"TFLOPS of {len(rows)} attention kernels over {nt} tokens", rows)
 

@@ -15,11 +15,12 @@ from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.roofline import RooflinePoint, decode_limit, roofline
 from minfer.arithmetic.work import MATRICES, QWEN25_7B, decode_bytes, qwen25_7b_q4_k_m
 from minfer.campaign.ceilings import ceilings_of
+from minfer.campaign.document import newest_walls
 from minfer.campaign.records import Record
 from minfer.campaign.report import DECODE, routes
-from minfer.lab import style
+from minfer.lab import decomposition_view, style
 from minfer.lab.explorer import Explorer, integers, notice
-from minfer.lab.figures import newest, newest_like, nothing, origin
+from minfer.lab.figures import DEVICE, newest, newest_like, nothing, origin
 from minfer.lab.picture import Picture
 from minfer.lab.roofline_view import draw_roofline
 from minfer.lab.table import Table
@@ -441,6 +442,17 @@ def draw_time(records: Sequence[Record]) -> Picture:
     rate = max(bench.result(DECODE).avg_ts for bench in benches.values())
     style.title(ax, f"A token at {rate:,.0f} tokens a second", newest_bench.origin)
     return Picture(fig, "A decoded token's milliseconds: reading, slower products, all else", rows)
+
+
+def draw_walls(records: Sequence[Record]) -> Picture:
+    """The newest decompositions of a decode: every launch charged to a class of work."""
+    walls = newest_walls(records, DEVICE, "decode")
+    if not walls:
+        return nothing("a decode's wall, launch by launch")
+    origins = dict.fromkeys(wall.origin for wall in walls)
+    picture = decomposition_view.draw_walls(walls, "\n".join(origins))
+    picture.figure.set_figheight(2.6 + 0.62 * len(walls) + 0.15 * len(origins))
+    return picture
 
 
 def limits() -> list[dict]:

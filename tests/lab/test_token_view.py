@@ -1,11 +1,13 @@
 """A decoded token: its bytes, its kernels, its launches, and the figures behind its speed."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes
-from minfer.campaign.records import load_records
+from minfer.campaign.records import Wall, load_records
 from minfer.lab import token_view
 from minfer.lab.token_view import READ, TYPES, token
 
@@ -79,6 +81,12 @@ def test_the_time_of_a_token(records, sound):
     assert sound(token_view.draw_time(records)).rows == rows
 
 
+def test_walls_of_a_decode(records, sound):
+    wall = next(record for record in records if isinstance(record, Wall))
+    picture = sound(token_view.draw_walls([replace(wall, phase="decode", tokens=1)]))
+    assert {bucket.name for bucket in wall.buckets} <= {row["bucket"] for row in picture.rows}
+
+
 def test_decode_attention(records):
     rows = token_view.attention_rows(records)
     assert [row["cache rows"] for row in rows] == sorted(row["cache rows"] for row in rows)
@@ -94,6 +102,7 @@ def test_pictures_of_arithmetic(sound):
 def test_missing_figures_are_told(sound):
     for picture in (
         token_view.draw_launches([], 300), token_view.draw_gemv([]), token_view.draw_time([]),
+        token_view.draw_walls([]),
     ):  # fmt: skip
         assert "No record holds" in sound(picture).alt
 
