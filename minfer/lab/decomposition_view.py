@@ -98,7 +98,8 @@ def draw_walls(walls: Sequence[Wall], note: str = "") -> Picture:
     ax.grid(axis="y", visible=False)
     phase = walls[0].phase
     style.label(ax, f"{phase} of {walls[0].tokens:,} token{'s' if walls[0].tokens > 1 else ''} (ms)")
-    style.legend(ax, ncols=6, loc="upper center", bbox_to_anchor=(0.45, -0.32 / (0.5 + 0.33 * len(walls))))
+    handles, labels = ax.get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8.5, frameon=False)
     style.title(ax, f"Where a {phase}'s time goes", note)
     names = ", ".join(wall.route for wall in walls)
     return Picture(fig, f"Stacked milliseconds of a {phase} by class of work, routes {names}", found)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes
 from minfer.campaign.records import Wall, load_records
-from minfer.lab import token_view
+from minfer.lab import decode_view, token_view
 from minfer.lab.token_view import READ, TYPES, token
 
 
@@ -58,37 +58,37 @@ def test_the_steps_kernels():
 
 
 def test_launches(records, sound):
-    rows = {row["way"]: row for row in token_view.launch_rows(records, 300)}
+    rows = {row["way"]: row for row in decode_view.launch_rows(records, 300)}
     one, graph = rows["a launch from Python"], rows["a kernel of a replayed graph"]
     assert one["ms a token"] == pytest.approx(one["us"] * 0.3)
     assert graph["ms a token"] < one["ms a token"] / 4
-    assert sound(token_view.draw_launches(records, 300)).rows == list(rows.values())
+    assert sound(decode_view.draw_launches(records, 300)).rows == list(rows.values())
 
 
 def test_products(records, sound):
-    rows = token_view.gemv_rows(records)
+    rows = decode_view.gemv_rows(records)
     assert {"qkv", "o", "gate_up", "down", "lm_head"} <= {row["product"] for row in rows}
     for row in rows:
         assert row["MB"] / row["us"] * 1e3 == pytest.approx(row["overlapping (GB/s)"], rel=0.01)
         assert row["of the read"] == pytest.approx(row["overlapping (GB/s)"] * 1e9 / READ)
         assert row["of the read"] < 1.05
-    assert sound(token_view.draw_gemv(records)).rows == rows
+    assert sound(decode_view.draw_gemv(records)).rows == rows
 
 
 def test_the_time_of_a_token(records, sound):
-    rows = token_view.time_rows(records)
+    rows = decode_view.time_rows(records)
     assert sum(row["share"] for row in rows) == pytest.approx(1)
-    assert sound(token_view.draw_time(records)).rows == rows
+    assert sound(decode_view.draw_time(records)).rows == rows
 
 
 def test_walls_of_a_decode(records, sound):
     wall = next(record for record in records if isinstance(record, Wall))
-    picture = sound(token_view.draw_walls([replace(wall, phase="decode", tokens=1)]))
+    picture = sound(decode_view.draw_walls([replace(wall, phase="decode", tokens=1)]))
     assert {bucket.name for bucket in wall.buckets} <= {row["bucket"] for row in picture.rows}
 
 
 def test_decode_attention(records):
-    rows = token_view.attention_rows(records)
+    rows = decode_view.attention_rows(records)
     assert [row["cache rows"] for row in rows] == sorted(row["cache rows"] for row in rows)
     assert all(row["us"] > row["reading alone (us)"] for row in rows)
 
@@ -101,8 +101,8 @@ def test_pictures_of_arithmetic(sound):
 
 def test_missing_figures_are_told(sound):
     for picture in (
-        token_view.draw_launches([], 300), token_view.draw_gemv([]), token_view.draw_time([]),
-        token_view.draw_walls([]),
+        decode_view.draw_launches([], 300), decode_view.draw_gemv([]), decode_view.draw_time([]),
+        decode_view.draw_walls([]),
     ):  # fmt: skip
         assert "No record holds" in sound(picture).alt
 
