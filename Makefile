@@ -33,7 +33,7 @@ help:
 run: $(RUN_SETUP)
 	$(BIN)/python -m minfer pull $(MODEL)
 	$(BIN)/python -m minfer run -m $(MODEL) -p "$(PROMPT)" -n 64 --greedy --echo
-	$(BIN)/python -m jupyter nbconvert --log-level ERROR --to html --execute notebooks/00_start_here.ipynb \
+	MINFER_MODEL=$(MODEL) $(BIN)/python -m jupyter nbconvert --log-level ERROR --to html --execute notebooks/00_start_here.ipynb \
 		--ExecutePreprocessor.extra_arguments=--log-level=40 \
 		--TagRemovePreprocessor.enabled=True --TagRemovePreprocessor.remove_cell_tags=interactive \
 		--output-dir $(REPORT_DIR) --output 00_start_here.html
@@ -43,7 +43,7 @@ test: $(TEST_SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
-	$(BIN)/python -m pytest --nbval notebooks
+	$(BIN)/python -m pytest --nbval -n $(JOBS) --dist loadfile notebooks
 
 test-gpu: $(TEST_SETUP)
 	$(BIN)/python -m minfer.cuda.runtime

@@ -10,18 +10,18 @@ from typing import Any
 from minfer.campaign.ceilings import ceilings_of
 from minfer.campaign.decomposition import buckets
 from minfer.campaign.environment import environment, stamps
-from minfer.campaign.launch_times import Pass, timer
+from minfer.campaign.launch_times import GRAPHS, Pass, class_graphs, timer
 from minfer.campaign.observe import ObservedRuntime, observing
-from minfer.campaign.prefills import SharedModel
+from minfer.campaign.prefills import REST_S, SharedModel
 from minfer.campaign.telemetry import Watch, reader_of
 from minfer.campaign.wall_record import CONSERVATION, Wall
 from minfer.engine.cuda.devices import GpuDevice
 from minfer.engine.cuda.routes import Route, choose_route
-from minfer.engine.errors import EngineError
+from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 
 ObservingGpu = observing(GpuDevice)
-PASSES = 7
+PASSES = 5
 DECODE_CONTEXT = 128
 NOTES = (
     "q, k and v are one product; in the last layer its k and v take all tokens and its q the last one",
@@ -46,30 +46,41 @@ def decompose(
 
     Args:
         phase: "prefill" of `tokens` tokens, or "decode" of one token, after `context` tokens.
-        passes: observed ones, and as many that are not before and after them. source: see `timer`.
+        passes: observed ones, and as many that are not before and after them.
+        source: "auto", "cupti", "events" (see `timer`), or "graphs" for a decode (see `class_graphs`), which
+            is what auto takes for it.
 
     Raises:
-        EngineError: buckets and gaps do not add up to the wall clock, or a decode without CUPTI.
+        EngineError: buckets and gaps do not add up to the wall clock, or a decode by events.
         NotTimed: launches that could not be told apart.
     """
     gpu = shared.device.gpu
     watch = Watch(*reader_of(gpu))
-    made, why = timer(source)
-    say(f"launches timed by {made.source}{f' ({why})' if why else ''}")
-    if phase == "decode" and not made.graphs:
-        raise EngineError(
-            f"a decode is one CUDA graph, whose kernels only CUPTI can time ({why}): pip install cupti-python"
-        )
     step = _step(shared, phase, tokens, context)
     plain = shared.session(route)
-    walls = [_wall(step, plain, watch) for _ in range(passes + 2)][2:]
-    device = ObservingGpu()
-    with made:
-        seen = shared.session(route, device, ObservedRuntime)
-        observed = [_observed(step, seen, device, made) for _ in range(passes + 1)][1:]
-    walls += [_wall(step, plain, watch) for _ in range(passes + 1)][1:]
+    walls = [_wall(step, plain, watch) for _ in range(passes + 1)][1:]
+    device, why = ObservingGpu(), ""
+    if phase == "decode" and source in ("auto", "graphs"):
+        told = GRAPHS
+        say(f"launches timed by {told}")
+        runtimes: list[ObservedRuntime] = []
+        seen = shared.session(route, device, lambda inner: _kept(runtimes, inner))
+        _wall(step, seen, watch)
+        walls += [_wall(step, plain, watch) for _ in range(passes + 1)][1:]
+        chosen = class_graphs(runtimes[0].captured, device, statistics.median(walls))
+        observed = [chosen]
+    else:
+        made, why = timer(source)
+        told = made.source
+        say(f"launches timed by {told}{f' ({why})' if why else ''}")
+        if phase == "decode" and not made.graphs:
+            raise EngineError("a decode is one CUDA graph: events see nothing of it; take --source graphs")
+        with made:
+            seen = shared.session(route, device, ObservedRuntime)
+            observed = [_observed(step, seen, device, made) for _ in range(passes + 1)][1:]
+        walls += [_wall(step, plain, watch) for _ in range(passes + 1)][1:]
+        chosen = sorted(observed, key=lambda one: one.total)[len(observed) // 2]
     shared.forget(device)
-    chosen = sorted(observed, key=lambda one: one.total)[len(observed) // 2]
     known = ceilings_of(gpu.name)
     config = shared.model.config
     heads = config.n_heads + 2 * config.n_kv_heads
@@ -81,7 +92,7 @@ def decompose(
         context=context,
         route=route.name,
         settings=route.settings() | {"q_share": config.n_heads / heads},
-        source=made.source,
+        source=told,
         environment=environment(gpu),
         telemetry=watch.summary(),
         wall_ms=walls,
@@ -101,8 +112,8 @@ def decompose(
 
 
 def usual_routes(arch: str) -> list[Route]:
-    """Those whose prefill is taken apart: f16, Hopper's f16, and raw quantized bytes."""
-    names = ["f16", *(["f16-wgmma"] if arch == "sm_90a" else []), "mmq_raw"]
+    """Those whose prefill is taken apart: f16, Hopper's f16, raw quantized bytes, and those at their best."""
+    names = ["f16", *(["f16-wgmma"] if arch == "sm_90a" else []), "mmq_raw", "mmq_fast"]
     return [choose_route(name, arch, {}) for name in names]
 
 
@@ -115,7 +126,7 @@ def decompose_all(shared: SharedModel, tokens: int, say: Callable[[str], None]) 
     for route, phase, count, context in wanted:
         try:
             found.append(decompose(shared, route, phase, tokens=count, context=context, say=say))
-        except (EngineError, RuntimeError) as error:
+        except (EngineError, InputError, RuntimeError) as error:
             say(f"{phase} {route.name}: not recorded: {error}")
     return found
 
@@ -145,6 +156,7 @@ def _step(shared: SharedModel, phase: str, tokens: int, context: int) -> Callabl
 
 def _wall(step: Callable, session: Session, watch: Watch) -> float:
     run = step(session)
+    time.sleep(REST_S)
     start = time.perf_counter_ns()
     run()
     took = (time.perf_counter_ns() - start) / 1e6
@@ -152,5 +164,12 @@ def _wall(step: Callable, session: Session, watch: Watch) -> float:
     return took
 
 
+def _kept(kept: list[ObservedRuntime], inner: Any) -> ObservedRuntime:
+    kept.append(ObservedRuntime(inner))
+    return kept[-1]
+
+
 def _observed(step: Callable, session: Session, device: Any, made: Any) -> Pass:
-    return made.observe(step(session), device)
+    run = step(session)
+    time.sleep(REST_S)
+    return made.observe(run, device)

@@ -90,8 +90,7 @@ class ObservedHostRuntime(HostRuntime):
         super().__init__(*arguments)
         self.parts: dict[str, Part] = {}
         self._nothing = np.empty((0, 0), np.float32)
-        names = {"qkv": "q, k, v", "q": "q, k, v", "kv": "q, k, v", "o": "o"}
-        names |= {"gate_up": "gate + up", "down": "down"}
+        names = {"qkv": "q+k+v", "q": "q+k+v", "kv": "q+k+v", "o": "o", "gate_up": "gate+up", "down": "down"}
         self._classes = {
             id(getattr(layer, role)): name for layer in self.weights.layers for role, name in names.items()
         }

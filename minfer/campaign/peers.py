@@ -20,6 +20,7 @@ class Peer:
         device, driver, date: where and when.
         tok_s: test -> (mean, standard deviation) in tokens a second. Tests are called as llama-bench calls
             them, with the micro-batch where it was varied: "pp2048_ub2048", "tg128".
+        us_per_gmac: what its products take, by kernel.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Peer:
     driver: str
     date: str
     tok_s: dict[str, tuple[float, float]]
+    us_per_gmac: dict[str, float]
 
     @property
     def origin(self) -> str:
@@ -42,4 +44,4 @@ def llamacpp(path: Path = LLAMACPP_H200) -> Peer:
         test: (float(mean), float(spread)) for test, (mean, spread) in entry["llama_bench_tok_s"].items()
     }
     origin = {name: entry[name] for name in ("what", "device", "driver", "date")}
-    return Peer(name="llama.cpp", **origin, tok_s=speeds)
+    return Peer(name="llama.cpp", **origin, tok_s=speeds, us_per_gmac=entry["us_per_GMAC"])

@@ -17,10 +17,10 @@ from minfer.engine.transformer import Buffers, forward
 from minfer.model.model import Model
 
 
-def routes_of(probes: Iterable[Probe]) -> list[Route]:
-    """The engine's routes that probes' configs are part of, each once."""
+def routes_of(probes: Iterable[Probe], arch: str) -> list[Route]:
+    """The engine's routes that probes' configs are part of on an architecture, each once."""
     found = [
-        probe.workload.route(config)
+        probe.workload.route(config, arch)
         for probe in probes
         if probe.workload is not None
         for _, config in probe.sides
@@ -57,7 +57,7 @@ def precompile(
     """
     kernels = [kernel for probe in probes for kernel in kernels_of(probe, arch)]
     if model is not None:
-        for route in dict.fromkeys([*routes_of(probes), *routes]):
+        for route in dict.fromkeys([*routes_of(probes, arch), *routes]):
             try:
                 kernels += route_kernels(model, route, prompts, arch)
             except ConfigRefused:

@@ -20,6 +20,8 @@ from minfer.engine.session import Session
 from minfer.model.model import Model
 
 Wrap = Callable[[Any], Any]
+REST_S = 0.06
+"""Rest before every timed pass: one after the other they meet the power limit, and its clocks are noise."""
 
 
 class SharedModel:
@@ -40,7 +42,7 @@ class SharedModel:
         self._sessions: dict[tuple[Route, int], Session] = {}
 
     def session(self, route: Route, device: GpuDevice | None = None, wrap: Wrap | None = None) -> Session:
-        """A session on a route, made when it is first asked for and warmed up.
+        """A session on a route, made when it is first asked for.
 
         Args:
             device: another one on the same GPU, with `wrap`: what to put around its runtimes.
@@ -52,7 +54,6 @@ class SharedModel:
         if key not in self._sessions:
             backend = _Sharing(route, where, self, wrap)
             made = Session(self.model, backend, self.n_ctx, chunk=self.n_ctx)
-            made.warm_up()
             self._sessions[key] = made
         return self._sessions[key]
 
@@ -104,13 +105,14 @@ class Prefills:
         before = [_prefill(session, ids) for session in self.sessions]
 
         def once(which: int) -> float:
+            time.sleep(REST_S)
             start = time.perf_counter()
             _prefill(self.sessions[which % 2], ids)
             took = (time.perf_counter() - start) * 1e3
             watch.look()
             return took
 
-        samples = interleave(once, rounds)
+        samples = interleave(once, rounds, warm_up=1)
         for session, wanted, route in zip(self.sessions, before, self.routes, strict=True):
             if not np.array_equal(_prefill(session, ids), wanted):
                 raise RuntimeError(f"route {route.name}: the logits changed while they were timed")

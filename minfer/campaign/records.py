@@ -13,7 +13,7 @@ import math
 import os
 import tempfile
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,6 +35,7 @@ __all__ = [
     "Record",
     "RecordError",
     "Wall",
+    "annotate",
     "load_records",
     "newest_measured",
     "read_record",
@@ -244,20 +245,41 @@ def write_record(record: Record, folder: Path = FOLDER, *, stem: str) -> Path:
     Raises:
         RecordError: the record contradicts itself, or would not read back as it is.
     """
-    try:
-        record.check()
-        entry = plain(record)
-    except ValueError as error:
-        raise RecordError(f"{stem}: not written: {error}") from None
-    entry = {"kind": record.kind, "schema": SCHEMA} | {
-        name: value for name, value in entry.items() if name not in ("file", "schema")
-    }
     target = folder / (record.device_key or _slug(record.device))
     target.mkdir(parents=True, exist_ok=True)
     path, number = target / f"{stem}-{record.day}.json", 2
     while path.exists():
         path, number = target / f"{stem}-{record.day}-{number}.json", number + 1
-    descriptor, name = tempfile.mkstemp(prefix=f".{stem}-", dir=target)  # no .json: nobody reads a half
+    _replace(path, record)
+    return path
+
+
+def annotate(path: Path, **words: str) -> ProbeRun:
+    """Write what a person made of a probe's run into its record: mechanism, retry, reason. What was measured
+    stays as it is.
+
+    Raises:
+        RecordError: no record of a probe, or another field.
+    """
+    record = read_record(path)
+    if not isinstance(record, ProbeRun) or set(words) - {"mechanism", "retry", "reason"}:
+        raise RecordError(f"{path.name}: only a probe's mechanism, retry and reason are written afterwards")
+    noted = replace(record, **words)
+    _replace(path, noted)
+    return noted
+
+
+def _replace(path: Path, record: Record) -> None:
+    """Put a record into a file, which it replaces at once when it is whole and reads back as it is."""
+    try:
+        record.check()
+        entry = plain(record)
+    except ValueError as error:
+        raise RecordError(f"{path.stem}: not written: {error}") from None
+    entry = {"kind": record.kind, "schema": SCHEMA} | {
+        name: value for name, value in entry.items() if name not in ("file", "schema")
+    }
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)  # no .json: nobody reads it
     part = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -265,15 +287,12 @@ def write_record(record: Record, folder: Path = FOLDER, *, stem: str) -> Path:
             file.write("\n")
         part.chmod(0o644)
         back = _record(json.loads(part.read_text(encoding="utf-8")), path.name)
-        unlike = [
-            f.name for f in fields(record) if plain(getattr(back, f.name)) != plain(getattr(record, f.name))
-        ]
-        if set(unlike) - {"file"}:
-            raise RecordError(f"{stem}: not written: {', '.join(unlike)} would not read back")
+        names = [f.name for f in fields(record) if f.name != "file"]
+        if unlike := [n for n in names if plain(getattr(back, n)) != plain(getattr(record, n))]:
+            raise RecordError(f"{path.stem}: not written: {', '.join(unlike)} would not read back")
         part.rename(path)
     finally:
         part.unlink(missing_ok=True)
-    return path
 
 
 def _slug(device: str) -> str:

@@ -10,7 +10,7 @@ from minfer.campaign.ceilings import ceilings_of
 from minfer.campaign.decomposition import products_ms, products_us_per_gmac
 from minfer.campaign.environment import environment, stamps
 from minfer.campaign.observe import PRODUCTS
-from minfer.campaign.prefills import Prefills, SharedModel
+from minfer.campaign.prefills import REST_S, Prefills, SharedModel
 from minfer.campaign.probe import Probe
 from minfer.campaign.probe_record import EFFECTS, Comparison, Gain, GateResult, ProbeRun, Side
 from minfer.campaign.records import Record, Wall
@@ -32,7 +32,7 @@ def run_gates(trial: Trial, say: Callable[[str], None]) -> list[GateResult]:
         except CANNOT_RUN as error:
             result = GateResult(gate.name, False, f"a config cannot run: {error}")
         if result is None:
-            say(f"gate {gate.name}: not run: no model was given")
+            say(f"gate {gate.name}: not run: it takes a model, and a route with each config")
             continue
         found.append(result)
         say(f"gate {result.name}: {'passed' if result.passed else 'FAILED'}: {result.found}")
@@ -63,7 +63,7 @@ def run_probe(
         RuntimeError: outputs that changed while they were timed. AboveCeiling: an impossible rate.
     """
     watch = Watch(*reader_of(device.gpu))
-    routes = [probe.workload.route(config) for _, config in probe.sides]
+    routes = [probe.workload.route(config, device.arch) for _, config in probe.sides]
     trial, gates = Trial(probe, device), []
     if model is not None and None not in routes:
         try:
@@ -107,6 +107,7 @@ def run_probe(
         settings={
             "rounds": rounds,
             "prefill rounds": prefill_rounds if wall else 0,
+            "rest before a prefill (s)": REST_S if wall else 0.0,
             "prefill tokens": trial.prefills.tokens if wall else 0,
             "routes": [] if not wall else [route.settings() for route in routes],
         },

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from minfer.campaign.precompile import precompile
 from minfer.campaign.prefills import SharedModel
 from minfer.campaign.probe import Probe, ProbeError
 from minfer.campaign.probe_record import ProbeRun
-from minfer.campaign.records import FOLDER, Record, load_records, write_record
+from minfer.campaign.records import FOLDER, Record, load_records, read_record, write_record
 from minfer.campaign.run import run_gates, run_probe, wall_run
 from minfer.campaign.table import describe_run
 from minfer.campaign.trial import Trial
@@ -47,9 +49,12 @@ def run(
     prefill_rounds: int,
     tokens: int,
     folder: Path | None,
+    within_s: float = math.inf,
+    ahead: bool = True,
     say: Callable[[str], None],
 ) -> list[str]:
-    """Run probes on the GPU in use, one record each; the names of those that failed.
+    """Run probes on the GPU in use, one record each; the names of those that failed. After `within_s` seconds
+    no further one is begun. ahead: compile first, in parallel (`prepare`); else each kernel at its launch.
 
     A record is written when its probe has ended: what is interrupted, or fails, leaves none.
 
@@ -59,9 +64,11 @@ def run(
     walls = [probe.name for probe in probes if probe.measure == "wall"]
     if walls and model is None:
         raise ProbeError(f"{', '.join(walls)}: takes the wall of a model apart: give one with -m")
+    end = time.monotonic() + within_s
     device = GpuDevice()
-    prepare(probes, device.arch, model, tokens, say)
-    shared = None if model is None else SharedModel(model, device, tokens, say)
+    if ahead:
+        prepare(probes, device.arch, model, tokens, say)
+    shared = None if model is None else SharedModel(model, device, max(tokens, DECODE_CONTEXT + 1), say)
     known = _known()
     failed: list[str] = []
 
@@ -72,12 +79,16 @@ def run(
             failed.append(record.probe)
 
     for probe in sorted(probes, key=lambda probe: probe.measure != "wall"):  # walls first: gains need them
+        if time.monotonic() > end:
+            say(f"{probe.name}: not begun: {within_s:g} s are over")
+            continue
         say(f"\n{probe.name}: {probe.title}\n{probe.hypothesis}\nprediction: {probe.predicted()}")
         if probe.measure == "wall":
             walls = decompose_all(shared, tokens, say)
             for wall in walls:
-                say(f"record: {write_record(wall, folder or FOLDER, stem=wall.stem)}")
-            known += walls
+                path = write_record(wall, folder or FOLDER, stem=wall.stem)
+                say(f"record: {path}")
+                known.append(read_record(path))
             keep(wall_run(probe, device, shared.name, walls))
             continue
         try:
@@ -106,7 +117,9 @@ def prepare(
     loaded = None if model is None else Model.load(model)
     routes = usual_routes(arch) if any(probe.measure == "wall" for probe in probes) else []
     context = [DECODE_CONTEXT] if routes else []
-    prompts = tuple(dict.fromkeys((tokens, GATE_TOKENS, WARM_UP_TOKENS, *context)))
+    prompts = tuple(
+        dict.fromkeys((max(tokens, DECODE_CONTEXT + 1), tokens, GATE_TOKENS, WARM_UP_TOKENS, *context))
+    )
     precompile(probes, arch, model=loaded, routes=routes, prompts=prompts, say=say)
 
 

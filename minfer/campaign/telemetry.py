@@ -40,13 +40,13 @@ class Watch:
         reader: None: nobody reads. source: who reads, or why nobody does.
 
     Attributes:
-        busy: utilisation at the start, None: not known.
+        busy: utilisation before this process used the GPU, None: not known.
     """
 
     def __init__(self, reader: Reader | None, source: str = "NVML") -> None:
         self._reader, self.source = reader, source
         self._readings: list[Reading] = []
-        self.busy = None if reader is None else reader().busy
+        self.busy = None if reader is None else _busy_at_first(reader)
 
     def look(self) -> None:
         """Take a reading."""
@@ -71,6 +71,17 @@ class Watch:
             temperature_c=_spread([reading.temperature_c for reading in seen]),
             limits=[name for bit, name in LIMITS.items() if reasons & bit],
         )
+
+
+_first: list[float] = []
+
+
+def _busy_at_first(reader: Reader) -> float:
+    """The GPU's utilisation when this process first asked: later it is its own. Others that come later show
+    in the drift and the outliers."""
+    if not _first:
+        _first.append(reader().busy)
+    return _first[0]
 
 
 def reader_of(gpu: Any) -> tuple[Reader | None, str]:

@@ -120,9 +120,9 @@ class Workload(ABC):
         """The least work of a case; None: not known, and no ceiling is checked."""
         return None
 
-    def route(self, config: Any) -> Any:
-        """The engine's route (`minfer.engine.cuda.routes.Route`) that uses this config in a whole prefill;
-        None: there is none, and the wall clock's gain follows from the kernels' share."""
+    def route(self, config: Any, arch: str) -> Any:
+        """The engine's route (`minfer.engine.cuda.routes.Route`) that uses this config in a whole prefill on
+        an architecture ("sm_90a"); None: there is none, the wall clock's gain follows from the kernels."""
         return None
 
     @property

@@ -33,6 +33,7 @@ class Source(StrEnum):
     auto = "auto"
     cupti = "cupti"
     events = "events"
+    graphs = "graphs"
 
 
 def decompose(
@@ -44,7 +45,11 @@ def decompose(
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of the prefill.")] = 2048,
     context: Annotated[int, typer.Option(min=0, help="Tokens before the decoded one.")] = 128,
     source: Annotated[
-        Source, typer.Option(help="CUPTI (package cupti-python), CUDA events, or the first that can be had.")
+        Source,
+        typer.Option(
+            help="CUPTI (package cupti-python), CUDA events, or, for a decode, a CUDA graph of each class's "
+            "launches; auto: the first that can be had."
+        ),
     ] = Source.auto,
     record: Annotated[bool, typer.Option(help="Keep a record.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the record [default: data/records].")] = None,

@@ -47,8 +47,8 @@ RouteOption = Annotated[
     str,
     typer.Option(
         "--route",
-        help="Prefill kernels of the GPU: auto, f16 (mma.sync), f16-wgmma or w4a16 (Hopper), or int8 from "
-        "the file's blocks: mmq, mmq_raw, mmq_raw_wide, mmq_fast.",
+        help="Prefill kernels of the GPU: auto, f16 (mma.sync), f16-wgmma, w4a16 or w4a8 (Hopper), or int8 "
+        "from the file's blocks: mmq, mmq_raw, mmq_raw_wide, mmq_fast.",
     ),
 ]
 WeightsOption = Annotated[

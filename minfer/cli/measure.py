@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -23,8 +24,17 @@ from minfer.cli.common import (
 )
 
 
+class Against(StrEnum):
+    """Whose kernels ours are compared with."""
+
+    torch = "torch"
+
+
 def bench(
-    model: ModelOption,
+    model: Annotated[
+        str | None,
+        typer.Option("-m", "--model", metavar="MODEL", help="A GGUF file, or the name of a pulled model."),
+    ] = None,
     prompt: Annotated[
         list[int] | None,
         typer.Option("-p", "--n-prompt", min=0, help="Prompt tokens; 0: no such test; may be given again."),
@@ -43,6 +53,12 @@ def bench(
             help="Run each test so long, and until its speed is steady, before it is timed; 0: a burst.",
         ),
     ] = 0,
+    against: Annotated[
+        Against | None,
+        typer.Option(
+            help="Measure a 7B's products of -p tokens against cuBLAS instead: needs torch, no model."
+        ),
+    ] = None,
     kv_type: KVTypeOption = KVType.f16,
     backend: BackendOption = Backend.auto,
     route: RouteOption = "auto",
@@ -54,6 +70,11 @@ def bench(
     Without -p and -n: pp512 and tg128. pp N is one prompt of N tokens, with the logits of the last one only;
     tg N is N single-token decodes from an empty context. Nothing is tokenized or sampled.
     """
+    if against is not None:
+        _bench_against(prompt or [512, 2048, 8192], repetitions, sustained, as_json)
+        return
+    if model is None:
+        raise typer.BadParameter("give a model: -m MODEL (only --against needs none)")
     from minfer.engine.backend import choose_backend
     from minfer.engine.bench import bench as measure
     from minfer.model.model import Model
@@ -77,6 +98,22 @@ def bench(
         speed = f"{result.test:<8} {result.avg_ts:>10,.1f} ± {result.stddev_ts:,.1f} tok/s"
         print(speed + _conditions(result.regime, result.sensors))
     print(why, file=sys.stderr)
+
+
+def _bench_against(tokens: list[int], rounds: int, sustained: float, as_json: bool) -> None:
+    """Print each product's speed, cuBLAS's, and their ratio."""
+    from minfer.campaign.against import compare_products, geometric_mean
+
+    tokens = [n for n in tokens if n]
+    if not tokens:
+        raise typer.BadParameter("--against measures prompts: give -p above 0")
+    rows = compare_products(
+        tokens, rounds=rounds, soak=sustained, on_row=None if as_json else lambda row: print(row, flush=True)
+    )
+    if as_json:
+        print_json([row.as_dict() for row in rows])
+        return
+    print(f"geometric mean {geometric_mean(rows):.3f}, lowest {min(row.ratio for row in rows):.3f}")
 
 
 def _conditions(regime: str, sensors: dict[str, float]) -> str:

@@ -82,12 +82,18 @@ def run(
             "-m", "--model", help="Time whole prefills of this model too: a GGUF file or a pulled name."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=5, help="Rounds of each kernel's A/B.")] = 30,
-    prefill_rounds: Annotated[int, typer.Option(min=5, help="Rounds of the prefill's A/B.")] = 15,
+    rounds: Annotated[int, typer.Option(min=3, help="Rounds of each kernel's A/B.")] = 30,
+    prefill_rounds: Annotated[int, typer.Option(min=3, help="Rounds of the prefill's A/B.")] = 15,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a prefill.")] = 2048,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the records [default: data/records of the repository].")
     ] = None,
+    within: Annotated[
+        float, typer.Option(min=0, help="Seconds after which no further probe is begun [default: no limit].")
+    ] = float("inf"),
+    ahead: Annotated[
+        bool, typer.Option(help="Compile every kernel first, in parallel; else each at its launch.")
+    ] = True,
     probes: PathsOption = None,
 ) -> None:
     """Run probes on a GPU and write a record of each: gates, then the interleaved A/B, then the verdict.
@@ -115,8 +121,28 @@ def run(
             prefill_rounds=prefill_rounds,
             tokens=tokens,
             folder=out,
+            within_s=within,
+            ahead=ahead,
             say=typer.echo,
         )
     if failed:
         print(f"minfer: gates failed in {', '.join(failed)}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+@app.command()
+def note(
+    record: Annotated[Path, typer.Argument(help="The record of a run.")],
+    mechanism: Annotated[str | None, typer.Option(help="Why it turned out so.")] = None,
+    retry: Annotated[str | None, typer.Option(help="When to measure again.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Why the verdict differs from the seed's.")] = None,
+) -> None:
+    """Write into a run's record what you made of it. What was measured stays."""
+    from minfer.campaign.records import annotate
+    from minfer.campaign.table import describe_run
+
+    words = {"mechanism": mechanism, "retry": retry, "reason": reason}
+    given = {name: text for name, text in words.items() if text is not None}
+    if not given:
+        raise typer.BadParameter("give at least one of --mechanism, --retry and --reason")
+    typer.echo(describe_run(annotate(record, **given)))

@@ -49,7 +49,7 @@ def _nibble_dots(word, low, high, low_sum, high_sum):
 
 
 @device_function
-def scales_k4(header_low, header_middle, header_high, part):
+def _scales_k4(header_low, header_middle, header_high, part):
     """(scales, minima) of sub-blocks 2 part and 2 part + 1, in the two low bytes of each word (Q4_K,
     Q5_K)."""
     if part < 2:
@@ -92,7 +92,7 @@ def _dot_q4_k(block, x, part):
         low, high = _nibble_dots(w2, a2, b2, low, high)
         low, high = _nibble_dots(w3, a3, b3, low, high)
     d0, d1, s0, s1 = ptx.ld_shared_v4_f32(record + uint32(64))
-    scales, minima = scales_k4(h1, h2, h3, part)
+    scales, minima = _scales_k4(h1, h2, h3, part)
     return _scaled_k4(h0, scales, minima, low, high, d0, d1, s0, s1)
 
 
@@ -127,7 +127,7 @@ def _dot_q5_k(block, x, part):
         low, high = _fifth_dots(w2, f2, shift, a2, b2, low, high)
         low, high = _fifth_dots(w3, f3, shift, a3, b3, low, high)
     d0, d1, s0, s1 = ptx.ld_shared_v4_f32(record + uint32(64))
-    scales, minima = scales_k4(h1, h2, h3, part)
+    scales, minima = _scales_k4(h1, h2, h3, part)
     return _scaled_k4(h0, scales, minima, low, high, d0, d1, s0, s1)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import minfer
 from minfer.engine.backend import Backend, KvDtype
-from minfer.engine.errors import InputError
+from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 from minfer.model.model import Model
 
@@ -82,7 +82,8 @@ def bench(
     0 is left out. sustained: seconds that each test runs before it is timed, so that a GPU reaches its power
     limit and the clock that it can hold; longer, up to three times, until the speed changes by less than
     1 %. 0: a burst, as llama-bench measures. on_sample is called with (test, repetitions done, repetitions).
-    Raises InputError for lengths that the model's context does not hold.
+    Raises InputError for lengths that the model's context does not hold, EngineError where logits are not
+    finite after a run: what was timed was no forward then.
     """
     tests = [("pp", n) for n in prompts if n] + [("tg", n) for n in generations if n]
     if not tests:
@@ -96,11 +97,17 @@ def bench(
         session.reset()
         start = time.perf_counter_ns()
         if kind == "pp":
-            session.forward(ids[:n])
+            logits = session.forward(ids[:n])
         else:
             for i in range(n):
-                session.forward(ids[i : i + 1])
-        return time.perf_counter_ns() - start
+                logits = session.forward(ids[i : i + 1])
+        elapsed = time.perf_counter_ns() - start
+        if not np.isfinite(logits).all():
+            raise EngineError(
+                f"{kind}{n}: {np.count_nonzero(~np.isfinite(logits)):,} of {logits.size:,} logits are NaN or "
+                "infinite: what was timed was no forward pass, and no speed is reported"
+            )
+        return elapsed
 
     results = []
     for kind, n in tests:

@@ -5,28 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minfer.campaign.host_wall import Apart, Part
-from minfer.lab import style
+from minfer.lab import decomposition_view, style
 from minfer.lab.errors import EXPECTED, sentence
 from minfer.lab.generate import ONE_AT_A_TIME, Request, load
 from minfer.lab.picture import Picture
 from minfer.lab.table import Table
 
 COLOURS = {
-    "gate + up": style.BLUE,
-    "down": style.SKY,
-    "q, k, v": style.GREEN,
-    "o": style.YELLOW,
-    "lm_head": style.ORANGE,
-    "attention": style.RED,
-    "embedding": style.PINK,
-    # as a GPU's decomposition calls them
-    "gate+up": style.BLUE,
-    "qkv": style.GREEN,
-    "q+o": style.YELLOW,
-    "k+v": style.GREEN,
-    "tail": style.ORANGE,
+    **decomposition_view.COLOURS,
+    "attention": decomposition_view.COLOURS["FA"],
+    "norms": style.YELLOW,
+    "RoPE, KV cache": style.tint(style.YELLOW, 0.5),
+    "embedding": style.QUIET,
 }
-"""Colours of the classes; the others are small, and grey."""
+"""Class of work -> its colour, as in the decompositions of notebook 5."""
+PLACES = {name: place for place, name in enumerate(COLOURS)}
 
 
 class TakenApart:
@@ -108,22 +101,21 @@ def draw_apart(taken: TakenApart) -> Picture:
         return Picture(fig, "Nothing was taken apart: there is no time to draw", [])
     fig, axes = style.figure(9.6, 0.9 + 1.05 * len(taken.passes), rows=len(taken.passes))
     for ax, one in zip(axes, taken.passes, strict=True):
-        left, small = 0.0, 0.0
-        for part in sorted(one.parts, key=lambda part: (part.name not in COLOURS, -part.ms)):
+        left = 0.0
+        for part in sorted(one.parts, key=lambda part: PLACES.get(part.name, len(PLACES))):
             colour = COLOURS.get(part.name, style.RULE)
             ax.barh(0, part.ms, left=left, height=0.7, color=colour, edgecolor="white", linewidth=0.6)
-            if part.ms > 0.045 * one.observed_ms and part.name in COLOURS:
-                dark = colour in (style.BLUE, style.RED, style.GREEN)
+            if part.ms > 0.056 * one.observed_ms:
+                dark = part.name in decomposition_view.DARK
                 look = {"fontsize": 8, "color": "white" if dark else style.INK}
-                ax.text(left + part.ms / 2, 0, part.name, ha="center", va="center", **look)
-            small += part.ms * (part.name not in COLOURS)
+                text = part.name if part.ms > 0.09 * one.observed_ms else part.name.replace(", ", ",\n")
+                ax.text(left + part.ms / 2, 0, text, ha="center", va="center", **look)
             left += part.ms
         ax.set_yticks([])
         ax.set_xlim(0, left)
         ax.grid(False)
         style.label(ax, "time of the observed pass (ms)")
         tokens = f"{one.tokens} tokens" if one.tokens > 1 else "one token"
-        note = f"{one.where}; grey: everything else, {small / one.observed_ms:.0%}"
-        style.title(ax, f"{one.phase.capitalize()} of {tokens}", note)
+        style.title(ax, f"{one.phase.capitalize()} of {tokens}", one.where)
     what = " and ".join(f"the {one.phase}" for one in taken.passes)
     return Picture(fig, f"Time of {what} by class of work", taken.rows())

@@ -21,6 +21,7 @@ from minfer.campaign.decomposition import (
 )
 from minfer.campaign.document import SHARES
 from minfer.campaign.observe import PRODUCTS
+from minfer.campaign.peers import llamacpp
 from minfer.campaign.wall_record import CONSERVATION, Wall
 from minfer.lab import style
 from minfer.lab.explorer import Explorer, checkbox, dropdown, slider
@@ -49,6 +50,19 @@ DARK = ("gate+up", "q+k+v", "dequantize")
 """Classes whose colour asks for white text."""
 ORDER = tuple(COLOURS)
 SEED = "seed 002, GB10"
+FORMATS = {
+    "ms": ",.3f",
+    "share": ".1%",
+    "GMAC": ",.0f",
+    "us/GMAC": ",.2f",
+    "TFLOPS": ",.0f",
+    "GB/s": ",.0f",
+    "memory SOL": ".0%",
+    "compute SOL": ".0%",
+    "if free (tok/s)": ",.0f",
+    "gain": "+.1%",
+}
+"""How a table shows a decomposition's rows."""
 
 
 def wall_rows(walls: Sequence[Wall]) -> list[dict]:
@@ -170,7 +184,9 @@ def draw_bounds(wall: Wall, bar: float = 0.03, note: str = "") -> Picture:
         reaches = row["gain"] >= bar
         colour = COLOURS.get(row["bucket"], style.QUIET)
         ax.barh(place, row["gain"], height=0.66, color=colour if reaches else style.tint(colour, 0.6))
-        ax.text(row["gain"], place, f"  {row['gain']:+.1%}", va="center", fontsize=8.5, color=style.INK)
+        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        x = row["gain"] + 0.008 * found[0]["gain"]
+        ax.text(x, place, f"{row['gain']:+.1%}", va="center", fontsize=8.5, color=style.INK, bbox=ground)
     ax.axvline(bar, color=style.RED, linewidth=1.2, linestyle=(0, (4, 3)))
     ax.text(bar, -0.95, f" the bar, {bar:+.0%}", color=style.RED, fontsize=8.5, va="center")
     ax.set_yticks(range(len(found)), [row["bucket"] for row in reversed(found)], color=style.INK)
@@ -184,7 +200,7 @@ def draw_bounds(wall: Wall, bar: float = 0.03, note: str = "") -> Picture:
 
 
 def width_rows(walls: Sequence[Wall]) -> list[dict]:
-    """Bits a weight and us/GMAC: of our products, of the seed's two paths, and of the tensor cores' limit."""
+    """Bits a weight and us/GMAC: our products', llama.cpp's on the same GPU, the seed's two paths'."""
     found = [
         {
             "who": f"{row['route']}, {row['product']}",
@@ -196,6 +212,13 @@ def width_rows(walls: Sequence[Wall]) -> list[dict]:
         }
         for row in byte_width_rows(walls)
     ]
+    peer = llamacpp()
+    if by_name(peer.device) == by_name(walls[0].device):
+        for kernel, bits in (("q4_K gate/up", bits_a_weight("Q4_K")), ("q6_K", bits_a_weight("Q6_K"))):
+            found.append(
+                {"who": f"{peer.name}: {kernel}", "route": peer.name, "bits a weight": bits}
+                | {"us/GMAC": peer.us_per_gmac[kernel], "weights (GB)": None, "reading alone (ms)": None}
+            )
     for who, bits in (("ours", 16.0), ("llamacpp", bits_a_weight("Q4_K"))):
         rate = figure("002", f"gemm.us_per_gmac.{who}").value
         name = "f16" if who == "ours" else "llama.cpp's MMQ"
@@ -211,7 +234,7 @@ def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
     found = width_rows(walls)
     fig, (ax,) = style.figure(9.6, 4.2)
     routes = list(dict.fromkeys(row["route"] for row in found))
-    palette = dict(zip(routes, style.SEQUENCE, strict=False)) | {SEED: style.QUIET}
+    palette = dict(zip(routes, style.SEQUENCE, strict=False)) | {SEED: style.QUIET, "llama.cpp": style.INK}
     for route in routes:
         points = [row for row in found if row["route"] == route]
         ax.plot(
@@ -347,7 +370,7 @@ def what_if_explorer(walls: Sequence[Wall]) -> Explorer:
     rates = {"as measured": None} | measured | {f"{rate:g}": float(rate) for rate in (2, 2.5, 3, 4, 6, 10)}
     factors = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0]
     controls = {
-        "route": dropdown({name: name for name in by_route}, walls[0].route, "route"),
+        "route": dropdown({name: name for name in by_route}, walls[-1].route, "route"),
         "us_per_gmac": dropdown(rates, None, "products, us/GMAC"),
         "attention": slider(factors, 1.0, "attention x"),
         "row_passes": slider(factors, 1.0, "row passes x"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,16 +20,22 @@ if TYPE_CHECKING:
 TINY = Path(__file__).resolve().parents[2] / "data" / "qwen2-tiny.gguf"
 """A model with random weights that comes with the repository, for when nothing has been pulled."""
 
+FIRST_MODEL = "MINFER_MODEL"
+"""Environment variable: the pulled model that the notebooks take, where there are several."""
+
 ONE_AT_A_TIME = threading.Lock()  # the host backend's threads serve one caller
 
 
 def available_models() -> list[tuple[str, Path]]:
-    """(label, path) of every model that can run now: the pulled ones, then the tiny one of the repository."""
+    """(label, path) of every model that can run now: the pulled ones, then the tiny one of the repository.
+
+    The name in `$MINFER_MODEL`, if it has been pulled, comes first.
+    """
     from minfer.model.errors import ModelFileError
     from minfer.model.registry import NAMES, resolve
 
     found = []
-    for name in NAMES:
+    for name in sorted(NAMES, key=lambda name: name != os.environ.get(FIRST_MODEL)):
         try:
             found.append((name, resolve(name)))
         except ModelFileError:

@@ -122,11 +122,11 @@ def _nothing(source: int | None) -> str:
 def _columns(columns: Mapping[str, str], lines: set[int]) -> str:
     # The one link that HTML without scripts can have: what is pointed at marks its kind everywhere.
     links = "".join(f".minfer-code:has(.l{n}:hover) .l{n}{{background:{CURRENT}!important}}" for n in lines)
-    look = (
-        "font-size:10.5px;line-height:1.3;background:#F5F7FA;padding:.4em;margin:0;overflow:auto;height:380px"
-    )
+    look = "font-size:10.5px;line-height:1.3;background:#F5F7FA;padding:.4em;margin:0;height:380px;"
+    look += "overflow:auto;white-space:pre;overflow-wrap:normal;word-break:normal"
+    quiet = "color:#7B8794;font-size:85%;white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
     body = "".join(
-        f'<div style="min-width:0"><div style="color:#7B8794;font-size:85%">{head}</div>'
+        f'<div style="min-width:0"><div style="{quiet}" title="{head}">{head}</div>'
         f'<pre style="{look}">{text}</pre></div>'
         for head, text in columns.items()
     )
@@ -183,7 +183,7 @@ class KernelView(Explorer):
         self._first = True
         controls = {
             "config": dropdown(names, first, "config"),
-            "against": dropdown({"(no other)": None, **names}, None, "compare with"),
+            "against": dropdown({"(no other)": "", **names}, "", "compare with"),
             "line": integers(line, line, line, "source line"),
             "whole": checkbox("all of PTX and SASS"),
         }
@@ -196,11 +196,9 @@ class KernelView(Explorer):
     def _draw(self, code: Code) -> Picture:
         return draw_classes(code.listings, code.line)
 
-    def _code(self, config: str, against: str | None, line: int, whole: bool) -> Code | None:
+    def _code(self, config: str, against: str, line: int, whole: bool) -> Code | None:
         found = []
-        for name in dict.fromkeys((config, against)):
-            if name is None:
-                continue
+        for name in dict.fromkeys(filter(None, (config, against))):
             # The first picture waits for its compile; after that the controls never wait.
             ask = self.compiler.compile_now if self._first else self.compiler.request
             compilation = self.compiler.known(self.configs[name], self.arch) or ask(

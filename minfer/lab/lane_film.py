@@ -32,6 +32,14 @@ KINDS = {
     Op.WARP_ARRIVE: "barrier",
     Op.LOAD_GLOBAL: "global",
     Op.STORE_GLOBAL: "global",
+    Op.TMA_ISSUE: "copy",
+    Op.TMA_LAND: "wait",
+    Op.MBARRIER_ARRIVE: "barrier",
+    Op.MBARRIER_WAIT: "barrier",
+    Op.WGMMA_READ_BEGIN: "load",
+    Op.WGMMA: "mma",
+    Op.WGMMA_WAIT: "wait",
+    Op.BULK_READ_BEGIN: "load",
 }
 """What kind of step an operation is. Operations that are not here are no steps of their own."""
 NAMES = {
@@ -46,12 +54,25 @@ NAMES = {
     Op.WARP_ARRIVE: "bar.warp.sync",
     Op.LOAD_GLOBAL: "ld.global",
     Op.STORE_GLOBAL: "st.global",
+    Op.STMATRIX: "stmatrix",
+    Op.TMA_ISSUE: "TMA or bulk load",
+    Op.TMA_LAND: "a TMA load lands",
+    Op.MBARRIER_ARRIVE: "mbarrier.arrive",
+    Op.MBARRIER_WAIT: "mbarrier.try_wait",
+    Op.WGMMA_READ_BEGIN: "wgmma begins to read",
+    Op.WGMMA: "wgmma",
+    Op.WGMMA_WAIT: "wgmma.wait_group",
+    Op.BULK_READ_BEGIN: "a TMA store begins to read",
 }
 """The instruction behind an operation."""
 EMPTY, FLIGHT, WRITTEN = range(3)
 """States of a shared-memory word: never written, a copy on its way to it, data."""
 STATES = ("empty", "in flight", "written")
-_SHARED = (Op.COPY_ISSUE, Op.LDMATRIX, Op.LOAD_SHARED, Op.STORE_SHARED, Op.STMATRIX, Op.ATOMIC)
+_FLIGHTS = (Op.COPY_ISSUE, Op.TMA_ISSUE)
+_SHARED = (
+    *_FLIGHTS, Op.LDMATRIX, Op.LOAD_SHARED, Op.STORE_SHARED, Op.STMATRIX, Op.ATOMIC,
+    Op.WGMMA_READ_BEGIN, Op.BULK_READ_BEGIN,
+)  # fmt: skip
 _BANKED = (Op.LDMATRIX, Op.STMATRIX, Op.LOAD_SHARED, Op.STORE_SHARED)
 
 
@@ -205,9 +226,9 @@ class Film:
             states[address // BANK_BYTES : -(-(address + size) // BANK_BYTES)] = state
 
         for step in self.steps[:number]:
-            if step.op is Op.COPY_ISSUE or (step.kind == "store" and step.in_shared):
+            if step.op in _FLIGHTS or (step.kind == "store" and step.in_shared):
                 for address in step.addresses:
-                    put(address, step.width, FLIGHT if step.op is Op.COPY_ISSUE else WRITTEN)
+                    put(address, step.width, FLIGHT if step.op in _FLIGHTS else WRITTEN)
             for address, size in step.landed:
                 put(address, size, WRITTEN)
         return states
@@ -246,9 +267,10 @@ def _touched(step: Step) -> list[tuple[int, int, int]]:
     if not step.in_shared:
         return []
     lanes_a_phase = 8 if step.matrices or step.width == 16 else 16 if step.width == 8 else 32
+    one_phase = step.banks is None
     found: dict[int, tuple[int, int]] = {}
     for lane, address in zip(step.lanes, step.addresses, strict=True):
-        phase = 0 if step.op is Op.COPY_ISSUE else lane // lanes_a_phase
+        phase = 0 if one_phase else lane // lanes_a_phase
         for word in range(address // BANK_BYTES, -(-(address + step.width) // BANK_BYTES)):
             found.setdefault(word, (lane, phase))
     return [(word, *found[word]) for word in sorted(found)]
@@ -285,6 +307,9 @@ def film(trace: Trace, block: int = 0, tiles: Mapping[str, TileAt] | None = None
         if op is Op.COPY_LAND:
             continue
         findings = {id(f): f for row in rows.tolist() for f in faults.get(row, ())}
+        arrived = landed.pop(_moment(head), ()) if op is Op.COPY_WAIT else ()
+        if op is Op.TMA_LAND:
+            arrived = [(int(head["address"]) - SHARED_BASE, int(head["width"]))]
         base = SHARED_BASE if op in _SHARED else 0
         steps.append(
             Step(
@@ -295,7 +320,7 @@ def film(trace: Trace, block: int = 0, tiles: Mapping[str, TileAt] | None = None
                 addresses=tuple((part["address"] - base).tolist()),
                 width=int(head["width"]),
                 matrices=int(head["extra"]) if op in (Op.LDMATRIX, Op.STMATRIX) else 0,
-                landed=tuple(landed.pop(_moment(head), ())) if op is Op.COPY_WAIT else (),
+                landed=tuple(arrived),
                 chain=trace.sites[int(head["site"])],
                 findings=tuple(findings.values()),
             )
@@ -338,5 +363,6 @@ def source_lines(place: Place, around: int = 6) -> list[dict]:
 
 
 def file_name(place: Place) -> str:
-    """A place's file as a reader knows it, without folders."""
-    return os.path.basename(place.file)
+    """A place's file as a reader knows it: without folders, and a cell of a notebook as such."""
+    folder, name = os.path.split(place.file)
+    return "this notebook" if os.path.basename(folder).startswith("ipykernel_") else name

@@ -16,11 +16,8 @@ from minfer.lab.explorer import Explorer, dropdown, integers
 from minfer.lab.lane_film import Film, Frame, TileAt, film
 from minfer.lab.lane_view import draw_frame, frame_html
 
-FAULTS = {
-    "none": "the kernel as it is",
-    "late wait": "waits for one copy group too few",
-}
-"""What can be wrong with the toy kernel of `gemm_film`."""
+FAULTS = ("none", "late wait")
+"""What can be wrong with the kernel of `gemm_film`: nothing, or it waits for one copy group too few."""
 
 
 def with_names(kernel: Kernel, **names: Any) -> Kernel:
@@ -56,7 +53,8 @@ def gemm_film(layout: str = "padded", fault: str = "none") -> Film:
     from minfer.cuda.gemm import GemmConfig, make_gemm
     from minfer.cuda.trace import Trace
 
-    FAULTS[fault]
+    if fault not in FAULTS:
+        raise KeyError(f"no fault {fault!r}: choose one of {', '.join(FAULTS)}")
     config = GemmConfig(32, 32, 16, stages=2, warps=2, warps_n=1, layout=layout)
     kernel = make_gemm(config)
     if fault == "late wait":
@@ -81,6 +79,33 @@ def gemm_tiles(config: Any) -> dict[str, TileAt]:
         for name, tile, at in (("A", a, start), ("B", b, start + a.size_bytes)):
             where[f"{name}, stage {stage}"] = TileAt(at, tile.rows, tile.row_bytes, tile.address)
     return where
+
+
+@lru_cache(maxsize=1)
+def hopper_film() -> Film:
+    """A 128 x 64 x 192 product by one block of the Hopper GEMM: a warp that loads by TMA, two warpgroups that
+    multiply by wgmma, a ring of two stages between them."""
+    from minfer.cuda import simulator
+    from minfer.cuda.gemm_hopper import GemmHopperConfig, make_gemm_hopper
+    from minfer.cuda.tile.shared import SharedTile
+    from minfer.cuda.trace import Trace
+
+    config, (nt, od, depth) = GemmHopperConfig(64, 2), (128, 64, 192)
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((rows, depth)).astype(np.float16) for rows in (nt, od))
+    c = np.full((nt, od), np.nan, np.float16)
+    maps = [
+        simulator.tensor_map(array, *config.boxes[name]) for name, array in zip("abc", (a, b, c), strict=True)
+    ]
+    trace = Trace()
+    simulator.launch(make_gemm_hopper(config), 1, *maps, nt, od, depth, 1, trace=trace, strict=False)
+    tiles = {}
+    for stage in range(config.stages):
+        start = stage * config.stage_bytes
+        for name, rows, at in (("A", config.tile_n, start), ("B", config.tile_m, start + config.a_bytes)):
+            tile = SharedTile(rows, 2 * config.tile_k, swizzle=128)
+            tiles[f"{name}, stage {stage}"] = TileAt(at, rows, tile.row_bytes, tile.address)
+    return film(trace, tiles=tiles)
 
 
 class LanePlayer(Explorer):
@@ -145,3 +170,8 @@ def gemm_player(step: int = 20) -> LanePlayer:
         },
         step,
     )
+
+
+def hopper_player(step: int = 0) -> LanePlayer:
+    """The Hopper GEMM's one block, step by step."""
+    return LanePlayer({"TMA and wgmma": hopper_film()}, step)

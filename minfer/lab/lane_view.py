@@ -51,15 +51,18 @@ MOST_LABELLED = 40
 def draw_frame(frame: Frame) -> Picture:
     """A step of a film: every warp's steps on top, shared memory by bank with its load, the touched tile."""
     fig = Figure(figsize=(9.6, 7.4), layout="constrained", facecolor="white")
-    grid = fig.add_gridspec(3, 2, height_ratios=(1.1, 5.2, 1.3), width_ratios=(1.75, 1))
-    top, memory = style.dress(fig.add_subplot(grid[0, :])), style.dress(fig.add_subplot(grid[1, 0]))
-    load = style.dress(fig.add_subplot(grid[2, 0], sharex=memory))
-    cells = style.dress(fig.add_subplot(grid[1:, 1]))
+    strip = 1.1 if frame.film.warps <= 4 else 1.9
+    tiled = bool(frame.film.tiles)
+    grid = fig.add_gridspec(3, 2, height_ratios=(strip, 5.2, 1.3), width_ratios=(1.75, 1))
+    left = 0 if tiled else slice(None)
+    top, memory = style.dress(fig.add_subplot(grid[0, :])), style.dress(fig.add_subplot(grid[1, left]))
+    load = style.dress(fig.add_subplot(grid[2, left], sharex=memory))
     rows = [{"panel": "steps", **row} for row in _timeline(top, frame.film, frame.step)]
     rows += [{"panel": "words", **row} for row in frame.words]
     _memory(memory, frame)
     rows += [{"panel": "load", "bank": bank, "words": count} for bank, count in enumerate(_load(load, frame))]
-    _tile(cells, frame)
+    if tiled:
+        _tile(style.dress(fig.add_subplot(grid[1:, 1])), frame)
     _legend(fig)
     alt = f"{frame.film.name}, step {frame.step.number + 1} of {len(frame.film)}: {frame.step}"
     return Picture(fig, alt, rows)
@@ -84,7 +87,8 @@ def _timeline(ax: Axes, film: Film, now: Step) -> list[dict]:
                 markeredgewidth=0.5,
             )
     ax.axvspan(now.number, now.number + 1, facecolor="none", edgecolor=style.INK, linewidth=1.4, zorder=5)
-    ax.set_yticks([w + 0.5 for w in range(film.warps)], [str(w) for w in range(film.warps)])
+    every = 1 if film.warps <= 8 else 4
+    ax.set_yticks([w + 0.5 for w in range(0, film.warps, every)], range(0, film.warps, every))
     ax.set_xlim(0, len(film))
     ax.tick_params(length=0)
     style.label(ax, "step (one instruction of one warp)", "warp")
@@ -110,7 +114,7 @@ def _headline(step: Step) -> str:
         return verdict(step.banks)
     return {
         "copy": "copies are on their way",
-        "wait": f"{len(step.landed)} copies have landed",
+        "wait": f"{len(step.landed)} copies have landed" if step.landed else "nothing lands",
         "mma": "no memory is touched",
         "barrier": "warps wait for each other",
     }.get(step.kind, NAMES.get(step.op, step.op.name.lower()))
@@ -126,14 +130,15 @@ def _memory(ax: Axes, frame: Frame) -> None:
     picture = colours[states].reshape(height, 32, 3)
     for word in frame.words:
         picture[word["word"] // 32, word["bank"]] = _rgb(_word_colour(word))
-    style.cells(ax, picture, part=CHUNK_WORDS)
+    _cells(ax, picture)
     if height <= MOST_LABELLED:
         _numbers(ax, [(word["word"] // 32, word["bank"], word["lane"]) for word in frame.words])
     for name, tile in frame.film.tiles.items():
         first, size = tile.start / 128, (max(tile.words) + 1) * 4 / 128 - tile.start / 128
         ax.plot([32.25, 32.25], [first + 0.1, first + size - 0.1], color=style.QUIET, lw=1.5, clip_on=False)
-        look = {"rotation": 90, "fontsize": 8, "color": style.INK, "va": "center"}
-        ax.text(32.5, first + size / 2, name, **look)
+        crowded = size < 0.2 * height
+        look = {"rotation": 0 if crowded else 90, "fontsize": 8, "color": style.INK, "va": "center"}
+        ax.text(32.5, first + size / 2, name.replace(", stage ", "") if crowded else name, **look)
     ax.set_xlim(-0.1, 33.6)
     ax.set_ylim(height + 0.05, -0.05)
     step = max(height // 8, 1)
@@ -172,7 +177,7 @@ def _tile(ax: Axes, frame: Frame) -> None:
     mine = [word for word in frame.words if word["tile"] == name]
     for word in mine:
         picture[word["row"], word["byte"] // 4] = _rgb(_word_colour(word))
-    style.cells(ax, picture, part=CHUNK_WORDS)
+    _cells(ax, picture)
     if tile.rows <= MOST_LABELLED:
         _numbers(ax, sorted((word["row"], word["byte"] // 4, word["lane"]) for word in mine))
     ax.set_xlim(-0.1, width + 0.1)
@@ -183,6 +188,15 @@ def _tile(ax: Axes, frame: Frame) -> None:
     ax.tick_params(length=0)
     style.label(ax, "byte in the row (B)", "row of the tile")
     style.title(ax, name, "the same words, where the matrix has them")
+
+
+def _cells(ax: Axes, colours: np.ndarray) -> None:
+    """Cells parted by lines, where they are large enough for lines."""
+    height, width, _ = colours.shape
+    if height <= 2 * MOST_LABELLED:
+        style.cells(ax, colours, part=CHUNK_WORDS)
+    else:
+        ax.imshow(colours, extent=(0, width, height, 0), aspect="auto", interpolation="nearest")
 
 
 def _numbers(ax: Axes, cells: list[tuple[int, int, int]]) -> None:

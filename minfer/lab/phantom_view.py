@@ -18,6 +18,7 @@ from minfer.arithmetic.devices import Device
 from minfer.arithmetic.ledger import mmq_shared_bytes
 from minfer.arithmetic.reference import figure
 from minfer.arithmetic.work import MATRICES, QWEN25_7B, qwen25_7b_q4_k_m
+from minfer.campaign.records import load_records, newest_measured
 from minfer.lab import style
 from minfer.lab.mmq_view import PARTS, config, shared_parts, toy_operands
 from minfer.lab.picture import Picture
@@ -80,12 +81,21 @@ class ToyDriver:
 
 
 def attempt(
-    kernel: str, kd: int, device: Device, *, heed: bool = False, stages: int = 2, simulate: bool = True
+    kernel: str,
+    kd: int,
+    device: Device,
+    *,
+    heed: bool = False,
+    stages: int = 2,
+    simulate: bool = True,
+    before: np.ndarray | None = None,
 ) -> Attempt:
-    """Launch a kernel of the family on poisoned outputs, as the seed's launcher did (heed=False: no status is
-    looked at), or as this project's does (heed=True: the first one that is not success is an error).
+    """Launch a kernel of the family as the seed's launcher did (heed=False: no status is looked at), or as
+    this project's does (heed=True: the first one that is not success is an error).
 
-    simulate=False takes the result of a launch that is let through from NumPy, for sliders.
+    Args:
+        simulate: False takes the result of a launch that is let through from NumPy, for sliders.
+        before: what lies in the output buffer; poison by default.
 
     Raises:
         ConfigRefused: more shared memory than any device has.
@@ -95,7 +105,7 @@ def attempt(
 
     made, driver, (nt, od) = config(kernel, kd, stages), ToyDriver(device), TOY
     weights, chunks = toy_operands(nt, od)
-    out = np.full((nt, od), np.nan, np.float32)
+    out = np.full((nt, od), np.nan, np.float32) if before is None else before.copy()
     name = f"{kernel} KD={kd}"
 
     def run() -> None:
@@ -140,6 +150,20 @@ def on_this_gpu() -> Attempt:
     return Attempt(name, asked, allowed, gpu.name, said.opt_in, said.launch, out.to_host())
 
 
+MEASURED = ("phantom: outputs unwritten, %", "phantom: bytes over the cap")
+
+
+def recorded(device: str = "h200") -> str:
+    """What the newest run of the GPU tests on a device saw of the phantom, in a sentence.
+
+    Raises:
+        RecordError: no run looked.
+    """
+    record = newest_measured(load_records(), device, MEASURED)
+    unwritten, over = (record.figure(name) for name in MEASURED)
+    return f"{over:,.0f} B over the cap: {unwritten:.0f} % of the outputs unwritten ({record.origin})"
+
+
 def speed(tried: Attempt, seconds: float, tokens: int = TOKENS) -> float:
     """Tokens a second of a launch that took `seconds`.
 
@@ -153,6 +177,14 @@ def speed(tried: Attempt, seconds: float, tokens: int = TOKENS) -> float:
             f"{tried.allowed:,} are allowed: no speed is reported"
         )
     return tokens / seconds
+
+
+def parity(tried: Attempt) -> bool:
+    """Whether the outputs are those of NumPy, as a test would ask that looks at nothing else."""
+    from minfer.cuda.mmq.reference import product
+
+    wanted, magnitude = product("Q4_K", *toy_operands(*tried.out.shape))
+    return bool((np.abs(tried.out - wanted) <= 1e-6 * magnitude + 1e-9).all())
 
 
 def verdict(tried: Attempt, seconds: float) -> str:

@@ -96,5 +96,6 @@ def arrivals(report: Report) -> Picture:
     axes.set(xlim=(0, None), ylim=(0, None))
     style.label(axes, "time since the start of the prefill (s)", "pieces of text")
     style.legend(axes, loc="lower right")
+    style.title(axes, "When the text came", report.backend)
     alt = f"{len(rows)} pieces of text over time: a wait for the prefill, then one by one while decoding"
     return Picture(figure, alt, rows)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.patches import Rectangle
 
+from minfer.campaign.ceilings import ceilings_of
+from minfer.campaign.records import GpuTests, load_records, newest_measured
 from minfer.lab import style
 from minfer.lab.picture import Picture
 
@@ -194,3 +196,34 @@ def traffic_rows(runs: Sequence[TracedQuantize]) -> list[dict]:
             row[f"sectors a {access}"] = round(sectors / requests, 1)
         rows.append(row)
     return rows
+
+
+MEASURED = {
+    "serial": "serial f32 threads=256",
+    "tree": "tree f32 threads=256",
+    "warp": "warp f32 threads=256",
+    "warp, two fours a thread": "warp f32 unroll=2 threads=256",
+}
+"""Forms of the pass, and what the records call them."""
+
+
+def _key(form: str) -> str:
+    return f"quantize pad40 2048x18944 {MEASURED[form]}: GB/s"
+
+
+def newest_record(device: str = "h200") -> GpuTests:
+    """The newest run of the GPU tests on a device that timed every form.
+
+    Raises:
+        RecordError: there is none.
+    """
+    return newest_measured(load_records(), device, [_key(form) for form in MEASURED])
+
+
+def measured_rows(record: GpuTests) -> list[dict]:
+    """GB/s of every form on 2048 tokens of the 7B's widest activation, and its share of a copy's."""
+    copy = ceilings_of(record.device).copy / 1e9
+    rates = {form: record.figure(_key(form)) for form in MEASURED}
+    return [
+        {"form": form, "GB/s": round(rate), "of a copy": f"{rate / copy:.0%}"} for form, rate in rates.items()
+    ]

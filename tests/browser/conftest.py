@@ -180,6 +180,13 @@ class NotebookPage:
         self.page.mouse.up()
         return slider.locator(".widget-readout").inner_text()
 
+    def hurry(self, cell, label: str, *keys: str) -> None:
+        """Move the slider with this label by keys, one straight after the other."""
+        slider = cell.locator(".widget-hslider", has=self.page.get_by_text(label, exact=True)).first
+        slider.locator(".noUi-handle").focus()
+        for key in keys:
+            self.page.keyboard.press(key)
+
     def wait_for_other_picture(self, cell, before: str) -> None:
         """Wait until the cell's last picture is not `before`."""
         self.page.wait_for_function(
@@ -208,7 +215,7 @@ class NotebookPage:
 
 
 @pytest.fixture
-def open_notebook(lab, chromium):
+def open_notebook(chromium, lab):
     """Opens a notebook in a fresh browser window; the console must not have complained at the end."""
     address, folder = lab
     opened: list[NotebookPage] = []

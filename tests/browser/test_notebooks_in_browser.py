@@ -1,12 +1,14 @@
 """The notebooks as a reader has them: opened, run, dragged, saved, reopened, and their kernel restarted."""
 
 import base64
+import subprocess
+import sys
 
 import pytest
 
 from minfer.lab.explorer import NO_KERNEL
 from minfer.lab.lane_player import gemm_film
-from tests.browser.conftest import UNTRUSTED
+from tests.browser.conftest import ARTIFACTS, UNTRUSTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 BANKS = "02_bank_conflicts_and_fragments.ipynb"
@@ -22,6 +24,11 @@ def test_banks_run_drag_save_and_reopen(open_notebook):
     assert notebook.drag(cell, "padding (halves)", 0.5) == "8"
     notebook.wait_for_other_picture(cell, before)
     cell.get_by_text("no conflict: 4 wavefronts").first.wait_for()
+
+    # a slider that moves faster than pictures can be drawn: only where it rests counts
+    notebook.hurry(cell, "padding (halves)", "Home", *["ArrowRight"] * 16)
+    cell.get_by_text("2-way conflict: 8 wavefronts where 4 would do").first.wait_for()
+    cell.get_by_text("rows are 160 B apart").wait_for()
     notebook.screenshot("banks-dragged")
 
     player = notebook.cell("lane-player")
@@ -42,6 +49,29 @@ def test_banks_run_drag_save_and_reopen(open_notebook):
 
     again = open_notebook(BANKS)
     assert again.picture(again.cell("lane-player")) == shown
+
+
+def test_the_report_of_make_run_opens_without_a_server(chromium, lab, tmp_path):
+    """As `make run` makes it, but of the outputs that are there already."""
+    _, folder = lab
+    command = [sys.executable, "-m", "jupyter", "nbconvert", "--log-level", "ERROR", "--to", "html"]
+    command += [
+        "--TagRemovePreprocessor.enabled=True",
+        "--TagRemovePreprocessor.remove_cell_tags=interactive",
+    ]
+    command += ["--output-dir", str(tmp_path), str(folder / "00_start_here.ipynb")]
+    subprocess.run(command, check=True)
+    page = chromium.new_context(offline=True, viewport={"width": 1100, "height": 1400}).new_page()
+    failures = []
+    page.on("pageerror", lambda error: failures.append(str(error)))
+    page.goto((tmp_path / "00_start_here.html").as_uri(), wait_until="domcontentloaded")
+    images = page.locator("img")
+    assert images.count() >= 2
+    assert all(image.evaluate("image => image.naturalWidth > 600") for image in images.all())
+    assert page.get_by_text("Where the time went").first.is_visible()
+    assert page.locator(".jupyter-widgets").count() == 0 and failures == []
+    images.last.scroll_into_view_if_needed()
+    page.screenshot(path=str(ARTIFACTS / "report.png"))
 
 
 def test_convert_run_and_drag(open_notebook):

@@ -10,7 +10,7 @@ from minfer.engine.session import Session
 from minfer.lab.generate import TINY, weight_bytes
 from minfer.model.model import Model
 
-PRODUCTS = {"q, k, v", "o", "gate + up", "down", "lm_head"}
+PRODUCTS = {"q+k+v", "o", "gate+up", "down", "lm_head"}
 CLASSES = PRODUCTS | {"embedding", "norms", "RoPE, KV cache", "attention", "swiglu"}
 
 

@@ -126,6 +126,9 @@ class Clock:
     def perf_counter(self):
         return self.gpu.clock / 1e3
 
+    def sleep(self, seconds):
+        pass
+
     def perf_counter_ns(self):
         return int(self.gpu.clock * 1e6)
 
@@ -178,8 +181,16 @@ def slow_launch(launch):
     return slower
 
 
-def test_a_decode_needs_cupti(shared):
-    with pytest.raises(EngineError, match="one CUDA graph, whose kernels only CUPTI can time"):
+def test_a_decode_is_taken_apart_class_by_class(shared):
+    route = choose_route("f16", "sm_90a", {})
+    wall = decompose(shared, route, "decode", context=20, say=lambda line: None)
+    assert wall.source.startswith("CUDA graphs") and wall.tokens == 1 and wall.context == 20
+    assert abs(wall.conservation) < 0.02 and TAIL not in {bucket.name for bucket in wall.buckets}
+    assert wall.stem == "wall-decode-20-f16"
+
+
+def test_a_decode_is_not_for_events(shared):
+    with pytest.raises(EngineError, match="events see nothing of it; take --source graphs"):
         decompose(shared, choose_route("f16", "sm_90a", {}), "decode", source="events", say=lambda line: None)
 
 
@@ -198,7 +209,7 @@ def test_routes_share_one_copy_of_the_weights(shared):
 def test_what_routes_need_is_known_without_a_gpu(model):
     from minfer.campaign.discovery import shipped
 
-    routes = routes_of(shipped())
+    routes = routes_of(shipped(), "sm_90a")
     assert len(routes) == len(set(routes)) >= 15
     kernels = route_kernels(model, choose_route("f16-wgmma", "sm_90a", {}), (128, 8))
     assert {"gemm_hopper", "rmsnorm", "dequantize"} <= {kernel.name for kernel in kernels}

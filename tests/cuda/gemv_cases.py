@@ -49,6 +49,10 @@ def gemv_case(config: GemvConfig, od: int, grid: int | None = None, scale: float
     )
 
 
+CHAIN = {"before": np.array([5], np.uint32), "expected": 5, "after": np.zeros(1, np.uint32)}
+"""The last arguments of a chained kernel whose predecessor is through."""
+
+
 def check_fine(values: np.ndarray, error: float = 0.0):
     """An assertion on fine records of `values` [id], which may be off by `error`."""
 
@@ -90,10 +94,13 @@ def stream_case(config: GemvStreamConfig, od: int, grid: int | None = None) -> C
         **({"addend": addend} if config.addend else {}),
         "y": poisoned(od // 64 * 96 if config.records else od, np.uint8 if config.records else np.float32),
         "od": od,
+        **(CHAIN if config.chained else {}),
     }
     wanted = products + addend if config.addend else products
     expected = {"y": check_fine(wanted, error) if config.records else wanted}
     blocks = config.grid(od) if grid is None else (grid, 1, 1)
+    if config.chained:
+        expected["after"] = np.array([blocks[0]], np.uint32)
     return Case(gemv_stream(config), blocks, arguments, expected, 0, error, f"od={od}")
 
 
@@ -121,6 +128,7 @@ def two_case(config: GemvTwoConfig, od_upper: int, od_lower: int, sms: int) -> C
         "od_upper": od_upper,
         "od_lower": od_lower,
         "split": config.split(od_upper, od_lower, sms),
+        **(CHAIN if config.upper.chained else {}),
     }
     wanted = {"y": np.concatenate(products)}
     return Case(gemv_stream_two(config), config.grid(sms), arguments, wanted, 0, error)

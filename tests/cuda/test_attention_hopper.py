@@ -88,7 +88,6 @@ def test_lengths_that_make_no_sense_are_refused(lengths):
     [
         SEVEN_B,
         hopper_steps(28, 4)["lazy rescale"],
-        HopperAttentionConfig(28, 4, half_diagonal=True, query="registers"),
         HopperAttentionConfig(9, 3, 64),
     ],
     ids=str,
@@ -100,9 +99,9 @@ def test_assembled_without_spills_and_serialisation(config):
     assert resources.spill_bytes == resources.stack_bytes == 0
     assert resources.warnings == ()
     assert resources.registers == 168
-    # Q K^T of the diagonal (whole, half) and of the loop, P V of the loop and of the last KV tile: no copies.
-    products = 3 if config.half_diagonal else 2
-    assert resources.instructions["wgmma"] == products * (config.head_dim // 16) + 2 * 8
+    # Q K^T of the diagonal and of the loop; P V of the loop and of the last KV tile (chained: before it too).
+    products = config.head_dim // 16 * 2 + 8 * (3 if config.chained else 2)
+    assert resources.instructions["wgmma"] == products
     assert "USETMAXREG" in compiled.sass
 
 

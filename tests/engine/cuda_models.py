@@ -15,6 +15,7 @@ from minfer.model.quants import pack
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 64, 2, 1, 64, 96, 72
 QUANTIZED = {"q": "Q4_0", "k": "Q4_0", "v": "Q8_0", "o": "Q5_1", "gate": "Q4_1", "up": "Q4_1", "down": "Q5_0"}
 BLOCKS_K = {"q": "Q4_K", "k": "Q4_K", "v": "Q6_K", "o": "Q8_0", "gate": "Q4_K", "up": "Q4_K", "down": "Q6_K"}
+K_QUANTS = dict.fromkeys(("q", "k", "o", "gate", "up"), "Q4_K") | {"v": "Q6_K", "down": "Q6_K"}
 MIXED = QUANTIZED | {"k": "Q8_0", "up": "BF16", "down": "F16", "o": "F32"}
 
 
@@ -25,15 +26,17 @@ def micro_model(
     layers: int = 2,
     hidden: int = HIDDEN,
     ffn: int = FFN,
+    heads: int = HEADS,
+    output: str = "Q8_0",
 ) -> Model:
-    """A model of 2 heads on 1 kv head with random weights, large enough for positions to matter."""
+    """A model of 1 kv head with random weights, large enough for positions to matter."""
     random = np.random.default_rng(7)
     writer = GGUFWriter(path, arch)
     writer.add_block_count(layers)
     writer.add_context_length(256)
     writer.add_embedding_length(hidden)
     writer.add_feed_forward_length(ffn)
-    writer.add_head_count(HEADS)
+    writer.add_head_count(heads)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_key_length(HEAD_DIM)
     writer.add_value_length(HEAD_DIM)
@@ -53,19 +56,19 @@ def micro_model(
     for layer in range(layers):
         prefix = f"blk.{layer}."
         vector(prefix + "attn_norm.weight", hidden, 1.0, 0.1)
-        for part, rows in (("q", HEADS * HEAD_DIM), ("k", KV_HEADS * HEAD_DIM), ("v", KV_HEADS * HEAD_DIM)):
+        for part, rows in (("q", heads * HEAD_DIM), ("k", KV_HEADS * HEAD_DIM), ("v", KV_HEADS * HEAD_DIM)):
             matrix(f"{prefix}attn_{part}.weight", formats[part], rows, hidden, 2.0)
             if arch == "qwen2":
                 vector(f"{prefix}attn_{part}.bias", rows, 0.0, 1.0)
             if arch == "qwen3" and part in "qk":
                 vector(f"{prefix}attn_{part}_norm.weight", HEAD_DIM, 1.0, 0.3)
-        matrix(prefix + "attn_output.weight", formats["o"], hidden, HEADS * HEAD_DIM)
+        matrix(prefix + "attn_output.weight", formats["o"], hidden, heads * HEAD_DIM)
         vector(prefix + "ffn_norm.weight", hidden, 1.0, 0.1)
         matrix(prefix + "ffn_gate.weight", formats["gate"], ffn, hidden)
         matrix(prefix + "ffn_up.weight", formats["up"], ffn, hidden)
         matrix(prefix + "ffn_down.weight", formats["down"], hidden, ffn)
     vector("output_norm.weight", hidden, 1.0, 0.1)
-    matrix("output.weight", "Q8_0", VOCAB, hidden, 2.0)
+    matrix("output.weight", output, VOCAB, hidden, 2.0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 
 from minfer.engine.bench import bench
-from minfer.engine.errors import InputError
+from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 
 
@@ -45,6 +46,16 @@ def test_what_is_fed(tiny, host, monkeypatch):
     bench(tiny.model, host, prompts=[5], generations=[3], repetitions=2)
     decode = [(i, 1, "last") for i in range(3)]
     assert fed == [(0, 5, "last")] * 3 + decode[:1] + decode * 2
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_no_speed_of_a_forward_that_gives_no_logits(tiny, host, monkeypatch, bad):
+    def phantom(self, ids, logits="last"):
+        return np.where(np.arange(8) < 6, np.float32(bad), np.float32(0))
+
+    monkeypatch.setattr(Session, "forward", phantom)
+    with pytest.raises(EngineError, match=r"pp5: 6 of 8 logits are NaN or infinite: .* no speed is reported"):
+        bench(tiny.model, host, prompts=[5], generations=[], repetitions=2)
 
 
 def test_sustained_runs_until_the_speed_is_steady(tiny, host, monkeypatch):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from minfer.arithmetic.devices import shared_limit
-from minfer.cuda.kernel import LaunchRefused
+from minfer.cuda.kernel import CompileError, LaunchRefused
 from minfer.cuda.mmq import WEIGHT_TYPES
+from minfer.engine.cuda import mmq
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
 from minfer.engine.cuda.devices import DryDevice, SimulatedDevice
@@ -161,7 +162,20 @@ def test_needed_kernels_are_the_launched_ones():
     plan = backend.plan(model, 256, 128)
     needed = needed_kernels(model, backend.route, plan, "sm_121a", 48)
     tiles = {kernel.config.tokens_tile for kernel in needed if kernel.name == "mmq"}
-    assert tiles == {128} and all(k.shared_bytes <= GB10 for k in needed)
+    assert tiles == {64, 128} and all(k.shared_bytes <= GB10 for k in needed)
+
+
+@pytest.mark.parametrize("route", ["mmq_raw_wide", "mmq_fast"])
+def test_few_tokens_take_the_small_tile(route):
+    model = Model.load(DATA / "qwen2-k.gguf")
+    backend = dry(route)
+    session = Session(model, backend, n_ctx=256, chunk=128)
+    for n, tile in ((64, 64), (65, 128)):
+        backend.device.launches.clear()
+        session.reset()
+        session.forward(range(n))
+        tiles = [k.config.tokens_tile for k in backend.device.launches if k.name == "mmq"]
+        assert set(tiles[:-1]) == {tile} and tiles[-1] == 64  # the last one: the last token's queries
 
 
 # ---- what comes out
@@ -196,8 +210,9 @@ def relative_rms(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @pytest.mark.slow
-def test_refused_at_the_launch(tmp_path):
+def test_refused_at_the_launch(tmp_path, monkeypatch):
     """The next kernel writes what the refused one did not: the logits are those of the route below."""
+    monkeypatch.setattr(mmq, "SMALL_TOKENS", 1)  # six tokens are many enough for a wide tile
     model = micro_model(tmp_path / "k.gguf", formats=BLOCKS_K, layers=1, hidden=256, ffn=256)
     logits = {}
     for route, kind in (("mmq_raw_wide", Refusing), ("mmq_raw", SimulatedDevice)):
@@ -219,6 +234,25 @@ def test_r1_and_mixed_formats(tmp_path):
     got = simulated(model, "mmq", device, []).forward(IDS[:6])
     assert relative_rms(got, host(model).forward(IDS[:6])) < 0.03
     assert launched(device) and {"gemm_f16", "convert_f32_f16"} <= {k.name for k in device.launches}
+
+
+def test_a_kernel_that_does_not_compile_is_replaced_too():
+    class Spilling(DryDevice):
+        def launch(self, kernel, grid, *args, pdl=False):
+            if kernel.name == "mmq" and kernel.config.variant == "raw":
+                raise CompileError(kernel.name, kernel.config, self.arch, "spills 8 bytes")
+            super().launch(kernel, grid, *args, pdl=pdl)
+
+    lines: list[str] = []
+    model, device = Model.load(DATA / "qwen2-k.gguf"), Spilling()
+    session = Session(model, CudaBackend("mmq_raw", device, lines.append), n_ctx=64, chunk=32)
+    session.forward(range(20))
+    session.reset()
+    session.forward(range(20))
+    told = [line for line in lines if "refused" in line]
+    assert told and len(told) == len(set(told))
+    assert all("spills 8 bytes; next: R1" in line for line in told)
+    assert launched(device) and all(" r1 " in config for config in launched(device))
 
 
 def test_a_refusal_that_nothing_replaces_is_loud(tmp_path):

@@ -13,7 +13,7 @@ from minfer.engine.cuda.routes import Route
 from minfer.engine.host.runtime import HostBackend
 from minfer.engine.session import Session
 from minfer.model.model import Model
-from tests.engine.cuda_models import MIXED, QUANTIZED, VOCAB, micro_model
+from tests.engine.cuda_models import K_QUANTS, MIXED, QUANTIZED, VOCAB, micro_model
 
 pytestmark = pytest.mark.slow
 IDS = np.random.default_rng(0).integers(0, VOCAB, 16)
@@ -150,3 +150,15 @@ def test_f32_activations(tmp_path):
     gpu, host = open_session(model, backend), open_session(model, HostBackend(threads=1))
     close(gpu.forward(IDS[:6], logits="all"), host.forward(IDS[:6], logits="all"), 0.005)
     assert "convert_f32_f16" not in launched(device)
+
+
+def test_fused_decode_steps(tmp_path):
+    """Q4_K and Q6_K on sm_90: five kernels a layer, two formats of q, k and v in one launch."""
+    wide = {"layers": 1, "hidden": 256, "ffn": 256, "heads": 4, "output": "Q6_K"}
+    model = micro_model(tmp_path / "micro.gguf", formats=K_QUANTS, **wide)
+    device = SimulatedDevice(arch="sm_90a")
+    gpu, host = open_session(model, simulated(device)), open_session(model, HostBackend(threads=1))
+    device.launches.clear()
+    close(gpu.forward(IDS[:1]), host.forward(IDS[:1]))
+    names = ["embedding", "gemv_stream_two", "attention_step", *["gemv_stream"] * 4]
+    assert [kernel.name for kernel in device.launches] == 2 * names  # for capture, and for the token

@@ -161,6 +161,9 @@ _REGISTER_CASES: dict[str, tuple[Callable, float, float]] = {
     "hfma2": (lambda g: [_halves(g), _halves(g), _halves(g)], 0, 0),
     "hadd2": (lambda g: [_halves(g), _halves(g)], 0, 0),
     "hmul2": (lambda g: [_halves(g), _halves(g)], 0, 0),
+    "hfma2_pair": (lambda g: [_halves(g), _halves(g)], 0, 0),
+    "hmul2_low": (lambda g: [_halves(g), _halves(g)], 0, 0),
+    "hmul2_high": (lambda g: [_halves(g), _halves(g)], 0, 0),
     "hsub2": (lambda g: [_halves(g), _halves(g)], 0, 0),
     "ex2_approx": (lambda g: [_floats(g, 20.0)], 2**-21, 2**-126),
     "lg2_approx": (lambda g: [_positive(g)], 2**-21, 2**-20),
@@ -421,6 +424,28 @@ def mbarrier_probe(name: str) -> Probe:
     return Probe(_kernel(name, _compiled(source), inputs, 528, min_arch=90), inputs, 2 * THREADS)
 
 
+def copy_mbarrier_probe(name: str) -> Probe:
+    """128 copies that an mbarrier counts as they land; each thread reads what another one copied."""
+    source = "\n".join(
+        [
+            "def kernel(in0, out):",
+            "    tid = types.int32(cuda.threadIdx.x)",
+            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
+            "    landed = types.uint32(base + 512)",
+            "    if tid == 0:",
+            "        ptx.mbarrier_init(landed, types.uint32(128))",
+            "    cuda.syncthreads()",
+            "    source = ptx.global_address(in0) + types.uint64(tid) * types.uint64(4)",
+            "    ptx.cp_async_ca_4(types.uint32(base + tid * 4), source, types.uint32(4))",
+            "    ptx.cp_async_mbarrier_arrive(landed)",
+            "    ptx.mbarrier_wait(landed, types.uint32(0))",
+            "    out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
+        ]
+    )
+    inputs = (_bytes(name, 512).view(np.uint32),)
+    return Probe(_kernel(name, _compiled(source), inputs, 520, min_arch=90), inputs, THREADS)
+
+
 def prefetch_probe(name: str) -> Probe:
     """A prefetch changes nothing."""
     source = "\n".join(
@@ -483,6 +508,7 @@ def probes() -> tuple[Probe, ...]:
         bulk_load_probe("bulk_load"),
         named_barrier_probe("bar_sync"),
         mbarrier_probe("mbarrier_arrive"),
+        copy_mbarrier_probe("cp_async_mbarrier_arrive"),
     ]
     found += [prefetch_probe("prefetch_global_l2")]
     return tuple(found)

@@ -57,6 +57,8 @@ def product(torch, kernel, a, b):
 
 
 def check_twice(torch, kernel, a, b, exact, magnitude):
+    if kernel.config.epilogue == "swiglu":  # a product of two sums of thousands may overflow f16
+        a, exact, magnitude = a / 16, exact / 16, magnitude / 16
     first, second = (product(torch, kernel, a, b) for _ in range(2))
     assert torch.equal(first, second)  # NaN is equal to nothing: all of it was written
     wanted, bound = expected(kernel.config, exact, magnitude, 1.0, torch.exp)

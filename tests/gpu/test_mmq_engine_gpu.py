@@ -12,6 +12,7 @@ from minfer.engine.cuda.routes import MMQ_ROUTES
 from minfer.engine.session import Session
 from minfer.model.model import Model
 from minfer.model.synth import synth
+from tests.engine.cuda_models import QUANTIZED, VOCAB, micro_model
 from tests.gpu.test_engine_gpu import DATA, ORACLES, divergence, relative_rms, same_choice
 
 pytestmark = [
@@ -105,6 +106,24 @@ def test_every_output_is_written(tiny, route):
     fed.reset()
     with runtime.checked():
         np.testing.assert_array_equal(fed.forward(ids, logits="all"), plain)
+
+
+@pytest.mark.parametrize(("hidden", "ffn"), [(256, 512), (288, 96)])
+def test_formats_of_small_models(tmp_path, hidden, ffn, measure):
+    """Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0, at rows that are whole k-tiles and at rows that are not."""
+    model = micro_model(tmp_path / "legacy.gguf", formats=QUANTIZED, layers=3, hidden=hidden, ffn=ffn)
+    ids = np.random.default_rng(5).integers(0, VOCAB, 100)
+    f16 = session(model, "f16").forward(ids, logits="all")
+    found = {}
+    for route in MMQ_ROUTES:
+        lines: list[str] = []
+        found[route] = logits = session(model, route, lines).forward(ids, logits="all")
+        assert not [line for line in lines if "refused" in line]
+        measure(f"legacy formats of {hidden} {route} logits, relative rms", relative_rms(logits, f16))
+        assert relative_rms(logits, f16) < 0.04
+        assert same_choice(f16, logits, MARGIN * f16.std())
+    np.testing.assert_array_equal(found["mmq"], found["mmq_raw"])
+    np.testing.assert_array_equal(found["mmq"], found["mmq_raw_wide"])
 
 
 def test_chunks(tiny):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minfer.cuda import runtime
-from minfer.cuda.kernel import ConfigRefused, LaunchRefused
+from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused, LaunchRefused
 from minfer.lab import phantom_view
 from minfer.lab.mmq_view import config, toy_operands
 
@@ -45,17 +45,14 @@ def test_the_same_kernel_runs_when_it_asks_for_what_it_needs():
 
 
 def test_heeded_a_config_over_the_cap_is_refused_with_its_numbers():
-    from minfer.cuda.mmq import mmq
+    """Where the GPU has less than the largest, when it is loaded; else when the config is made."""
+    from minfer.cuda.mmq import MmqConfig, mmq
 
     cap = runtime.device().shared_optin_bytes
-    for stages in (2, 3, 4):
-        try:
-            made = config("wide", 8, stages)
-        except ConfigRefused as error:
-            assert "bytes of shared memory" in str(error)  # over every device's cap
-            return
-        if made.shared_bytes > cap:
-            with pytest.raises(LaunchRefused, match=f"asks for {made.shared_bytes} .* allowed {cap}"):
-                runtime.load(mmq(made))
-            return
-    pytest.fail("no config is over the cap")
+    if cap < MAX_SHARED_BYTES:
+        made = MmqConfig("raw", "Q4_K", tokens_tile=128, kd=8, stages=4)
+        with pytest.raises(LaunchRefused, match=f"asks for {made.shared_bytes} .* allowed {cap}"):
+            runtime.load(mmq(made))
+    else:
+        with pytest.raises(ConfigRefused, match=f"the largest device allows {cap}"):
+            MmqConfig("raw", "Q4_K", tokens_tile=256, kd=8, stages=3, warps=16)

@@ -6,7 +6,7 @@ from minfer.campaign.host_wall import Apart, Part
 from minfer.lab.apart_view import TakenApart, draw_apart, take_apart
 from minfer.lab.generate import TINY, Request
 
-PARTS = (Part("gate + up", 6.0, 30, 60_000_000), Part("attention", 3.0, 30), Part("norms", 1.0, 61))
+PARTS = (Part("gate+up", 6.0, 30, 60_000_000), Part("attention", 3.0, 30), Part("norms", 1.0, 61))
 
 
 @pytest.fixture

@@ -213,3 +213,9 @@ def test_models_that_are_here(monkeypatch, tmp_path):
     pulled.parent.mkdir()
     pulled.touch()
     assert generate.available_models()[0] == ("smollm2-135m", pulled)
+    other = tmp_path / "qwen2.5-0.5b" / NAMES["qwen2.5-0.5b"].files[0]
+    other.parent.mkdir()
+    other.touch()
+    assert [name for name, _ in generate.available_models()][:2] == ["smollm2-135m", "qwen2.5-0.5b"]
+    monkeypatch.setenv("MINFER_MODEL", "qwen2.5-0.5b")
+    assert generate.available_models()[0] == ("qwen2.5-0.5b", other)

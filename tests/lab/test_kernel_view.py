@@ -170,7 +170,7 @@ class TestWidget:
         assert "→" in view.panel.value and "+ 32x64x16" in view.panel.value
         view.set(line=view.controls["line"].min)
         assert view.picture.alt.endswith(f"line {view.controls['line'].min}")
-        view.set(against=None, config="refused")
+        view.set(against="", config="refused")
         while "refused" not in view.panel.value and time.monotonic() < deadline:
             time.sleep(0.05)
         assert "the tile is refused: use 16" in view.panel.value

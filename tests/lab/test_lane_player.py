@@ -8,8 +8,15 @@ import pytest
 from minfer.cuda import ptx, simulator
 from minfer.cuda.gemm import GemmConfig, make_gemm
 from minfer.cuda.trace import Op, Trace, faulty_rows
-from minfer.lab.lane_film import EMPTY, FLIGHT, WRITTEN, film, source_lines
-from minfer.lab.lane_player import gemm_film, gemm_player, gemm_tiles, with_names
+from minfer.lab.lane_film import EMPTY, FLIGHT, WRITTEN, file_name, film, source_lines
+from minfer.lab.lane_player import (
+    gemm_film,
+    gemm_player,
+    gemm_tiles,
+    hopper_film,
+    hopper_player,
+    with_names,
+)
 from minfer.lab.lane_view import draw_frame, frame_html, source_html
 
 
@@ -110,6 +117,8 @@ class TestPlantedFaults:
         assert kernel.function.__closure__[cell].cell_contents is ptx.cp_async_wait_group(0)
 
     def test_unknown_names_are_told(self):
+        with pytest.raises(KeyError, match="no fault 'early wait': choose one of none, late wait"):
+            gemm_film("padded", "early wait")
         with pytest.raises(KeyError, match="gemm_f16 uses no barrier; it has"):
             with_names(make_gemm(GemmConfig()), barrier=None)
 
@@ -132,6 +141,17 @@ class TestView:
         steps = [row for row in picture.rows if row["panel"] == "steps"]
         assert sum(row["degree"] == 2 for row in steps) == 18
 
+    def test_without_tiles_shared_memory_has_all_the_room(self, sound):
+        shown = replace(gemm_film("plain"), tiles={})
+        picture = sound(draw_frame(shown.frame(shown.conflicts[0])))
+        assert len(picture.figure.axes) == 3
+        assert {row["tile"] for row in picture.rows if row["panel"] == "words"} == {None}
+
+    def test_a_cell_of_a_notebook_is_called_so(self):
+        place = gemm_film("plain").steps[0].place
+        assert file_name(place) == "gemm.py"
+        assert file_name(replace(place, file="/tmp/ipykernel_7/123.py")) == "this notebook"
+
     def test_the_source_line_is_the_one_that_runs(self):
         shown = gemm_film("padded")
         for step in shown.steps:
@@ -149,6 +169,36 @@ class TestView:
         step = gemm_film("padded").steps[0]
         nowhere = type(step.place)("<string>", 3, "kernel")
         assert "cannot be read" in source_html(replace(step, chain=(nowhere,)))
+
+
+class TestHopper:
+    """A warp that loads by TMA, warpgroups that multiply by wgmma."""
+
+    def test_what_wgmma_reads_has_landed(self):
+        shown = hopper_film()
+        assert shown.hazards == shown.conflicts == [] and shown.warps == 12
+        reads = [step for step in shown.steps if step.op is Op.WGMMA_READ_BEGIN]
+        # 3 k-tiles, 2 warpgroups, A and B
+        assert len(reads) == 12
+        tiles = [{word["tile"][0] for word in shown.frame(step.number).words} for step in reads]
+        assert tiles.count({"A"}) == tiles.count({"B"}) == 6
+        assert {word["state"] for step in reads for word in shown.frame(step.number).words} == {"written"}
+
+    def test_a_load_is_in_flight_until_it_lands(self):
+        shown = hopper_film()
+        issue = next(step for step in shown.steps if step.op is Op.TMA_ISSUE)
+        land = next(step for step in shown.steps if step.op is Op.TMA_LAND)
+        assert issue.width == 128 * 128 and issue.warp == 0
+        assert shown.states(issue.number)[0] == EMPTY
+        assert shown.states(issue.number + 1)[0] == FLIGHT
+        assert land.landed == ((0, issue.width),) and shown.states(land.number + 1)[0] == WRITTEN
+
+    def test_every_kind_can_be_drawn(self, sound):
+        player = hopper_player()
+        for kind in {step.kind: step for step in player.film.steps}.values():
+            player.set(step=kind.number)
+            assert "traceback" not in player.panel.value
+            sound(player.picture)
 
 
 class TestPlayer:

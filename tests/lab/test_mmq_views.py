@@ -128,14 +128,17 @@ class TestDepth:
         sound(mmq_view.draw_shared(DEVICE_PAIR))
 
     @pytest.mark.slow
-    def test_registers_are_the_compilers(self):
+    def test_registers_allow_as_many_blocks_as_the_compilers(self):
+        from minfer.arithmetic.occupancy import blocks_per_sm
         from minfer.cuda.mmq import mmq
         from minfer.cuda.runtime import compile_kernel
 
         known = json.loads((FOLDER / "mmq-registers.json").read_text())["registers"]
         assert set(known) == {f"{kernel} KD={kd}" for kernel in mmq_view.KERNELS for kd in (4, 8)}
-        made = compile_kernel(mmq(mmq_view.config("narrow", 8)), "sm_90a").resources
-        assert made.registers == mmq_view.registers("narrow", 8, "sm_90a")
+        made = mmq_view.config("narrow", 8)
+        found = compile_kernel(mmq(made), H200.arch).resources.registers
+        held = blocks_per_sm(H200, made.threads, found, made.shared_bytes)
+        assert held.blocks == mmq_view.depth("narrow", 8, H200).held.blocks
 
     def test_unknown_registers(self):
         with pytest.raises(KeyError, match="no registers of 'narrow KD=8' on sm_75"):
@@ -148,6 +151,22 @@ def test_simulated_kernels_agree_bit_by_bit():
     for row in mmq_view.toy_rows(runs):
         assert row["integer sums exact"] and row["error under 1e-6"] and row["same bits as the first"]
         assert row["unwritten"] == 0
+
+
+class TestMeasured:
+    def test_forms_of_the_quantize_pass(self):
+        rows = quantize_view.measured_rows(quantize_view.newest_record())
+        assert [row["form"] for row in rows] == list(quantize_view.MEASURED)
+        assert all(0 < row["GB/s"] < 4_280 * 1.03 for row in rows)
+
+    def test_routes(self):
+        record = mmq_view.newest_record()
+        rows = {row["route"]: row for row in mmq_view.route_rows(record)}
+        assert rows.keys() >= mmq_view.ROUTES.keys()
+        assert rows["mmq"]["of R1"] == rows["f16"]["of f16"] == "x1.00"
+
+    def test_the_phantom(self):
+        assert "1,024 B over the cap: 100 % of the outputs unwritten (NVIDIA H200" in phantom_view.recorded()
 
 
 class TestPhantom:
@@ -170,6 +189,14 @@ class TestPhantom:
             tried = phantom_view.attempt(kernel, kd, device, simulate=False)
             assert (tried.opt_in, tried.launch, tried.unwritten) == ("CUDA_SUCCESS", "CUDA_SUCCESS", 0)
             assert phantom_view.speed(tried, 2.0) == 1024
+
+    def test_a_buffer_that_was_used_before_passes_for_a_result(self):
+        """Why outputs are poisoned: what a good kernel left is what the phantom seems to have computed."""
+        good = phantom_view.attempt("narrow", 8, GB10, simulate=False)
+        stale = phantom_view.attempt("wide", 8, GB10, before=good.out, simulate=False)
+        assert stale.launch == "CUDA_ERROR_INVALID_VALUE"
+        assert phantom_view.parity(stale) and phantom_view.speed(stale, 1.0)
+        assert not phantom_view.parity(phantom_view.attempt("wide", 8, GB10, simulate=False))
 
     @pytest.mark.slow
     def test_the_simulated_kernel_writes_what_numpy_says(self):

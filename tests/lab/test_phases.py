@@ -45,9 +45,9 @@ def test_a_tied_output_counts(data_dir):
     assert weight_bytes(tied) == sum(tensor.nbytes for tensor in tied.file.tensors.values())
 
 
-def test_the_picture_of_a_run():
+def test_the_picture_of_a_run(sound):
     report = Report("abc", (1, 2, 3), 5, 0.1, 0.2, "length", "host", 1, arrivals=(0.1, 0.2, 0.3))
-    picture = arrivals(report)
+    picture = sound(arrivals(report))
     assert picture.rows == [
         {"seconds": 0.1, "pieces": 1},
         {"seconds": 0.2, "pieces": 2},

@@ -16,7 +16,9 @@ from tests.cuda.attention_cases import step_case
         (AttentionStepConfig(2, 1, 64, 64, bias=True, splits=3, output="f32"), 40),
         (AttentionStepConfig(3, 1, 64, 32, True, bias=True, splits=2, output="records"), 70),
         (AttentionStepConfig(2, 1, 128, 128, bias=True, norm=True, splits=3, output="records"), 99),
-        (AttentionStepConfig(9, 1, 64, 64, splits=2, output="f32"), 33),
+        (AttentionStepConfig(9, 1, 64, 64, splits=2, output="f32", chained=True), 33),
+        (AttentionStepConfig(2, 1, 64, 64, splits=3, output="f32"), 140),
+        (AttentionStepConfig(2, 1, 64, 64, bias=True, splits=3, chained=True), 400),
     ],
     ids=str,
 )
@@ -26,7 +28,7 @@ def test_rows_and_splits(config, position):
 
 def test_counters_serve_again():
     """A second launch on the same workspace, with the blocks in another order."""
-    case = step_case(AttentionStepConfig(2, 1, 64, 64, splits=3, output="f32"), 70)
+    case = step_case(AttentionStepConfig(2, 1, 64, 64, splits=3, output="f32"), 400)
     case.run_simulated()
     first = case.results["out"].copy()
     case.results["out"][:] = np.nan

@@ -12,11 +12,26 @@ from tests.cuda.gemv_cases import stream_case, two_case
 @pytest.mark.parametrize(
     ("dim", "od", "grid", "options"),
     [
-        (256, 1, 1, {"warps": 1, "slots": 2}),
-        (512, 7, 2, {"warps": 2, "rows": 2, "slots": 2, "addend": True, "ahead": 1}),
+        (256, 1, 1, {"warps": 1, "rows": 1, "slots": 2}),
+        (256, 9, 1, {"warps": 1, "rows": 8, "slots": 1}),
+        (256, 9, 1, {"warps": 2, "rows": 6, "slots": 1, "pairs": True}),
+        (512, 7, 2, {"warps": 2, "rows": 2, "slots": 2, "addend": True, "ahead": 1, "late": True}),
         (768, 5, 1, {"warps": 2, "rows": 2, "slots": 1, "source": "norm", "pairs": True}),
-        (256, 64, 3, {"warps": 2, "rows": 2, "slots": 1, "source": "norm", "pairs": True, "records": True}),
-        (1280, 7, 2, {"warps": 2, "team": 2, "rows": 2, "addend": True}),
+        (
+            256,
+            64,
+            3,
+            {
+                "warps": 2,
+                "rows": 2,
+                "slots": 1,
+                "source": "norm",
+                "pairs": True,
+                "records": True,
+                "chained": True,
+            },
+        ),
+        (1280, 7, 2, {"warps": 2, "team": 2, "rows": 2, "addend": True, "chained": True}),
         (512, 5, 1, {"warps": 4, "team": 2, "rows": 3, "slots": 1}),
         (1280, 5, 1, {"warps": 2, "team": 2, "rows": 2, "source": "norm", "pairs": True}),
         (512, 64, 2, {"warps": 2, "team": 2, "rows": 4, "records": True}),
@@ -27,7 +42,7 @@ def test_sources_and_epilogues(format, dim, od, grid, options):
 
 
 def test_two_formats():
-    half = {"dim": 512, "source": "norm", "warps": 2, "slots": 1}
+    half = {"dim": 512, "source": "norm", "warps": 2, "slots": 1, "chained": True}
     config = GemvTwoConfig(
         GemvStreamConfig("Q4_K", rows=3, **half), GemvStreamConfig("Q6_K", rows=2, team=2, **half)
     )
@@ -40,7 +55,9 @@ def test_two_formats():
 
 
 def test_more_blocks_than_outputs():
-    stream_case(GemvStreamConfig("Q4_K", 256, warps=2, source="norm"), 3, grid=5).run_simulated()
+    stream_case(GemvStreamConfig("Q4_K", 256, warps=2, rows=1, source="norm"), 3, grid=5).run_simulated()
+    with pytest.raises(ConfigRefused, match="3 outputs, a turn has 4"):
+        GemvStreamConfig("Q4_K", 256, rows=4).grid(3)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -65,7 +82,7 @@ def test_any_thread_order_gives_the_same(seed):
         ({"format": "Q4_K", "dim": 512, "warps": 4, "team": 4}, "4 warps share rows of 2"),
         ({"format": "Q4_K", "dim": 18944}, "more warps share"),
         ({"format": "Q4_K", "dim": 3584, "source": "norm", "warps": 2}, "rows=|warps"),
-        ({"format": "Q4_K", "dim": 3584, "rows": 8, "slots": 2}, "the limit is 115712"),
+        ({"format": "Q4_K", "dim": 3584, "rows": 8, "slots": 2}, "the limit is 232448"),
     ],
 )
 def test_refusals_name_the_number(fields, says):

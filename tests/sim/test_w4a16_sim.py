@@ -22,12 +22,12 @@ def run(product: Product, multiprocessors: int, **options) -> np.ndarray:
     [
         ({"tokens": 64, "stages": 2}, (100, 136, 2), 1),  # four tiles for one block, rings that wrap
         (
-            {"tokens": 72, "stages": 3, "tile_k": 128},
+            {"tokens": 72, "stages": 3, "ahead": False},
             (70, 72, 1),
             3,
         ),  # the last chunk of C overlaps; a block of weights only
         (
-            {"tokens": 64, "stages": 2, "slots": 3, "tile_k": 128, "out": "f32", "store": "direct", "bias": True},
+            {"tokens": 64, "stages": 2, "slots": 3, "out": "f32", "store": "direct", "bias": True},
             (65, 131, 1),
             2,
         ),

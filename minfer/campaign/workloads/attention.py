@@ -12,7 +12,7 @@ from minfer.arithmetic.work import QWEN25_7B
 from minfer.campaign.workload import Case, Launch, Work, Workload, kernel
 from minfer.cuda.attention import AttentionConfig, attention_prefill, seed_steps
 from minfer.cuda.reference import attention
-from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.routes import Route, choose_route
 
 HEADS, KV_HEADS, HEAD_DIM = QWEN25_7B.heads, QWEN25_7B.kv_heads, QWEN25_7B.head_dim
 STEPS = seed_steps(HEADS, KV_HEADS, HEAD_DIM)
@@ -70,9 +70,11 @@ class Attention(Workload):
         nt, query, row = case["nt"], case["heads"] * HEAD_DIM, case["kv_heads"] * HEAD_DIM
         return Work(2.0 * query * nt * (nt + 1), 2.0 * nt * (2 * query + 2 * row))
 
-    def route(self, config: AttentionConfig) -> Route | None:
+    def route(self, config: AttentionConfig, arch: str) -> Route | None:
         name = next((name for name, step in STEPS.items() if step == config), None)
-        return None if name is None else Route(f"f16, attention {name}", attention=name)
+        if name is None:
+            return None
+        return replace(choose_route("f16", arch, {}), name=f"f16, attention {name}", attention=name)
 
     def bucket(self) -> str:
         return "FA"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from minfer.arithmetic.work import QWEN25_7B
 from minfer.campaign.workload import Case, Launch, Work, Workload, kernel, pooled_normal
 from minfer.cuda.convert import ConvertConfig, StoreKvConfig, convert_f32_f16, store_kv_f16
-from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.routes import Route, choose_route
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class Passes(Workload):
     def work(self, case: Case) -> Work:
         return Work(0.0, 6.0 * case["nt"] * case["width"])
 
-    def route(self, config: PassesConfig) -> Route:
+    def route(self, config: PassesConfig, arch: str) -> Route:
         how = "vector" if config.convert.vector == 8 else "scalar"
-        return Route(f"f16, {how} convert", convert=how)
+        return replace(choose_route("f16", arch, {}), name=f"f16, {how} convert", convert=how)
 
     def bucket(self) -> str:
         return "convert"

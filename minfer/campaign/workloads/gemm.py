@@ -87,7 +87,7 @@ class Gemm(Workload):
         size = 4 if self.activations == "f32" else 2
         return Work(2.0 * nt * od * depth, size * nt * depth + 2.0 * od * depth + 2.0 * nt * od)
 
-    def route(self, config: GemmConfig) -> Route:
+    def route(self, config: GemmConfig, arch: str) -> Route:
         convert = "vector" if self._converts(config) else "fused"
         return Route(f"f16, gemm {config}", gemm=config, small=None, convert=convert)
 

@@ -83,10 +83,10 @@ class Mmq(Workload):
         nbytes = od * depth / 256 * 144 + nt * depth / CHUNK * 40 + 4.0 * nt * od
         return Work(2.0 * nt * od * depth, nbytes, "int8")
 
-    def route(self, config: MmqConfig) -> Route | None:
+    def route(self, config: MmqConfig, arch: str) -> Route | None:
         """The engine's chain that begins with this kernel."""
         for name, chain in CHAINS.items():
-            if chain[0].config("Q4_K") == config:
+            if chain[0].make("Q4_K") == config:
                 return Route(name, mmq=name)
         return None
 

@@ -42,8 +42,6 @@ from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT, BOX_COLUMNS, store_tile
 
-#: Half a KV tile: what a tile's first 64 rows see of the diagonal one.
-HALF = TILE // 2
 #: A box of Q, K or V: 128 rows of 64 columns. 64 rows of it, a consumer's share of Q.
 BOX_BYTES, SHARE_BYTES = TILE * BOX_COLUMNS * 2, 64 * BOX_COLUMNS * 2
 WARP_BYTES = SHARE_BYTES // 4
@@ -121,17 +119,17 @@ def _consumer(config: HopperAttentionConfig):
     starts, store_bytes = config.starts, config.store_bytes
     sum_count, weight_count = head_dim // 2, REGISTERS // 2
     q_start, k_start, v_start, out_start = (starts[name] for name in ("q", "k", "v", "out"))
-    len_steps, fragment_count = head_dim // 16, head_dim // 4
+    q_steps, fragment_count = head_dim // 16, head_dim // 4
     k_bars = config.query_ring.size_bytes
     v_bars = k_bars + config.kv_ring.size_bytes
     advance, descriptor = config.kv_ring.advance, ptx.wgmma_descriptor
     # Q and K lie as boxes of 64 columns; V as it is in the cache, so that its rows are k.
-    steps = tuple(BOX_BYTES * (k // 4) + 32 * (k % 4) for k in range(head_dim // 16))
+    steps = tuple(BOX_BYTES * (k // 4) + 32 * (k % 4) for k in range(q_steps))
     in_registers = config.query == "registers"
-    product = {"a": config.query, "k_steps": len(steps), "accumulate": False, "b_offsets": steps}
+    product = {"a": config.query, "k_steps": q_steps, "accumulate": False, "b_offsets": steps}
     if not in_registers:
         product["a_offsets"] = steps
-    multiply_qk, multiply_half = ptx.wgmma(TILE, **product), ptx.wgmma(HALF, **product)
+    multiply_qk = ptx.wgmma(TILE, **product)
     multiply_pv = ptx.wgmma(
         head_dim,
         a="registers",
@@ -140,16 +138,9 @@ def _consumer(config: HopperAttentionConfig):
         transpose_b=True,
     )
     wait_scores, wait_scores_behind = ptx.wgmma_wait(0, REGISTERS), ptx.wgmma_wait(1, REGISTERS)
-    pin_weights = ptx.pin(weight_count)
     wait_sums_behind, chained = ptx.wgmma_wait(1, sum_count), config.chained
     wait_sums, wait_stores = ptx.wgmma_wait(0, sum_count), ptx.bulk_wait_group_read(0)
-    half_diagonal, half_registers = config.half_diagonal, HALF // 2
-    wait_half, mask_half, half_weights = (
-        ptx.wgmma_wait(0, half_registers),
-        mask_after(HALF),
-        first_weights(HALF),
-    )
-    mask_whole, whole_weights, (before, after) = mask_after(TILE), first_weights(TILE), softmax_step(config)
+    before, after = softmax_step(config)
     scale_sums, store = scale_rows(head_dim), store_tile(head_dim, head_dim // BOX_COLUMNS)
 
     @device_function
@@ -157,7 +148,7 @@ def _consumer(config: HopperAttentionConfig):
         """A warp's 16 rows of Q as A operands: 16-byte units, XORed with the row as TMA left them."""
         lane = ptx.lane_id()
         line = rows + (lane & 15) * 128
-        for k in range(len_steps):
+        for k in range(q_steps):
             place = line + (k // 4) * BOX_BYTES + (((2 * (k % 4) + (lane >> 4)) ^ (lane & 7)) << 4)
             r0, r1, r2, r3 = ptx.ldmatrix_x4(place)
             fragments[4 * k], fragments[4 * k + 1] = r0, r1
@@ -183,11 +174,8 @@ def _consumer(config: HopperAttentionConfig):
         store(sums, out_map, buffer, token, column, ptx.lane_id())
 
     @device_function
-    def end_first_product(bars, k_empty, consumer, thread, first, waits):
-        """The diagonal tile's scores are there: the other warpgroup may begin; K, and Q if it is the last KV
-        tile, may be overwritten."""
-        if stagger == "scores" and waits and consumer == 0:
-            ptx.bar_arrive(TURN, CONSUMER_THREADS)
+    def release_keys(bars, k_empty, thread, first):
+        """A product is there: its K may be overwritten, and Q after the last one."""
         ptx.mbarrier_arrive_if(k_empty, thread == 0)
         if not in_registers:
             ptx.mbarrier_arrive_if(bars + 8, (thread == 0) & (first <= 0))
@@ -214,12 +202,6 @@ def _consumer(config: HopperAttentionConfig):
         if chained:
             clear(sums, weights)
         while tile >= 0:
-            if not chained and token >= 0:
-                multiply_pv(sums, weights, values + v_stage * tile_units)
-                wait_sums(sums)
-                ptx.mbarrier_arrive_if(v_empty + 8 * v_stage, thread == 0)
-                v_stage, v_parity = advance(v_stage, v_parity)
-                finish(sums, factor_low, factor_high, out_map, buffer, token, column)
             block, head = block_and_head(tile, nt, heads)
             upcoming = successors[tile]  # its latency passes under this tile
             first, position = first_row(block, q_offset, kv_end), int32(q_offset + block * TILE)
@@ -231,7 +213,7 @@ def _consumer(config: HopperAttentionConfig):
                 ptx.syncwarp()
                 ptx.mbarrier_arrive_if(bars + 8, lane == 0)
             ptx.mbarrier_wait(k_full + 8 * k_stage, k_parity)
-            waits = stagger != "none" and (not chained or token < 0)
+            waits = stagger and (not chained or token < 0)
             if waits and consumer == 1:
                 ptx.bar_sync(TURN, CONSUMER_THREADS)
             k_place = keys + k_stage * tile_units
@@ -248,29 +230,19 @@ def _consumer(config: HopperAttentionConfig):
                     ptx.mbarrier_arrive_if(v_empty + 8 * v_stage, thread == 0)
                     v_stage, v_parity = advance(v_stage, v_parity)
                     finish(sums, factor_low, factor_high, out_map, buffer, token, column)
-            if half_diagonal and consumer == 0 and first == position:
-                multiply_half(scores, queries, k_place)
-                wait_half(scores)
-                end_first_product(bars, k_empty + 8 * k_stage, consumer, thread, first, waits)
-                mask_half(scores, warp_row)
-                low, high, sum_low, sum_high = half_weights(scores, c)
-                for i in range(half_registers, REGISTERS):
-                    scores[i] = float32(0)
             else:
-                if not chained:
-                    multiply_qk(scores, queries, k_place)
-                wait_scores(scores)
-                end_first_product(bars, k_empty + 8 * k_stage, consumer, thread, first, waits)
-                mask_whole(scores, int32(position + warp_row - first))
-                if first < 0:
-                    mask_before(scores, int32(-first))
-                low, high, sum_low, sum_high = whole_weights(scores, c)
+                multiply_qk(scores, queries, k_place)
+            wait_scores(scores)
+            if waits and consumer == 0:
+                ptx.bar_arrive(TURN, CONSUMER_THREADS)
+            release_keys(bars, k_empty + 8 * k_stage, thread, first)
+            mask_after(scores, int32(position + warp_row - first))
+            if first < 0:
+                mask_before(scores, int32(-first))
+            low, high, sum_low, sum_high = first_weights(scores, c)
             token, column = int32(block * TILE + warp_row), int32(head * head_dim)
             k_stage, k_parity = advance(k_stage, k_parity)
             pack(weights, scores)
-            if stagger == "weights" and waits and consumer == 0:
-                pin_weights(weights)
-                ptx.bar_arrive(TURN, CONSUMER_THREADS)
             for i in range(sum_count):
                 sums[i] = float32(0)
             ptx.mbarrier_wait(v_full + 8 * v_stage, v_parity)
@@ -292,9 +264,7 @@ def _consumer(config: HopperAttentionConfig):
                         ptx.mbarrier_wait(k_full + 8 * k_stage, k_parity)
                         multiply_qk(scores, queries, keys + k_stage * tile_units)
                         wait_scores(scores)
-                    ptx.mbarrier_arrive_if(k_empty + 8 * k_stage, thread == 0)
-                    if not in_registers:
-                        ptx.mbarrier_arrive_if(bars + 8, (thread == 0) & (first <= 0))
+                    release_keys(bars, k_empty + 8 * k_stage, thread, first)
                     k_stage, k_parity = advance(k_stage, k_parity)
                     v_stage, v_parity = advance(v_stage, v_parity)
                     if not late_values:
@@ -319,9 +289,16 @@ def _consumer(config: HopperAttentionConfig):
                     pack(weights, scores)
             factor_low, factor_high = ptx.rcp_approx(quad_sum(sum_low)), ptx.rcp_approx(quad_sum(sum_high))
             tile = ptx.uniform(upcoming)
-        multiply_pv(sums, weights, values + v_stage * tile_units)
-        wait_sums(sums)
-        finish(sums, factor_low, factor_high, out_map, buffer, token, column)
+            if not chained:
+                multiply_pv(sums, weights, values + v_stage * tile_units)
+                wait_sums(sums)
+                ptx.mbarrier_arrive_if(v_empty + 8 * v_stage, thread == 0)
+                v_stage, v_parity = advance(v_stage, v_parity)
+                finish(sums, factor_low, factor_high, out_map, buffer, token, column)
+        if chained:
+            multiply_pv(sums, weights, values + v_stage * tile_units)
+            wait_sums(sums)
+            finish(sums, factor_low, factor_high, out_map, buffer, token, column)
         if lane == 0:
             wait_stores()
 

@@ -52,10 +52,8 @@ class HopperAttentionConfig:
             "diagonal": the maximum over the row's first KV tile, which holds the row's own key. No maximum
             afterwards: the row sums, needed anyway, tell where P grew too large (`rescue_above`), and only
             then a warp moves its reference.
-        stagger: when the second consumer starts a tile: "scores" or "weights": when the first one has those
-            of the diagonal, so that one's products run under the other's exponentials; "none": at once.
-        half_diagonal: the first consumer, whose 64 rows see nothing of the diagonal tile's second half,
-            computes half of its scores.
+        stagger: the second consumer starts a tile when the first one has its scores, so that one's products
+            run under the other's exponentials.
         query: where the products read Q from: "shared" memory, or "registers", loaded once a tile.
         chained: a tile's first product is issued behind the last one of the tile before, whose output leaves
             under it.
@@ -71,9 +69,8 @@ class HopperAttentionConfig:
     overlap: bool = True
     late_values: bool = True
     softmax: str = "diagonal"
-    stagger: str = "scores"
-    half_diagonal: bool = False
-    query: str = "shared"
+    stagger: bool = True
+    query: str = "registers"
     chained: bool = False
     schedule: str = "lpt"
     rescue_above: float = 32768.0
@@ -83,15 +80,12 @@ class HopperAttentionConfig:
     def __post_init__(self) -> None:
         check_choice("attention_hopper", "head_dim", self.head_dim, (64, 128))
         check_choice("attention_hopper", "softmax", self.softmax, SOFTMAX)
-        check_choice("attention_hopper", "stagger", self.stagger, ("none", "scores", "weights"))
         check_choice("attention_hopper", "query", self.query, ("shared", "registers"))
         check_choice("attention_hopper", "schedule", self.schedule, SCHEDULES)
         if self.kv_heads < 1 or self.heads < 1 or self.heads % self.kv_heads:
             raise ConfigRefused(
                 f"attention_hopper: {self.heads} heads on {self.kv_heads} kv heads; take a multiple"
             )
-        if self.chained and self.half_diagonal:
-            raise ConfigRefused("attention_hopper: a chained first product is whole: half_diagonal=False")
         if not 0 < self.rescue_above <= 32768:
             raise ConfigRefused(
                 f"attention_hopper: rescue_above={self.rescue_above}; above 0, at most 32768 (f16 ends at "
@@ -103,8 +97,7 @@ class HopperAttentionConfig:
         text = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} {self.softmax}"
         text += "" if self.overlap else " serial"
         text += " late-v" if self.late_values else ""
-        text += f" stagger={self.stagger}" if self.stagger != "none" else ""
-        text += " half-diagonal" if self.half_diagonal else ""
+        text += " staggered" if self.stagger else ""
         text += " chained" if self.chained else ""
         text += " q-registers" if self.query == "registers" else ""
         text += "" if self.rescue_above == 32768 else f" rescue>{self.rescue_above:g}"
@@ -206,12 +199,11 @@ def hopper_steps(heads: int, kv_heads: int, head_dim: int = 128) -> dict[str, Ho
         "late V": {"late_values": True},
         "lazy rescale": {"softmax": "lazy"},
         "no running maximum": {"softmax": "diagonal"},
-        "staggered start": {"stagger": "scores"},
-        "half diagonal": {"half_diagonal": True},
+        "staggered start": {"stagger": True},
         "Q in registers": {"query": "registers"},
     }
     config = HopperAttentionConfig(
-        heads, kv_heads, head_dim, False, False, "running", "none", False, "shared", False, "strided"
+        heads, kv_heads, head_dim, False, False, "running", False, "shared", False, "strided"
     )
     steps = {}
     for name, change in changes.items():

@@ -7,7 +7,6 @@ turns scores into weights; only `after` it may touch the sums of P V. What the v
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 from numba.cuda.types import float32, int32, uint32, uint64
@@ -17,7 +16,7 @@ from minfer.cuda.attention.config import NEVER
 from minfer.cuda.attention.hopper_config import LAZY_BITS, TILE, HopperAttentionConfig
 from minfer.cuda.attention.softmax import exponentials, row_max
 from minfer.cuda.attention.tiles import scale_rows
-from minfer.cuda.instruction import DeviceFunction, device_function
+from minfer.cuda.instruction import device_function
 
 REGISTERS = TILE // 2  # scores a lane
 LARGEST = 3e38  # weights above are infinite: what they came from must be computed again
@@ -26,26 +25,21 @@ largest, exponentiate = row_max(TILE), exponentials(TILE)
 scale_scores = scale_rows(TILE)
 
 
-@functools.cache
-def mask_after(columns: int) -> DeviceFunction:
-    """Factory: (scores, last): of the warp's row r, columns past `last` + r never count."""
-
-    @device_function
-    def mask(scores, last):
-        # From `lane_id`, here and below: nothing stays in a register through the main loop.
-        lane = int32(ptx.lane_id())
-        column, last = int32((lane & 3) * 2), int32(last + (lane >> 2))
-        for j in range(columns // 8):
-            if column + 8 * j > last:
-                scores[4 * j] = float32(NEVER)
-            if column + (8 * j + 1) > last:
-                scores[4 * j + 1] = float32(NEVER)
-            if column + 8 * j > last + 8:
-                scores[4 * j + 2] = float32(NEVER)
-            if column + (8 * j + 1) > last + 8:
-                scores[4 * j + 3] = float32(NEVER)
-
-    return mask
+@device_function
+def mask_after(scores, last):
+    """Of the warp's row r, columns past `last` + r never count."""
+    # From `lane_id`, here and below: nothing stays in a register through the main loop.
+    lane = int32(ptx.lane_id())
+    column, last = int32((lane & 3) * 2), int32(last + (lane >> 2))
+    for j in range(TILE // 8):
+        if column + 8 * j > last:
+            scores[4 * j] = float32(NEVER)
+        if column + (8 * j + 1) > last:
+            scores[4 * j + 1] = float32(NEVER)
+        if column + 8 * j > last + 8:
+            scores[4 * j + 2] = float32(NEVER)
+        if column + (8 * j + 1) > last + 8:
+            scores[4 * j + 3] = float32(NEVER)
 
 
 @device_function
@@ -61,20 +55,13 @@ def mask_before(scores, first):
             scores[4 * j + 3] = float32(NEVER)
 
 
-@functools.cache
-def first_weights(columns: int) -> DeviceFunction:
-    """Factory: (scores, c) -> (n low, n high, sum low, sum high): the weights of the diagonal tile, relative
-    to its own maxima."""
-    maximum, weigh = row_max(columns), exponentials(columns)
-
-    @device_function
-    def start(scores, c):
-        top_low, top_high = maximum(scores, float32(NEVER), float32(NEVER))
-        low, high = -top_low * c, -top_high * c
-        sum_low, sum_high = weigh(scores, c, low, high)
-        return low, high, sum_low, sum_high
-
-    return start
+@device_function
+def first_weights(scores, c):
+    """(n low, n high, sum low, sum high): the weights of the diagonal tile, relative to its own maxima."""
+    top_low, top_high = largest(scores, float32(NEVER), float32(NEVER))
+    low, high = -top_low * c, -top_high * c
+    sum_low, sum_high = exponentiate(scores, c, low, high)
+    return low, high, sum_low, sum_high
 
 
 def softmax_step(config: HopperAttentionConfig) -> tuple[Callable, Callable]:

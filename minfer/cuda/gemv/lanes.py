@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
-from minfer.cuda.block_dots import LOW, scales_k4, two_words
+from minfer.cuda.block_dots import LOW, two_words
 from minfer.cuda.gemv.fine import FINE_RECORD_BYTES
 from minfer.cuda.instruction import device_function, unroll, unrolled
 
@@ -76,12 +76,32 @@ def _load_q4_k(words, floats, step, records, part, inside):
 
 
 @device_function
+def _scales_k4(low, middle, high, part):
+    """(scales, minima) of sub-blocks 2 part and 2 part + 1, in the two low bytes of each word. As in
+    `block_dots`, with masks instead of a branch: they depend on the lane alone."""
+    shift = uint32((part & 1) * 16)
+    more = shift + uint32(2)
+    six = uint32(0x3F3F)
+    top = uint32(0)
+    first = low
+    second = middle
+    if part >= 2:
+        six = uint32(0x0F0F)
+        top = uint32(0x3030)
+        first = high
+        second = high >> uint32(4)
+    scales = ((first >> shift) & six) | ((low >> more) & top)
+    minima = ((second >> shift) & six) | ((middle >> more) & top)
+    return scales, minima
+
+
+@device_function
 @unrolled
 def _dot_q4_k(words, floats, step, block, part):
     """Lane t takes the 32 bytes of sub-blocks 2t (low nibbles) and 2t + 1 (high nibbles)."""
     h0, h1, h2, h3 = ptx.ld_shared_v4_u32(block)
     quants = block + uint32(16 + part * 32)
-    scales, minima = scales_k4(h1, h2, h3, part)
+    scales, minima = _scales_k4(h1, h2, h3, part)
     byte = uint32(255)
     eight = uint32(8)
     low_total = float32(0)

@@ -14,22 +14,47 @@ from minfer.cuda.gemv.stream_config import LOADS, GemvStreamConfig
 from minfer.cuda.instruction import device_function, unroll, unrolled
 
 
-def stage_activations(config: GemvStreamConfig) -> Callable:
-    """Device function (records, scratch, barrier, x, gains, eps): wait for the kernel before, then leave the
-    records of x at the shared address `records`, for all threads of the block. `scratch` is room for a float
-    a warp, `barrier` an initialised mbarrier of one arrival; x and gains are global addresses."""
-    dim, threads, size = config.dim, config.threads, fine_record_bytes(config.dim)
+def stage_activations(config: GemvStreamConfig) -> tuple[Callable, Callable]:
+    """Device functions (factors, gains) and (factors, records, scratch, x, gains, eps).
+
+    The first loads what does not depend on the kernel before into the local f32 array `factors` (of
+    4 * LOADS elements); the second leaves the records of x at the shared address `records`, for all threads
+    of the block. `scratch` is room for a float a warp; x and gains are global addresses."""
+    dim, threads, chunks = config.dim, config.threads, fine_record_bytes(config.dim) // 16
+    chunk_rounds = -(-chunks // threads)
+    chunk_words = 4 * chunk_rounds
     fours, held = dim // 4, LOADS * 4
     rounds = -(-fours // threads)
     total_of = block_sum(config.warps)
 
     @device_function
-    def stage_records(records, scratch, barrier, x, gains, eps):
-        ptx.griddepcontrol_wait()
-        if cuda.threadIdx.x == 0:
-            ptx.mbarrier_arrive_expect_tx(barrier, uint32(size))
-            ptx.bulk_load(records, x, uint32(size), barrier)
-        ptx.mbarrier_wait(barrier, uint32(0))
+    def no_gains(factors, gains):
+        return
+
+    @device_function
+    @unrolled
+    def stage_records(factors, records, scratch, x, gains, eps):
+        # Plain loads: the copy engine does not see what another block has just written.
+        words = cuda.local.array(chunk_words, uint32)
+        for i in unroll(chunk_rounds):
+            at = int32(cuda.threadIdx.x) + int32(i * threads)
+            if at < chunks:
+                w0, w1, w2, w3 = ptx.ld_global_v4_u32(x + uint64(at) * uint64(16))
+                words[i * 4] = w0
+                words[i * 4 + 1] = w1
+                words[i * 4 + 2] = w2
+                words[i * 4 + 3] = w3
+        for i in unroll(chunk_rounds):
+            at = int32(cuda.threadIdx.x) + int32(i * threads)
+            if at < chunks:
+                ptx.st_shared_v4_u32(
+                    records + uint32(at * 16),
+                    words[i * 4],
+                    words[i * 4 + 1],
+                    words[i * 4 + 2],
+                    words[i * 4 + 3],
+                )
+        cuda.syncthreads()
 
     @device_function
     @unrolled
@@ -45,14 +70,17 @@ def stage_activations(config: GemvStreamConfig) -> Callable:
 
     @device_function
     @unrolled
-    def stage_normed(records, scratch, barrier, x, gains, eps):
-        values = cuda.local.array(held, float32)
-        factors = cuda.local.array(held, float32)
+    def load_gains(factors, gains):
         for i in unroll(rounds * 4):
-            values[i] = float32(0)
             factors[i] = float32(0)
         load(factors, gains)
-        ptx.griddepcontrol_wait()
+
+    @device_function
+    @unrolled
+    def stage_normed(factors, records, scratch, x, gains, eps):
+        values = cuda.local.array(held, float32)
+        for i in unroll(rounds * 4):
+            values[i] = float32(0)
         load(values, x)
         squares = float32(0)
         for i in unroll(rounds * 4):
@@ -72,4 +100,4 @@ def stage_activations(config: GemvStreamConfig) -> Callable:
                 )
         cuda.syncthreads()
 
-    return {"records": stage_records, "norm": stage_normed}[config.source]
+    return (load_gains, stage_normed) if config.source == "norm" else (no_gains, stage_records)

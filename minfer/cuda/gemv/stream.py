@@ -6,6 +6,8 @@ What it loses is lost at the seams, so that
 - weights do not wait for the kernel before: each warp fills a ring of its own in shared memory by bulk copies
   first of all, and only then waits (`minfer.cuda.dependent`). A block an SM, of at most half its shared
   memory: the next kernel's block has room beside it and fills its ring while this one still runs;
+- chained kernels do not wait for the one before to end and be flushed, but for all its blocks to have counted
+  in memory (they are all running by then: a dependent kernel starts when every block has said so);
 - the kernels between the products are gone: every block norms and quantizes the activations for itself
   (some microseconds of one SM's time in a kernel of its own, as much in all SMs at once), and the activation
   function or the residual addition is the epilogue;
@@ -26,17 +28,31 @@ from minfer.cuda.elementwise.rows import warp_sum
 from minfer.cuda.gemv.fine import FINE_RECORD_BYTES, FINE_RUN, fine_record_bytes, store_fine
 from minfer.cuda.gemv.lanes import LANE_DOTS
 from minfer.cuda.gemv.staging import stage_activations
-from minfer.cuda.gemv.stream_config import RECORD_OUTPUTS, GemvStreamConfig, GemvTwoConfig
+from minfer.cuda.gemv.stream_config import (
+    LOADS,
+    RECORD_OUTPUTS,
+    TEAM_OUTPUTS,
+    GemvStreamConfig,
+    GemvTwoConfig,
+)
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.signature import signature_of
+
+_NORM = (Argument("gains", "in", "float32"), Argument("eps", "scalar", "float32"))
+CHAIN = (
+    Argument("before", "in", "uint32"),
+    Argument("expected", "scalar", "uint32"),
+    Argument("after", "inout", "uint32"),
+)
+"""What a chained kernel takes last: the counter of the kernel before, its number of blocks, and its own."""
 
 RECORDS_BYTES = 4 * FINE_RECORD_BYTES  # a block's activations
 
 
 def _product(config: GemvStreamConfig) -> Callable:
-    """Device function (block, blocks, weights, x, gains, eps, addend, y, od): this block's outputs of a
-    product that `blocks` blocks share; pointers as global addresses."""
+    """Device function (block, blocks, weights, x, gains, eps, addend, y, od, before, expected, after): this
+    block's outputs of a product that `blocks` blocks share; pointers as global addresses."""
     dot = LANE_DOTS[config.format]
     load, multiply = dot.load, dot.dot
     lanes, across, steps = dot.lanes, config.across, config.steps
@@ -45,54 +61,90 @@ def _product(config: GemvStreamConfig) -> Callable:
     units, unit, row_bytes = config.units, config.unit_bytes, config.units * config.unit_bytes
     aligned = unit % 16 == 0
     piece, slot_bytes = config.piece_bytes, config.slot_bytes
-    scratch_at, records_at = 8 + warps * slots * 8, config.head_bytes
+    copies, copy_rows = config.copies, config.copy_rows
+    halving, levels = rows in (1, 2, 4, 8), rows.bit_length() - 1
+    spread = 32 // rows if halving else 1  # lanes from a row's sum to the next one's
+    scratch_at, records_at, chained = warps * slots * 8, config.head_bytes, config.chained
     partials_at = records_at + fine_record_bytes(config.dim)
     outputs_at, ring_at = partials_at + config.partial_bytes, config.ring_offset
-    pairs, added, stage = config.pairs, config.addend, stage_activations(config)
-    to_records, ahead = config.records, config.ahead
+    pairs, added, held = config.pairs, config.addend, 4 * LOADS
+    prepare, stage = stage_activations(config)
+    to_records, ahead, late = config.records, config.ahead, config.late
     grain = FINE_RUN if to_records else 1
     word_count, float_count = steps * dot.words, steps * dot.floats
 
     @device_function
-    def row_at(matrix, output, r, od):
-        """Address of row r of the turn that this output is in."""
-        row = output
-        if pairs and r >= outputs:
+    def address_of(matrix, begin, c, od, start):
+        """Where copy c of the turn of outputs begin ... starts."""
+        row = begin
+        if pairs and c >= copies // 2:
             row += od
-        return matrix + uint64(row) * uint64(row_bytes)
+        if team > 1:
+            row += c % outputs
+        return matrix + uint64(row) * uint64(row_bytes) + uint64(start)
 
     @device_function
-    def source_of(matrix, first, last, od, start, length):
-        """(address, bytes) of what lane r copies of row r of a turn. Rows past the block's last are that
-        one."""
-        lane = int32(ptx.lane_id())
-        of_turn = lane
-        if pairs and lane >= outputs:
-            of_turn -= outputs
-        output = int32(min(first + of_turn, last - 1))
-        begin = row_at(matrix, output, lane, od) + uint64(start)
-        size = uint32(length)
+    def span_of(address, length):
+        """(first line, bytes) of a copy."""
+        size = uint32(copy_rows * length)
         if not aligned:
-            line = begin & uint64(0xFFFFFFFFFFFFFFF0)
-            size = (uint32(begin - line) + size + uint32(15)) & uint32(0xFFFFFFF0)
-            begin = line
-        return begin, size
+            line = address & uint64(0xFFFFFFFFFFFFFFF0)
+            size = (uint32(address - line) + size + uint32(15)) & uint32(0xFFFFFFF0)
+            address = line
+        return address, size
 
     @device_function
-    def fetch(matrix, slot, barrier, first, last, od, start, length):
-        """Start the copies of a turn."""
-        lane = int32(ptx.lane_id())
-        if lane < rows:
-            begin, size = source_of(matrix, first, last, od, start, length)
-            ptx.mbarrier_arrive_expect_tx(barrier, size)
-            ptx.bulk_load(slot + uint32(lane * piece), begin, size, barrier)
+    @unrolled
+    def fetch(matrix, slot, barrier, begin, od, start, length):
+        """Start the copies of a turn; one lane does."""
+        if int32(ptx.lane_id()) == 0:
+            for c in unroll(copies):
+                address, size = span_of(address_of(matrix, begin, c, od, start), length)
+                ptx.mbarrier_arrive_expect_tx(barrier, size)
+                ptx.bulk_load(slot + uint32(c * piece), address, size, barrier)
 
     @device_function
-    def warm(matrix, first, last, od, start, length):
+    @unrolled
+    def warm(matrix, begin, od, start, length):
         """Bring a later turn's rows into L2."""
-        if int32(ptx.lane_id()) < rows:
-            begin, size = source_of(matrix, first, last, od, start, length)
-            ptx.bulk_prefetch_l2(begin, size)
+        if int32(ptx.lane_id()) == 0:
+            for c in unroll(copies):
+                address, size = span_of(address_of(matrix, begin, c, od, start), length)
+                ptx.bulk_prefetch_l2(address, size)
+
+    @device_function
+    def clamped(begin, last):
+        """The outputs of a turn lie within the block's: the last turn repeats some."""
+        return int32(min(begin, last - outputs))
+
+    @device_function
+    @unrolled
+    def reduced(totals):
+        """The sum over the warp of row r in lane 32 // rows * r (for 2, 4 and 8 rows; else in all lanes: row
+        `lane`)."""
+        lane = int32(ptx.lane_id())
+        if halving:
+            for level in unroll(levels):
+                width = 16 >> level
+                upper = (lane & width) != 0
+                for i in unroll(rows >> (level + 1)):
+                    other = i + (rows >> (level + 1))
+                    kept = totals[i]
+                    sent = totals[other]
+                    if upper:
+                        kept = totals[other]
+                        sent = totals[i]
+                    totals[i] = kept + ptx.shfl_xor_f32(sent, uint32(width))
+            total = totals[0]
+            for level in unroll(5 - levels):
+                total += ptx.shfl_xor_f32(total, uint32(1 << (4 - levels - level)))
+            return total
+        mine = float32(0)
+        for r in unroll(rows):
+            total = warp_sum(totals[r])
+            if lane == r:
+                mine = total
+        return mine
 
     @device_function
     def keep(shared, y, output, first, value):
@@ -117,7 +169,7 @@ def _product(config: GemvStreamConfig) -> Callable:
 
     @device_function
     @unrolled
-    def run(block, blocks, weights, x, gains, eps, addend, y, od):
+    def run(block, blocks, weights, x, gains, eps, addend, y, od, before, expected, after):
         shared = ptx.shared_address(cuda.shared.array(0, uint8))
         thread = int32(cuda.threadIdx.x)
         lane = thread & 31
@@ -132,33 +184,39 @@ def _product(config: GemvStreamConfig) -> Callable:
         last = ((block + 1) * share + int32(min(block + 1, extra))) * grain
         groups = (last - first + int32(outputs - 1)) // outputs
         turns = int32(max(0, (groups - team_number + (teams - 1)) // teams))
+        stride = int32(teams * outputs)
         first_unit = member * units // team
         count = (member + 1) * units // team - first_unit
         start = first_unit * unit
-        barriers = shared + uint32(8 + warp * (slots * 8))
+        length = count * unit
+        barriers = shared + uint32(warp * (slots * 8))
         ring = shared + uint32(ring_at) + uint32(warp * (slots * slot_bytes))
         if lane == 0:
             for n in range(slots):
-                ptx.mbarrier_init(barriers + uint32(n * 8), uint32(rows))
-            if warp == 0:
-                ptx.mbarrier_init(shared, uint32(1))
+                ptx.mbarrier_init(barriers + uint32(n * 8), uint32(copies))
             ptx.fence_mbarrier_init()
         ptx.syncwarp()
+        begin = first + team_number * outputs  # of the next turn to be asked for
         for n in range(slots):
             if n < turns:
-                begin = first + (team_number + n * teams) * outputs
-                fetch(
-                    weights, ring + uint32(n * slot_bytes), barriers + uint32(n * 8),
-                    begin, last, od, start, count * unit,
-                )  # fmt: skip
-        for n in range(slots, slots + ahead):
-            if n < turns:
-                warm(weights, first + (team_number + n * teams) * outputs, last, od, start, count * unit)
-        # The next kernel's copies are wanted when this one's have all been asked for, not before.
-        if turns <= slots:
+                at = clamped(begin, last)
+                fetch(weights, ring + uint32(n * slot_bytes), barriers + uint32(n * 8), at, od, start, length)
+                begin += stride
+        if not late or turns <= slots:
             ptx.griddepcontrol_launch_dependents()
-        cuda.syncthreads()
-        stage(shared + uint32(records_at), shared + uint32(scratch_at), shared, x, gains, eps)
+        factors = cuda.local.array(held, float32)
+        prepare(factors, gains)
+        if chained:
+            if thread == 0:
+                ptx.wait_global_u32(before, expected)
+            cuda.syncthreads()
+        else:
+            ptx.griddepcontrol_wait()
+        if ahead > 0:
+            for n in range(ahead):
+                if slots + n < turns:
+                    warm(weights, clamped(begin + n * stride, last), od, start, length)
+        stage(factors, shared + uint32(records_at), shared + uint32(scratch_at), x, gains, eps)
         early = float32(0)
         if added and team > 1 and thread < last - first:
             early = ptx.ld_global_f32(addend + uint64(first + thread) * uint64(4))
@@ -179,31 +237,33 @@ def _product(config: GemvStreamConfig) -> Callable:
         slot = uint32(0)
         number = uint32(0)
         parity = uint32(0)
+        row = lane // spread
+        writer = row < outputs and lane == row * spread
         for n in range(turns):
-            group = team_number + int32(n) * teams
-            begin = first + group * outputs
-            output = begin + lane
+            wanted = first + (team_number + int32(n) * teams) * outputs
+            here = clamped(wanted, last)
+            output = here + row
             sum = float32(0)
-            if added and team == 1 and lane < outputs and output < last:
+            if added and team == 1 and writer and output >= wanted:
                 sum = ptx.ld_global_f32(addend + uint64(output) * uint64(4))
             ptx.mbarrier_wait(barriers + number * uint32(8), parity)
             for r in unroll(rows):
-                here = ring + slot + uint32(r * piece)
+                block_at = ring + slot + uint32(r // copy_rows * piece + r % copy_rows * row_bytes)
                 if not aligned:
-                    at = int32(min(begin + r % outputs, last - 1))
-                    here += uint32((row_at(weights, at, r, od) + uint64(start)) & uint64(15))
+                    block_at += uint32(address_of(weights, here, r // copy_rows, od, start) & uint64(15))
                 total = float32(0)
                 for s in unroll(steps):
-                    total += multiply(words, floats, s, here + offsets[s], part)
+                    total += multiply(words, floats, s, block_at + offsets[s], part)
                 totals[r] = total
             ptx.syncwarp()
             following = int32(n) + slots
             if following < turns:
-                fetch(
-                    weights, ring + slot, barriers + number * uint32(8),
-                    first + (team_number + following * teams) * outputs, last, od, start, count * unit,
-                )  # fmt: skip
-                if following == turns - 1:
+                at = clamped(begin, last)
+                fetch(weights, ring + slot, barriers + number * uint32(8), at, od, start, length)
+                if ahead > 0 and following + ahead < turns:
+                    warm(weights, clamped(begin + ahead * stride, last), od, start, length)
+                begin += stride
+                if late and following == turns - 1:
                     ptx.griddepcontrol_launch_dependents()
             slot += uint32(slot_bytes)
             number += uint32(1)
@@ -211,35 +271,28 @@ def _product(config: GemvStreamConfig) -> Callable:
                 slot = uint32(0)
                 number = uint32(0)
                 parity ^= uint32(1)
-            mine = float32(0)
-            other = float32(0)
-            for r in unroll(rows):
-                total = warp_sum(totals[r])
-                if team == 1 and pairs and r >= outputs:
-                    if lane == r - outputs:
-                        other = total
-                else:
-                    if lane == r:
-                        mine = total
+            mine = reduced(totals)
             if team == 1:
                 if pairs:
-                    sum = silu_product(mine, other)
-                else:
-                    sum += mine
-                if lane < outputs and output < last:
-                    keep(shared, y, output, first, sum)
-            else:
-                if lane < rows:
-                    at = ((group * rows + lane) * team + member) * 4
-                    ptx.st_shared_f32(shared + uint32(partials_at + at), mine)
+                    # Row r + outputs is `up` of row r: in the other half of the warp, or `outputs` lanes on.
+                    if halving:
+                        mine = silu_product(mine, ptx.shfl_xor_f32(mine, uint32(16)))
+                    else:
+                        mine = silu_product(mine, ptx.shfl_idx_f32(mine, uint32(lane + outputs)))
+                if writer and output >= wanted:
+                    keep(shared, y, output, first, sum + mine)
+            elif row < rows and lane == row * spread:
+                local = here - first + row
+                if row >= outputs:
+                    local += TEAM_OUTPUTS - outputs
+                if here + row % outputs >= wanted:
+                    ptx.st_shared_f32(shared + uint32(partials_at + (local * team + member) * 4), mine)
 
         if team > 1:
             cuda.syncthreads()
             if thread < last - first:
                 output = first + thread
-                group = thread // outputs
-                row = group * rows + (thread - group * outputs)
-                sums = shared + uint32(partials_at + row * (team * 4))
+                sums = shared + uint32(partials_at + thread * (team * 4))
                 sum = early
                 gate = float32(0)
                 for w in unroll(team):
@@ -247,7 +300,7 @@ def _product(config: GemvStreamConfig) -> Callable:
                 if pairs:
                     up = float32(0)
                     for w in unroll(team):
-                        up += ptx.ld_shared_f32(sums + uint32((outputs * team + w) * 4))
+                        up += ptx.ld_shared_f32(sums + uint32((TEAM_OUTPUTS * team + w) * 4))
                     sum = silu_product(gate, up)
                 else:
                     sum += gate
@@ -255,6 +308,10 @@ def _product(config: GemvStreamConfig) -> Callable:
         if to_records:
             cuda.syncthreads()
             write_records(shared, y, first, last)
+        if chained:
+            cuda.syncthreads()
+            if thread == 0:
+                ptx.red_add_release_u32(after, uint32(1))
 
     return run
 
@@ -265,46 +322,70 @@ def gemv_stream(config: GemvStreamConfig) -> Kernel:
     Arguments: weights uint8 [od or 2 od, row bytes] (GGML blocks; 16-byte aligned, and readable up to the
     next multiple of 16 bytes), x uint8 fine records or f32 [dim], (gains f32 [dim], eps float32: of the
     norm,) (addend f32 [od], may be y,) y f32 [od], or fine records of it, od int32 (a multiple of 64 then).
-    Launch on `config.grid(od)`, with pdl=True or without.
+    Launch on `config.grid(od)`, with pdl=True or without. Chained kernels take three more arguments: before
+    uint32 [1], expected uint32, after uint32 [1], all counters zero before the chain's first kernel.
     Integer dot products are exact; sums over blocks are f32 in a fixed order: the same bits on every run.
     """
-    run, added, normed = _product(config), config.addend, config.source == "norm"
+    run, address = _product(config), ptx.global_address
+    added, normed, chained = config.addend, config.source == "norm", config.chained
 
     @device_function
-    def whole(weights, x, gains, eps, addend, y, od):
-        run(int32(cuda.blockIdx.x), int32(cuda.gridDim.x), weights, x, gains, eps, addend, y, od)
+    def whole(weights, x, gains, eps, addend, y, od, before, expected, after):
+        run(
+            int32(cuda.blockIdx.x), int32(cuda.gridDim.x), address(weights), address(x), gains, eps, addend,
+            address(y), od, before, expected, after,
+        )  # fmt: skip
 
-    address = ptx.global_address
+    def plain(weights, x, y, od):
+        none = uint64(0)
+        whole(weights, x, none, float32(0), none, y, od, none, uint32(0), none)
 
-    def gemv_stream_plain(weights, x, y, od):
-        target = address(y)
-        whole(address(weights), address(x), target, float32(0), target, target, od)
+    def plain_added(weights, x, addend, y, od):
+        none = uint64(0)
+        whole(weights, x, none, float32(0), address(addend), y, od, none, uint32(0), none)
 
-    def gemv_stream_added(weights, x, addend, y, od):
-        target = address(y)
-        whole(address(weights), address(x), target, float32(0), address(addend), target, od)
+    def of_norm(weights, x, gains, eps, y, od):
+        none = uint64(0)
+        whole(weights, x, address(gains), eps, none, y, od, none, uint32(0), none)
 
-    def gemv_stream_normed(weights, x, gains, eps, y, od):
-        target = address(y)
-        whole(address(weights), address(x), address(gains), eps, target, target, od)
+    def of_norm_added(weights, x, gains, eps, addend, y, od):
+        none = uint64(0)
+        whole(weights, x, address(gains), eps, address(addend), y, od, none, uint32(0), none)
 
-    def gemv_stream_normed_added(weights, x, gains, eps, addend, y, od):
-        whole(address(weights), address(x), address(gains), eps, address(addend), address(y), od)
+    def chained_plain(weights, x, y, od, before, expected, after):
+        none = uint64(0)
+        whole(weights, x, none, float32(0), none, y, od, address(before), expected, address(after))
+
+    def chained_added(weights, x, addend, y, od, before, expected, after):
+        none, added_to = uint64(0), address(addend)
+        whole(weights, x, none, float32(0), added_to, y, od, address(before), expected, address(after))
+
+    def chained_norm(weights, x, gains, eps, y, od, before, expected, after):
+        scales, none = address(gains), uint64(0)
+        whole(weights, x, scales, eps, none, y, od, address(before), expected, address(after))
+
+    def chained_norm_added(weights, x, gains, eps, addend, y, od, before, expected, after):
+        scales, added_to = address(gains), address(addend)
+        whole(weights, x, scales, eps, added_to, y, od, address(before), expected, address(after))
 
     function = {
-        (False, False): gemv_stream_plain,
-        (False, True): gemv_stream_added,
-        (True, False): gemv_stream_normed,
-        (True, True): gemv_stream_normed_added,
-    }[normed, added]
-    norm = (Argument("gains", "in", "float32"), Argument("eps", "scalar", "float32"))
+        (False, False, False): plain,
+        (False, False, True): plain_added,
+        (False, True, False): of_norm,
+        (False, True, True): of_norm_added,
+        (True, False, False): chained_plain,
+        (True, False, True): chained_added,
+        (True, True, False): chained_norm,
+        (True, True, True): chained_norm_added,
+    }[chained, normed, added]
     arguments = (
         Argument("weights", "in", "uint8"),
         Argument("x", "in", "uint8" if config.source == "records" else "float32"),
-        *(norm if normed else ()),
+        *(_NORM if normed else ()),
         *((Argument("addend", "in", "float32"),) if added else ()),
         Argument("y", "out", "uint8" if config.records else "float32"),
         Argument("od", "scalar", "int32"),
+        *(CHAIN if chained else ()),
     )
     return Kernel(
         name="gemv_stream",
@@ -327,47 +408,68 @@ def gemv_stream_two(config: GemvTwoConfig) -> Kernel:
     od_lower int32, split int32: blocks that take the upper rows (`config.split`). Launch on
     `config.grid(...)`.
     """
-    run_upper, run_lower = _product(config.upper), _product(config.lower)
-    normed = config.upper.source == "norm"
+    run_upper, run_lower, address = _product(config.upper), _product(config.lower), ptx.global_address
+    normed, chained = config.upper.source == "norm", config.upper.chained
 
     @device_function
-    def both(upper, lower, x, gains, eps, y, od_upper, od_lower, split):
+    def both(upper, lower, x, gains, eps, y, od_upper, od_lower, split, before, expected, after):
         block = int32(cuda.blockIdx.x)
+        source = address(x)
+        target = address(y)
         if block < split:
-            run_upper(block, int32(split), upper, x, gains, eps, y, y, od_upper)
+            run_upper(
+                block, int32(split), address(upper), source, gains, eps, target, target, od_upper,
+                before, expected, after,
+            )  # fmt: skip
         else:
             rest = int32(cuda.gridDim.x) - int32(split)
-            target = y + uint64(od_upper) * uint64(4)
-            run_lower(block - int32(split), rest, lower, x, gains, eps, target, target, od_lower)
+            target += uint64(od_upper) * uint64(4)
+            run_lower(
+                block - int32(split), rest, address(lower), source, gains, eps, target, target, od_lower,
+                before, expected, after,
+            )  # fmt: skip
 
-    address = ptx.global_address
+    def plain(upper, lower, x, y, od_upper, od_lower, split):
+        none, zero = uint64(0), uint32(0)
+        both(upper, lower, x, none, float32(0), y, od_upper, od_lower, split, none, zero, none)
 
-    def gemv_stream_two_plain(upper, lower, x, y, od_upper, od_lower, split):
-        target, none = address(y), float32(0)
-        both(address(upper), address(lower), address(x), target, none, target, od_upper, od_lower, split)
+    def of_norm(upper, lower, x, gains, eps, y, od_upper, od_lower, split):
+        none, zero = uint64(0), uint32(0)
+        both(upper, lower, x, address(gains), eps, y, od_upper, od_lower, split, none, zero, none)
 
-    def gemv_stream_two_normed(upper, lower, x, gains, eps, y, od_upper, od_lower, split):
-        target = address(y)
+    def chained_plain(upper, lower, x, y, od_upper, od_lower, split, before, expected, after):
         both(
-            address(upper), address(lower), address(x), address(gains), eps, target, od_upper, od_lower,
-            split,
+            upper, lower, x, uint64(0), float32(0), y, od_upper, od_lower, split,
+            address(before), expected, address(after),
         )  # fmt: skip
 
-    norm = (Argument("gains", "in", "float32"), Argument("eps", "scalar", "float32"))
+    def chained_norm(upper, lower, x, gains, eps, y, od_upper, od_lower, split, before, expected, after):
+        both(
+            upper, lower, x, address(gains), eps, y, od_upper, od_lower, split,
+            address(before), expected, address(after),
+        )  # fmt: skip
+
+    function = {
+        (False, False): plain,
+        (False, True): of_norm,
+        (True, False): chained_plain,
+        (True, True): chained_norm,
+    }[chained, normed]
     arguments = (
         Argument("upper", "in", "uint8"),
         Argument("lower", "in", "uint8"),
         Argument("x", "in", "uint8" if config.upper.source == "records" else "float32"),
-        *(norm if normed else ()),
+        *(_NORM if normed else ()),
         Argument("y", "out", "float32"),
         Argument("od_upper", "scalar", "int32"),
         Argument("od_lower", "scalar", "int32"),
         Argument("split", "scalar", "int32"),
+        *(CHAIN if chained else ()),
     )
     return Kernel(
         name="gemv_stream_two",
         config=config,
-        function=gemv_stream_two_normed if normed else gemv_stream_two_plain,
+        function=function,
         signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,

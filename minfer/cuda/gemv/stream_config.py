@@ -11,7 +11,8 @@ from minfer.cuda.gemv.fine import FINE_RUN, fine_record_bytes
 from minfer.cuda.gemv.lanes import LANE_DOTS
 from minfer.cuda.kernel import ConfigRefused
 
-SHARED_LIMIT = 113 * 1024  # two blocks an SM of sm_90: 228 KiB, of which 1 KiB a block is the system's
+SHARED_LIMIT = 227 * 1024  # a block's on sm_90
+HALF_LIMIT = 113 * 1024  # of two equal blocks an SM: 228 KiB, of which 1 KiB a block is the system's
 SOURCES = ("records", "norm")
 WEIGHTS = 256  # a block's
 TEAM_OUTPUTS = 64  # most outputs of a block whose warps share rows
@@ -41,7 +42,10 @@ class GemvStreamConfig:
         warps: warps a block.
         team: warps that share a row, each a range of its columns; a divisor of `warps`.
         slots: turns of `rows` rows that a warp has in flight.
-        ahead: further turns whose rows it brings into L2 before it waits.
+        ahead: turns that it has on their way into L2, beyond those in its slots, once it has waited.
+        resident: blocks an SM that the grid is sized for.
+        chained: wait for the kernel before by a counter in memory, and count for the next one.
+        late: let the next kernel start when this one's last copies have been asked for, not at once.
     """
 
     format: str
@@ -55,6 +59,9 @@ class GemvStreamConfig:
     team: int = 1
     slots: int = 2
     ahead: int = 0
+    late: bool = False
+    resident: int = 1
+    chained: bool = False
 
     def __post_init__(self) -> None:
         check_choice("gemv_stream", "format", self.format, tuple(LANE_DOTS))
@@ -62,6 +69,7 @@ class GemvStreamConfig:
         check_choice("gemv_stream", "warps", self.warps, tuple(range(1, 17)))
         check_choice("gemv_stream", "rows", self.rows, tuple(range(1, MOST_ROWS + 1)))
         check_choice("gemv_stream", "slots", self.slots, tuple(range(1, 9)))
+        check_choice("gemv_stream", "resident", self.resident, (1, 2))
         check_choice("gemv_stream", "ahead", self.ahead, tuple(range(17)))
         check_choice("gemv_stream", "team", self.team, tuple(n for n in range(1, 17) if self.warps % n == 0))
         if self.dim <= 0 or self.dim % WEIGHTS:
@@ -91,7 +99,12 @@ class GemvStreamConfig:
 
     def __str__(self) -> str:
         extra = (" pairs" if self.pairs else "") + (" addend" if self.addend else "")
-        extra += " ->records" if self.records else ""
+        extra += (
+            (" ->records" if self.records else "")
+            + (" late" if self.late else "")
+            + (" chained" if self.chained else "")
+        )
+        extra += "" if self.resident == 1 else f" resident={self.resident}"
         tile = f"rows={self.rows} warps={self.warps} team={self.team} slots={self.slots}+{self.ahead}"
         return f"{self.format} dim={self.dim} {self.source} {tile}{extra}"
 
@@ -120,14 +133,24 @@ class GemvStreamConfig:
         return self.rows // 2 if self.pairs else self.rows
 
     @property
+    def copy_rows(self) -> int:
+        """Rows of one copy: neighbouring rows whole, or a part of one row."""
+        return self.outputs if self.team == 1 else 1
+
+    @property
+    def copies(self) -> int:
+        """Copies of a turn."""
+        return self.rows // self.copy_rows
+
+    @property
     def piece_bytes(self) -> int:
-        """Shared memory of a warp's part of a row: copies begin and end at 16-byte lines."""
+        """Shared memory of a copy: it begins and ends at 16-byte lines."""
         slack = 0 if self.unit_bytes % 16 == 0 else 30
-        return -(-(-(-self.units // self.team) * self.unit_bytes + slack) // 16) * 16
+        return _ceil(self.copy_rows * _ceil(self.units, self.team) * self.unit_bytes + slack, 16) * 16
 
     @property
     def slot_bytes(self) -> int:
-        return self.rows * self.piece_bytes
+        return self.copies * self.piece_bytes
 
     @property
     def head_bytes(self) -> int:
@@ -137,8 +160,7 @@ class GemvStreamConfig:
     @property
     def partial_bytes(self) -> int:
         """Sums of the warps that share rows."""
-        rows = _ceil(TEAM_OUTPUTS, self.outputs) * self.rows
-        return 0 if self.team == 1 else rows * self.team * 4
+        return 0 if self.team == 1 else TEAM_OUTPUTS * (self.rows // self.outputs) * self.team * 4
 
     @property
     def output_bytes(self) -> int:
@@ -160,8 +182,11 @@ class GemvStreamConfig:
         return self.ring_offset + self.warps * self.slots * self.slot_bytes
 
     def grid(self, od: int, sms: int = 132) -> tuple[int, int, int]:
-        """A block an SM; more where a block cannot hold so many sums or outputs."""
-        blocks = max(1, min(sms, _ceil(od, FINE_RUN if self.records else self.outputs)))
+        """A block an SM; more where a block cannot hold so many sums or outputs, fewer where they are not
+        enough for a turn of each. Raises ConfigRefused for fewer outputs than a turn's."""
+        blocks = min(self.resident * sms, od // (FINE_RUN if self.records else self.outputs))
+        if blocks < 1:
+            raise ConfigRefused(f"gemv_stream: {od} outputs, a turn has {self.outputs}; take fewer rows")
         if self.team > 1:
             blocks = max(blocks, _ceil(od, TEAM_OUTPUTS))
         if self.records:
@@ -171,22 +196,30 @@ class GemvStreamConfig:
     @classmethod
     def for_shape(
         cls, format: str, dim: int, od: int, source: str = "records", pairs: bool = False,
-        addend: bool = False, records: bool = False, sms: int = 132,
+        addend: bool = False, records: bool = False, chained: bool = False, sms: int = 132,
     ) -> GemvStreamConfig:  # fmt: skip
         """A good config for od outputs from rows of dim. Raises ConfigRefused where there is none."""
         check_choice("gemv_stream", "format", format, tuple(LANE_DOTS))
-        options = {"source": source, "pairs": pairs, "addend": addend, "records": records}
+        options = {"source": source, "pairs": pairs, "addend": addend, "records": records, "chained": chained}
         refused: ConfigRefused | None = None
-        for cut in _cuts(format, dim, _ceil(od, sms) * (2 if pairs else 1)):
+        each = 2 if pairs else 1
+        for cut in _cuts(format, dim, _ceil(od, sms) * each, od * each):
             try:
-                return cls(format, dim, **options, **cut)
+                config = cls(format, dim, **options, **cut)
             except ConfigRefused as error:
                 refused = error
+                continue
+            if config.shared_bytes <= HALF_LIMIT:
+                return config
+            refused = ConfigRefused(
+                f"gemv_stream: {config.shared_bytes} bytes of shared memory for rows of {dim}, the next "
+                f"kernel leaves {HALF_LIMIT}: rows are too long"
+            )
         raise refused
 
 
-def _cuts(format: str, dim: int, rows: int) -> Iterator[dict[str, int]]:
-    """Cuts of a block's `rows` rows, the best first.
+def _cuts(format: str, dim: int, rows: int, limit: int) -> Iterator[dict[str, int]]:
+    """Cuts of a block's `rows` rows, the best first; the matrix has `limit` rows.
 
     Few rows go into the rings as a whole, a turn a warp. Long rows are shared by all warps, by the number of
     them that idles the fewest lanes. Else a warp takes two rows at a time.
@@ -201,14 +234,14 @@ def _cuts(format: str, dim: int, rows: int) -> Iterator[dict[str, int]]:
         fitting = [t for t in range(4, 13) if steps(t) * dot.words <= MOST_WORDS] or [16]
         team = max(fitting, key=lambda t: (units / (t * steps(t)), t))
         for n, slots in ((2, 3), (2, 2), (2, 1), (1, 1)):
-            yield {"rows": n, "slots": slots, "warps": team, "team": team, "ahead": 2}
+            yield {"rows": min(n, limit), "slots": slots, "warps": team, "team": team}
         return
     turn = _ceil(rows, ONE_TURN_WARPS)
     if turn <= MOST_ROWS:
         yield {"rows": turn, "slots": 1, "warps": max(1, _ceil(rows, turn))}
     for warps in (8, 4, 2, 1):
         for n, slots in ((2, 3), (2, 2), (2, 1), (1, 1)):
-            yield {"rows": n, "slots": slots, "warps": warps, "ahead": 4}
+            yield {"rows": min(n, limit), "slots": slots, "warps": warps}
 
 
 @dataclass(frozen=True)
@@ -226,10 +259,12 @@ class GemvTwoConfig:
         for config in (self.upper, self.lower):
             if config.pairs or config.addend:
                 raise ConfigRefused("gemv_stream_two: pairs or an addend; take plain products")
-        shapes = [(config.dim, config.source, config.warps) for config in (self.upper, self.lower)]
+        shapes = [
+            (config.dim, config.source, config.warps, config.chained) for config in (self.upper, self.lower)
+        ]
         if shapes[0] != shapes[1]:
             raise ConfigRefused(
-                f"gemv_stream_two: (dim, source, warps) {shapes[0]} and {shapes[1]}; take the same"
+                f"gemv_stream_two: (dim, source, warps, chained) {shapes[0]} and {shapes[1]}; take the same"
             )
 
     def __str__(self) -> str:
@@ -258,8 +293,9 @@ class GemvTwoConfig:
 
     @classmethod
     def for_shapes(
-        cls, upper: str, od_upper: int, lower: str, od_lower: int, dim: int, source: str, sms: int = 132
-    ) -> GemvTwoConfig:
+        cls, upper: str, od_upper: int, lower: str, od_lower: int, dim: int, source: str,
+        chained: bool = False, sms: int = 132,
+    ) -> GemvTwoConfig:  # fmt: skip
         """A good config for od_upper rows of format `upper` above od_lower ones of `lower`. Raises
         ConfigRefused where there is none."""
         formats, ods = (upper, lower), (od_upper, od_lower)
@@ -278,7 +314,14 @@ class GemvTwoConfig:
                     rows = 2 if cut else _ceil(share * team, warps)
                     halves.append(
                         GemvStreamConfig(
-                            format, dim, source, rows=rows, warps=warps, team=team, **(cut or {"slots": 1})
+                            format,
+                            dim,
+                            source,
+                            rows=rows,
+                            warps=warps,
+                            team=team,
+                            chained=chained,
+                            **(cut or {"slots": 1}),
                         )
                     )
                 return cls(*halves)

@@ -95,7 +95,7 @@ _OUT_DTYPES = {"f32": "float32", "f16": "float16", "sums": "int32"}
 
 @cache
 def mmq(config: MmqConfig) -> Kernel:
-    """C = X W^T from blocks: (weights, activations, out, nt, od, id), and stride where the config is strided.
+    """C = X W^T from blocks: (weights, activations, out, nt, od, id; strided also stride).
 
     weights uint8 [od, row bytes], GGML blocks, 16-byte aligned; activations uint8 [nt, id / 32, 40] (pad40:
     f16 d at byte 0, 32 int8 at byte 4, their int32 sum at byte 36, bytes 2 and 3 zero), exactly so large; out

@@ -127,6 +127,22 @@ def atom_add_global_u32(address: u64, value: u32) -> u32:
     before)."""
 
 
+@instruction("red.release.gpu.global.add.u32 [$0], $1;", section="9.7.13.7 red")
+def red_add_release_u32(address: u64, value: u32):
+    """Add to a word that all blocks share, after everything that this thread (and before a barrier its block)
+    has written."""
+
+
+@instruction(
+    "{\n.reg .pred p;\n.reg .b32 found;\nPOLL_${:uid}:\nld.acquire.gpu.global.u32 found, [$0];\n"
+    "setp.lo.u32 p, found, $1;\n@p bra POLL_${:uid};\n}",
+    section="9.7.9.8 ld",
+)
+def wait_global_u32(address: u64, least: u32):
+    """Wait until a word that other blocks add to has reached `least`; what they had written before is then
+    visible to this thread, and behind a barrier to its block."""
+
+
 @instruction("fence.acq_rel.gpu;", section="9.7.13.4 membar, fence, fence.proxy")
 def fence_gpu():
     """Order this thread's memory accesses before the fence, and what it has observed, before those after it,

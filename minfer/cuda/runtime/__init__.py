@@ -17,7 +17,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minfer.cuda.runtime.arrays import DeviceArray, Pinned, download, empty, to_device, upload, zeros
+    from minfer.cuda.runtime.arrays import (
+        DeviceArray,
+        Pinned,
+        download,
+        empty,
+        send,
+        to_device,
+        upload,
+        zeros,
+    )
     from minfer.cuda.runtime.checking import NotFinite, Unwritten, checked
     from minfer.cuda.runtime.compiler import ARCHITECTURES, CompiledKernel, compile_kernel
     from minfer.cuda.runtime.devices import Device, available, device
@@ -36,7 +45,7 @@ if TYPE_CHECKING:
     from minfer.cuda.runtime.tensor_maps import TensorMap, tensor_map
 
 _WHERE = {
-    "arrays": ("DeviceArray", "Pinned", "download", "empty", "to_device", "upload", "zeros"),
+    "arrays": ("DeviceArray", "Pinned", "download", "empty", "send", "to_device", "upload", "zeros"),
     "checking": ("NotFinite", "Unwritten", "checked"),
     "compiler": ("ARCHITECTURES", "CompiledKernel", "compile_kernel"),
     "devices": ("Device", "available", "device"),
@@ -79,6 +88,7 @@ __all__ = [
     "read_load",
     "read_sensors",
     "reset_launch_counts",
+    "send",
     "tensor_map",
     "to_device",
     "upload",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -180,19 +182,26 @@ class Pinned:
     """A page-locked host buffer: copies from it run at the bus's full speed.
 
     Attributes:
-        array: the buffer as uint8.
+        array: the buffer as uint8. The memory lives as long as the array or a view of it.
     """
 
     def __init__(self, nbytes: int) -> None:
         device()
-        self._pointer = 0
-        self._pointer = int(driver.call("cuMemHostAlloc", nbytes, 0, doing=f"pinning {nbytes:,} bytes"))
-        self.array = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(self._pointer), np.uint8)
+        pointer = int(driver.call("cuMemHostAlloc", nbytes, 0, doing=f"pinning {nbytes:,} bytes"))
+        memory = (ctypes.c_uint8 * nbytes).from_address(pointer)
+        # Not at exit: the driver may be gone, and the process's end frees it.
+        weakref.finalize(memory, _free_pinned, pointer).atexit = False
+        self.array = np.frombuffer(memory, np.uint8)
 
-    def __del__(self) -> None:
-        if self._pointer:
-            with contextlib.suppress(Exception):  # the driver may be gone at exit
-                driver.call("cuMemFreeHost", self._pointer)
+    @property
+    def lent(self) -> bool:
+        """Whether somebody holds a view of the array."""
+        return sys.getrefcount(self.array) > 2  # the attribute and the call's own
+
+
+def _free_pinned(pointer: int) -> None:
+    with contextlib.suppress(driver.DriverError):  # after a kernel that failed
+        driver.call("cuMemFreeHost", pointer)
 
 
 def upload(target: DeviceArray, source: np.ndarray, staging: tuple[Pinned, Pinned], stream: Stream) -> None:
@@ -221,8 +230,26 @@ def upload(target: DeviceArray, source: np.ndarray, staging: tuple[Pinned, Pinne
     stream.synchronize()
 
 
+def send(target: DeviceArray, source: np.ndarray, buffer: Pinned, stream: Stream) -> None:
+    """Enqueue a copy of `source` (contiguous, as many bytes as `target`) by way of a pinned buffer, which
+    must not be written before the stream has come past it.
+
+    Raises:
+        ValueError: the byte counts differ, or the buffer is too small.
+    """
+    data = source.reshape(-1).view(np.uint8)
+    if data.nbytes != target.nbytes or data.nbytes > buffer.array.nbytes:
+        raise ValueError(
+            f"{data.nbytes} bytes for an array of {target.nbytes} through a pinned buffer of "
+            f"{buffer.array.nbytes}"
+        )
+    buffer.array[: data.nbytes] = data
+    driver.call("cuMemcpyHtoDAsync", target.pointer, buffer.array.ctypes.data, data.nbytes, stream.handle)
+
+
 def download(source: DeviceArray, buffer: Pinned, stream: Stream) -> np.ndarray:
-    """A NumPy copy by way of a pinned buffer; waits for the stream's work before it.
+    """The array in a pinned buffer, as a view of it; waits for the stream's work before it. A copy of its own
+    would cost more than the bus, for pages that are touched for the first time.
 
     Raises:
         ValueError: the buffer is too small.
@@ -233,7 +260,7 @@ def download(source: DeviceArray, buffer: Pinned, stream: Stream) -> np.ndarray:
     if source.nbytes:
         driver.call("cuMemcpyDtoHAsync", pinned.ctypes.data, source.pointer, source.nbytes, stream.handle)
     stream.synchronize()
-    return pinned.copy().view(source.dtype).reshape(source.shape)
+    return pinned.view(source.dtype).reshape(source.shape)
 
 
 def describe(array: Any) -> tuple[int, tuple[int, ...], str]:

@@ -30,8 +30,8 @@ class W4A16Config:
         format: of the weights, "Q4_K" or "Q6_K".
         tokens: the tile's, a multiple of 8 from 64 to 256.
         stages: k-tiles of activations in flight; slots: blocks of 256 weights a row in flight.
-        tile_k: 64 or 128 columns of k that are multiplied while the next ones are unpacked: the fewer tokens,
-            the more, since unpacking takes as long for any number of them.
+        ahead: weights are unpacked while the tensor cores still work on two k-tiles, not on the last one
+            only: takes 20 registers, which the largest tiles lack.
         out: "f16" or "f32".
         store: "tma" (f16 only; whole lines through shared memory, rows of C must be whole 16 bytes) or
             "direct" (any width, an element at a time; f32 fills its sectors).
@@ -43,12 +43,13 @@ class W4A16Config:
     tokens: int = 256
     stages: int = 4
     slots: int = 2
-    tile_k: int = 64
+    ahead: bool = True
     out: str = "f16"
     store: str = "tma"
     bias: bool = False
     gated: bool = False
 
+    tile_k = BOX_COLUMNS
     threads = 128 * (CONSUMERS + 1)
 
     def __post_init__(self):
@@ -63,8 +64,6 @@ class W4A16Config:
             raise ConfigRefused(f'w4a16: {self.out} cannot be stored by TMA here: take store="direct"')
         if self.gated and (self.store != "tma" or self.bias):
             raise ConfigRefused("w4a16: a gated product is stored by TMA and has no bias")
-        if self.tile_k not in (64, 128):
-            raise ConfigRefused(f"w4a16: k-tiles of {self.tile_k}: 64 or 128")
         if min(self.stages, self.slots) < 2:
             raise ConfigRefused(
                 f"w4a16: {self.stages} stages, {self.slots} slots: to copy ahead of computing takes 2"
@@ -78,8 +77,10 @@ class W4A16Config:
 
     def __str__(self) -> str:
         text = f"{self.format} {ROWS}x{self.tokens}x{self.tile_k}"
-        text += f" {self.stages} stages {self.slots} slots {self.out}" + (
-            " direct" if self.store == "direct" else ""
+        text += (
+            f" {self.stages} stages {self.slots} slots {self.out}"
+            + (" ahead" if self.ahead else "")
+            + (" direct" if self.store == "direct" else "")
         )
         return text + (" bias" if self.bias else "") + (" gated" if self.gated else "")
 
@@ -194,15 +195,15 @@ class W4A16Config:
         return -(-token_tiles // max(1, round(nt / GROUP_TOKENS)))
 
 
-#: (tokens, stages, slots, tile_k) of the tiles that `choose` picks from.
+#: (tokens, stages, slots, ahead) of the tiles that `choose` picks from.
 TILES = (
-    (256, 4, 2, 64),
-    (232, 4, 2, 64),
-    (192, 3, 2, 128),
-    (152, 3, 2, 128),
-    (128, 3, 3, 128),
-    (96, 4, 3, 128),
-    (64, 4, 3, 128),
+    (256, 4, 2, False),
+    (232, 4, 2, True),
+    (192, 5, 2, True),
+    (152, 6, 2, True),
+    (128, 6, 3, True),
+    (96, 8, 3, True),
+    (64, 8, 3, True),
 )
 
 
@@ -219,13 +220,13 @@ def choose(
     """The config with the fewest cycles over whole waves of blocks, for an nt x od x depth product into a C
     of this `width`; gated: of 2 od rows of weights.
 
-    A k-tile costs its wgmmas (4 cycles a token for 128 outputs), or what unpacking its weights takes; a tile
-    about 1500 cycles outside its main loop."""
-    unpacking = 400 if format == "Q4_K" else 550
+    A k-tile costs its wgmmas (4 cycles a token for 128 weight rows) and a constant that unpacking adds, a
+    tile about 1500 cycles outside its main loop (fitted to an H200)."""
+    unpacking = 300 if format == "Q4_K" else 500
 
     def cost(tokens: int) -> int:
         waves = -(-(-(-nt // tokens) * -(-od * (1 + gated) // ROWS)) // multiprocessors)
-        return waves * (depth // 64 * max(4 * tokens, unpacking) + 1500)
+        return waves * (depth // 64 * (4 * tokens + unpacking) + 1500)
 
     tile = min(TILES, key=lambda tile: cost(tile[0]))
     store = "tma" if out == "f16" and width % 8 == 0 else "direct"

@@ -7,6 +7,9 @@ A consumer unpacks an eighth of a block, 32 weights a row, at a time. In a fragm
 
 A small unsigned number becomes f16 without a conversion: OR-ed into the mantissa of 1024 (0x6400) it is
 1024 + q, and the subtraction that follows is exact.
+
+Unpacking goes in two steps. `prepare` makes the numbers q in registers of its own: it may run while the
+tensor cores still read the fragments that will be overwritten. `finish` scales them into the fragments.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unr
 
 #: Weight rows of a tile.
 ROWS = 128
-#: Words of A that a lane holds of an eighth of a block.
-WORDS = 8
+#: Words of A that a lane holds of a quarter of a block, 64 weights a row, and words of scales.
+WORDS = 16
+PAIRS = 4
 #: A row's f16 scales of a quarter of a Q4_K block, and those of all rows.
 SCALE_BYTES = 8
 QUARTER_BYTES = ROWS * SCALE_BYTES
@@ -40,13 +44,15 @@ class PackedFormat:
         pitch: bytes from a row's block to the next row's in shared memory.
         by_tma: the blocks of a tile are one TMA box (rows of whole 16 bytes); else cp.async copies the
             aligned chunks that a block lies in.
-        words: registers of packed weights that a consumer keeps from an eighth to the next.
+        words: registers of packed weights that `prepare` keeps from an eighth to the next.
         expand: (block, target): a row's scales as f16 to shared memory, `target` the row's place in the first
-            quarter; None: `fragments` takes them from the block.
-        fragments: (a, raw, first, second, byte, scales, apart, eighth, o): the words of A of two k16 steps;
-            `first` and `second` are the shared addresses of the blocks of the lane's rows g and g + 8, `byte`
-            is 2 t, `scales` the place of row g's expanded scales, the other row's are `apart` bytes behind.
-            `raw` is a local array of `words`. Eighths come in order.
+            quarter; None: `prepare` takes them from the block.
+        prepare: (numbers, pairs, raw, first, second, byte, scales, apart, eighth): the f16 numbers of the
+            words of A of two k16 steps, and the rows' scales; odd eighths to the second halves of both
+            arrays. `first` and `second` are the shared addresses of the blocks of the lane's rows g and
+            g + 8, `byte` is 2 t, `scales` the place of row g's expanded scales, the other row's are `apart`
+            bytes behind. `raw` is a local array of `words`. Eighths come in order.
+        finish: (a, numbers, pairs): the words of A of a quarter.
     """
 
     block_bytes: int
@@ -54,7 +60,8 @@ class PackedFormat:
     by_tma: bool
     words: int
     expand: DeviceFunction | None
-    fragments: DeviceFunction
+    prepare: DeviceFunction
+    finish: DeviceFunction
 
 
 @device_function
@@ -67,11 +74,6 @@ def _four_bytes(address):
 @device_function
 def _both_low(pair):
     return ptx.prmt(pair, pair, 0x1010)
-
-
-@device_function
-def _both_high(pair):
-    return ptx.prmt(pair, pair, 0x3232)
 
 
 _and_or = ptx.lop3(_AND_OR)
@@ -111,21 +113,20 @@ def _expand_q4_k(block, target):
 
 
 @device_function
-def _low_nibbles(word, scale, shift):
-    """q * scale + shift for the low nibbles of bytes 0 and 2; one rounding."""
-    return ptx.hfma2(ptx.hadd2(_and_or(word, 0x000F000F, 0x64006400), 0xE400E400), scale, shift)
+def _low_nibbles(word):
+    """The low nibbles of bytes 0 and 2."""
+    return ptx.hadd2(_and_or(word, 0x000F000F, 0x64006400), 0xE400E400)
 
 
 @device_function
-def _high_nibbles(word, scale, shift):
-    """The same for the high nibbles: 1024 + 16 q, times 1/16, minus 64."""
-    number = ptx.hfma2(_and_or(word, 0x00F000F0, 0x64006400), 0x2C002C00, 0xD400D400)
-    return ptx.hfma2(number, scale, shift)
+def _high_nibbles(word):
+    """The high nibbles: 1024 + 16 q, times 1/16, minus 64."""
+    return ptx.hfma2(_and_or(word, 0x00F000F0, 0x64006400), 0x2C002C00, 0xD400D400)
 
 
 @device_function
 @unrolled
-def _fragments_q4_k(a, raw, first, second, byte, scales, apart, eighth, o):
+def _prepare_q4_k(numbers, pairs, raw, first, second, byte, scales, apart, eighth):
     """Two eighths share their bytes: the first takes low nibbles, the second high ones."""
     if eighth & 1 == 0:
         run = uint32(16 + 16 * eighth) + byte
@@ -133,22 +134,26 @@ def _fragments_q4_k(a, raw, first, second, byte, scales, apart, eighth, o):
             raw[2 * half] = _four_bytes(first + run + 16 * half)
             raw[2 * half + 1] = _four_bytes(second + run + 16 * half)
         place = scales + QUARTER_BYTES * (eighth >> 1)
-        near, near_next = ptx.ld_shared_v2_u32(place)
-        far, far_next = ptx.ld_shared_v2_u32(place + apart)
-        raw[4], raw[5] = near_next, far_next
+        pairs[0], pairs[2] = ptx.ld_shared_v2_u32(place)
+        pairs[1], pairs[3] = ptx.ld_shared_v2_u32(place + apart)
+        for o in unroll(4):
+            # Word o is of step o / 2, row o % 2.
+            at = 4 * (o // 2) + o % 2
+            numbers[at], numbers[at + 2] = _low_nibbles(raw[o]), _low_nibbles(uint32(raw[o]) >> 8)
     else:
-        near, far = raw[4], raw[5]
-    for row in unroll(2):
-        pair = near if row == 0 else far
-        scale, shift = _both_low(pair), _both_high(pair)
-        for half in unroll(2):
-            word, at = raw[2 * half + row], o + 4 * half + row
-            if eighth & 1 == 0:
-                a[at] = _low_nibbles(word, scale, shift)
-                a[at + 2] = _low_nibbles(uint32(word) >> 8, scale, shift)
-            else:
-                a[at] = _high_nibbles(word, scale, shift)
-                a[at + 2] = _high_nibbles(uint32(word) >> 8, scale, shift)
+        for o in unroll(4):
+            at = 8 + 4 * (o // 2) + o % 2
+            numbers[at], numbers[at + 2] = _high_nibbles(raw[o]), _high_nibbles(uint32(raw[o]) >> 8)
+
+
+@device_function
+@unrolled
+def _finish_q4_k(a, numbers, pairs):
+    """q * scale + shift, rounded once. Pairs are of the first eighth's two rows, then of the second's."""
+    for i in unroll(4):
+        for word in unroll(4):
+            at = 8 * (i // 2) + i % 2 + 2 * word
+            a[at] = ptx.hfma2_pair(numbers[at], pairs[i])
 
 
 # ---- Q6_K: 128 bytes of low nibbles, 64 bytes of two high bits, sixteen int8 scales, d
@@ -162,7 +167,7 @@ def _two_scales(address, d):
 
 
 @device_function
-def _unpack_q6_k(a, o, low, high, eighth, scale):
+def _numbers_q6_k(numbers, at, low, high, eighth):
     """Four bytes of a row: the two words of a k16 step."""
     number = uint32(low) & 0x0F0F0F0F
     bits = uint32(high) << (4 - 2 * (eighth & 1))
@@ -170,15 +175,13 @@ def _unpack_q6_k(a, o, low, high, eighth, scale):
         number = (uint32(low) >> 4) & 0x0F0F0F0F
         bits = uint32(high) >> (2 * (eighth & 1))
     number = number | (bits & 0x30303030)
-    near = _and_or(number, 0x00FF00FF, 0x64006400)
-    far = ptx.prmt(number, 0x64646464, 0x4341)
-    a[o] = ptx.hmul2(ptx.hadd2(near, 0xE420E420), scale)
-    a[o + 2] = ptx.hmul2(ptx.hadd2(far, 0xE420E420), scale)
+    numbers[at] = ptx.hadd2(_and_or(number, 0x00FF00FF, 0x64006400), 0xE420E420)
+    numbers[at + 2] = ptx.hadd2(ptx.prmt(number, 0x64646464, 0x4341), 0xE420E420)
 
 
 @device_function
 @unrolled
-def _fragments_q6_k(a, raw, first, second, byte, scales, apart, eighth, o):
+def _prepare_q6_k(numbers, pairs, raw, first, second, byte, scales, apart, eighth):
     """Four eighths share their bytes: two take low nibbles, two high ones."""
     if eighth == 0:
         raw[12] = _both_low(ptx.ld_shared_u16(first + 208))
@@ -191,17 +194,28 @@ def _fragments_q6_k(a, raw, first, second, byte, scales, apart, eighth, o):
         for half in unroll(2):
             raw[8 + 2 * half] = _four_bytes(first + bits + 16 * half)
             raw[9 + 2 * half] = _four_bytes(second + bits + 16 * half)
-    at = uint32(192 + 2 * eighth)
-    near, far = _two_scales(first + at, raw[12]), _two_scales(second + at, raw[13])
-    for row in unroll(2):
-        pair = near if row == 0 else far
-        low = 4 * (eighth & 1) + row
-        _unpack_q6_k(a, o + row, raw[low], raw[8 + row], eighth, _both_low(pair))
-        _unpack_q6_k(a, o + 4 + row, raw[low + 2], raw[10 + row], eighth, _both_high(pair))
+    scale = uint32(192 + 2 * eighth)
+    pairs[2 * (eighth & 1)] = _two_scales(first + scale, raw[12])
+    pairs[2 * (eighth & 1) + 1] = _two_scales(second + scale, raw[13])
+    for o in unroll(4):
+        # Word o is of step o / 2, row o % 2.
+        low, at = raw[4 * (eighth & 1) + o], 8 * (eighth & 1) + 4 * (o // 2) + o % 2
+        _numbers_q6_k(numbers, at, low, raw[8 + o], eighth)
+
+
+@device_function
+@unrolled
+def _finish_q6_k(a, numbers, pairs):
+    """(q - 32) * scale, rounded once; a scale for each k16 step."""
+    for i in unroll(4):
+        for half in unroll(2):
+            at = 8 * (i // 2) + i % 2 + 2 * half
+            a[at] = ptx.hmul2_low(numbers[at], pairs[i])
+            a[at + 4] = ptx.hmul2_high(numbers[at + 4], pairs[i])
 
 
 FORMATS = {
-    "Q4_K": PackedFormat(BLOCKS["Q4_K"].size, 144, True, 6, _expand_q4_k, _fragments_q4_k),
+    "Q4_K": PackedFormat(BLOCKS["Q4_K"].size, 144, True, 4, _expand_q4_k, _prepare_q4_k, _finish_q4_k),
     # 15 chunks of 16 bytes apart, 14 of them copied: rows start 28 banks apart.
-    "Q6_K": PackedFormat(BLOCKS["Q6_K"].size, 240, False, 14, None, _fragments_q6_k),
+    "Q6_K": PackedFormat(BLOCKS["Q6_K"].size, 240, False, 14, None, _prepare_q6_k, _finish_q6_k),
 }

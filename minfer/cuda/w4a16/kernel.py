@@ -11,6 +11,13 @@ written anywhere. One block a multiprocessor takes tile after tile.
   result is as exact as that of a GEMM over an f16 copy, up to the scales' own rounding to f16.
 - The tokens of a tile are chosen so that the tiles fill whole waves of multiprocessors (`choose`).
 - While wgmma is in flight nothing branches by lane (C7518), and fragments are pinned before the next wait.
+
+What was tried on an H200 and lost: two or three wgmma groups in flight (the assembler serialises them all,
+C7513); k-tiles of 128 (no faster for any tile); warps that wait for their own copies of Q6_K blocks and
+expand the int8 scales too (up to 1.7 times slower: a block took longer to bring than to multiply); scales
+copied to both halves by prmt instead of named in the operand (5 % more instructions); narrow tiles that fill
+more waves (152 tokens: unpacking takes longer than multiplying). Q6_K costs half as many instructions again
+as Q4_K to unpack: it stays 5 to 10 % behind an f16 copy, where Q4_K is 2 to 9 % ahead of cuBLAS.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ from minfer.cuda.w4a16.config import (
     TILES,
     W4A16Config,
 )
-from minfer.cuda.w4a16.formats import FORMATS, ROWS, SCALE_BYTES, WORDS
+from minfer.cuda.w4a16.formats import FORMATS, PAIRS, ROWS, SCALE_BYTES, WORDS
 
 
 @cache
@@ -54,7 +61,7 @@ def w4a16(config: W4A16Config) -> Kernel:
     from minfer.cuda.w4a16.activations import bring_activations
     from minfer.cuda.w4a16.movers import move_weights, ready_arrivals, row_start
 
-    tokens, outputs, tile_k = config.tokens, config.outputs, config.tile_k
+    tokens, outputs = config.tokens, config.outputs
     stages, stage_bytes = config.stages, config.stage_bytes
     slots, slot_bytes, packed_bytes = config.slots, config.slot_bytes, config.packed_bytes
     buffers_start, slots_start, barriers_start = (
@@ -81,19 +88,15 @@ def w4a16(config: W4A16Config) -> Kernel:
         ptx.setmaxnreg("dec", PRODUCER_REGISTERS),
         ptx.setmaxnreg("inc", CONSUMER_REGISTERS),
     )
-    fragments, block_start, move = config.packed.fragments, row_start(config), move_weights(config)
+    prepare, finish = config.packed.prepare, config.packed.finish
+    block_start, move = row_start(config), move_weights(config)
     bring, arrivals = bring_activations(config), ready_arrivals(config)
-    # Parts of a block that are multiplied at once; eighths that are unpacked for one, words of A for it.
-    parts, eighths = 256 // config.tile_k, config.tile_k // 32
-    a_words, k_steps = eighths * WORDS, config.tile_k // 16
-    # A k-tile of 128 is two tiles of 64 columns, one behind the other.
-    offsets = tuple(k // 4 * tokens * 128 + k % 4 * 32 for k in range(k_steps))
+    ahead = config.ahead
     # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
-    multiply_first = ptx.wgmma(
-        tokens, a="registers", k_steps=k_steps, accumulate="operand", b_offsets=offsets, wait=1
-    )
-    multiply = ptx.wgmma(tokens, a="registers", k_steps=k_steps, b_offsets=offsets, wait=1)
-    wait_sums, pin = ptx.wgmma_wait(0, accumulators), ptx.pin(a_words)
+    multiply_first = ptx.wgmma(tokens, a="registers", k_steps=4, accumulate="operand")
+    multiply = ptx.wgmma(tokens, a="registers", k_steps=4)
+    wait_last = ptx.wgmma_wait(1, accumulators)
+    wait_sums, pin = ptx.wgmma_wait(0, accumulators), ptx.pin(WORDS)
     wait_stores = ptx.bulk_wait_group_read(0)
     store_tile = store_tile_transposed(tokens, config.buffers, combine) if stored_by_tma else None
     store_elements = store_accumulators_transposed(tokens, config.out)
@@ -121,8 +124,10 @@ def w4a16(config: W4A16Config) -> Kernel:
         row = types.int32(consumer * consumer_outputs + warp * warp_rows + (lane >> 2))
         byte = types.uint32((lane & 3) * 2)
         sums = cuda.local.array(accumulators, dtype=types.float32)
-        even = cuda.local.array(a_words, dtype=types.uint32)
-        odd = cuda.local.array(a_words, dtype=types.uint32)
+        even = cuda.local.array(WORDS, dtype=types.uint32)
+        odd = cuda.local.array(WORDS, dtype=types.uint32)
+        numbers = cuda.local.array(WORDS, dtype=types.uint32)
+        pairs = cuda.local.array(PAIRS, dtype=types.uint32)
         raw = cuda.local.array(words, dtype=types.uint32)
         for i in range(accumulators):
             sums[i] = types.float32(0)
@@ -138,23 +143,46 @@ def w4a16(config: W4A16Config) -> Kernel:
         ptx.mbarrier_wait(ready, 0)
         near, far = block_start(slots_at, row), block_start(slots_at, row + apart)
         scales = types.uint32(slots_at + packed_bytes + row * SCALE_BYTES)
-        for e in unroll(eighths):
-            fragments(even, raw, near, far, byte, scales, scales_apart, e, WORDS * e)
+        for eighth in unroll(2):
+            prepare(numbers, pairs, raw, near, far, byte, scales, scales_apart, eighth)
+        finish(even, numbers, pairs)
         pin(even)
         while tile < token_tiles * output_tiles:
             block = types.int32(0)
             while block < blocks:
-                for part in unroll(parts):
+                for quarter in unroll(4):
                     ptx.mbarrier_wait(barriers + 8 * stage, parity)
                     activations = a_start + stage * (stage_bytes >> 4)
-                    if part == 0:
+                    if quarter == 0:
                         multiply_first(sums, even, activations, block)
-                    elif part % 2 == 0:
+                    elif quarter == 2:
                         multiply(sums, even, activations)
                     else:
                         multiply(sums, odd, activations)
+                    if not ahead:
+                        wait_last(sums)
+                    # The next k-tile's weights while this one is multiplied.
+                    if quarter == 3:
+                        # At the very end the last block is unpacked once more, for nothing.
+                        if block + 1 < blocks or tile + step < token_tiles * output_tiles:
+                            slot, slot_parity = advance_slot(slot, slot_parity)
+                            ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
+                        place = types.uint32(slots_at + slot * slot_bytes)
+                        near, far = block_start(place, row), block_start(place, row + apart)
+                        scales = types.uint32(place + packed_bytes + row * SCALE_BYTES)
+                    for half in unroll(2):
+                        eighth = (2 * quarter + 2 + half) % 8
+                        prepare(numbers, pairs, raw, near, far, byte, scales, scales_apart, eighth)
+                    if quarter == 2:
+                        ptx.syncwarp()
+                        ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
+                    if ahead:
+                        pin(numbers)
+                        wait_last(sums)
                     # The k-tile before is done: its stage and its fragments are free.
-                    if part > 0 or block > 0:
+                    if quarter > 0:  # noqa: SIM114 (this test is folded away)
+                        ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
+                    elif block > 0:
                         ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
                     else:
                         # Divisions that run under the tensor cores' work.
@@ -165,31 +193,12 @@ def w4a16(config: W4A16Config) -> Kernel:
                             high_bias = bias_of(bias, output_tile * outputs + row + 8, od)
                     previous = stage
                     stage, parity = advance(stage, parity)
-                    # The next k-tile's fragments while this one is multiplied.
-                    if part == parts - 1:
-                        # At the very end the last block is unpacked once more, for nothing.
-                        if block + 1 < blocks or tile + step < token_tiles * output_tiles:
-                            slot, slot_parity = advance_slot(slot, slot_parity)
-                            ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
-                        place = types.uint32(slots_at + slot * slot_bytes)
-                        near, far = block_start(place, row), block_start(place, row + apart)
-                        scales = types.uint32(place + packed_bytes + row * SCALE_BYTES)
-                        for e in unroll(eighths):
-                            fragments(even, raw, near, far, byte, scales, scales_apart, e, WORDS * e)
-                        pin(even)
-                    elif part % 2 == 0:
-                        for e in unroll(eighths):
-                            eighth = eighths * (part + 1) + e
-                            fragments(odd, raw, near, far, byte, scales, scales_apart, eighth, WORDS * e)
+                    if quarter % 2 == 0:
+                        finish(odd, numbers, pairs)
                         pin(odd)
                     else:
-                        for e in unroll(eighths):
-                            eighth = eighths * (part + 1) + e
-                            fragments(even, raw, near, far, byte, scales, scales_apart, eighth, WORDS * e)
+                        finish(even, numbers, pairs)
                         pin(even)
-                    if part == parts - 2:
-                        ptx.syncwarp()
-                        ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
                 block = types.int32(block + 1)
             wait_sums(sums)
             ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
@@ -236,7 +245,7 @@ def w4a16(config: W4A16Config) -> Kernel:
         cuda.syncthreads()
         token_tiles = types.int32((nt + (tokens - 1)) // tokens)
         output_tiles = types.int32((od + (outputs - 1)) // outputs)
-        blocks, k_tiles = types.int32(depth >> 8), types.int32(depth // tile_k)
+        blocks, k_tiles = types.int32(depth >> 8), types.int32(depth >> 6)
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
         if warpgroup == 0:
             fewer()

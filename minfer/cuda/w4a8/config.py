@@ -29,13 +29,14 @@ class W4A8Config:
     Attributes:
         tokens: the tile's, a multiple of 16 from 64 to 128.
         stages: k-tiles of activations in flight; slots: groups of 512 weights a row in flight.
+        gated: the weights are two matrices of `od` rows, gate and up, and C is silu(gate) * up.
     """
 
     tokens: int = 128
     stages: int = 5
     slots: int = 2
+    gated: bool = False
 
-    outputs = ROWS
     tile_k = 128
     threads = 128 * (CONSUMERS + 1)
 
@@ -54,7 +55,18 @@ class W4A8Config:
             )
 
     def __str__(self) -> str:
-        return f"{ROWS}x{self.tokens}x{self.tile_k} {self.stages} stages {self.slots} slots"
+        text = f"{ROWS}x{self.tokens}x{self.tile_k} {self.stages} stages {self.slots} slots"
+        return text + (" gated" if self.gated else "")
+
+    @property
+    def outputs(self) -> int:
+        """Columns of C in a tile."""
+        return ROWS // 2 if self.gated else ROWS
+
+    @property
+    def chunk_bytes(self) -> int:
+        """A chunk of a consumer's part of C."""
+        return chunk_bytes(self.outputs // CONSUMERS)
 
     @cached_property
     def ring(self) -> MbarrierRing:
@@ -103,13 +115,15 @@ class W4A8Config:
 
     @property
     def barrier_bytes(self) -> int:
-        return self.ring.size_bytes + self.slot_ring.size_bytes + 8 * self.slots
+        return self.ring.size_bytes + self.slot_ring.size_bytes + 8 * self.slots + 8
 
     @property
     def buffers(self) -> int:
         """Chunks of C that a consumer may have in flight: what fits."""
         used = self.stages * self.stage_bytes + self.slots * self.slot_bytes + self.barrier_bytes + ALIGNMENT
-        return min(len(chunk_starts(self.tokens)), (MAX_SHARED_BYTES - used) // (CONSUMERS * chunk_bytes(64)))
+        return min(
+            len(chunk_starts(self.tokens)), (MAX_SHARED_BYTES - used) // (CONSUMERS * self.chunk_bytes)
+        )
 
     @property
     def buffers_start(self) -> int:
@@ -117,7 +131,7 @@ class W4A8Config:
 
     @property
     def slots_start(self) -> int:
-        return self.buffers_start + self.buffers * CONSUMERS * chunk_bytes(64)
+        return self.buffers_start + self.buffers * CONSUMERS * self.chunk_bytes
 
     @property
     def barriers_start(self) -> int:
@@ -135,8 +149,8 @@ class W4A8Config:
             "a": (self.tokens, self.tile_k, 128),
             "sums": (self.tokens, RUNS, 64),
             "scales": (1, self.tokens, 0),
-            "w": (ROWS, BLOCK_BYTES, 0),
-            "c": (CHUNK_ROWS, 64, 128),
+            "w": (self.outputs, BLOCK_BYTES, 0),
+            "c": (CHUNK_ROWS, self.outputs // CONSUMERS, self.outputs),
         }
 
     def check(self, nt: int, od: int, depth: int, width: int) -> None:

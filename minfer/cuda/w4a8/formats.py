@@ -103,16 +103,17 @@ def _unpack(a, o, word, factors):
 
 @device_function
 @unrolled
-def fragments(a, near, far, factors, quarter):
+def fragments(a, near, far, factors, apart, quarter):
     """The 16 words of A of a k-tile, the `quarter`-th of a group; `near` and `far` are the shared addresses
-    of the blocks of the lane's rows g and g + 8, plus 4 t, `factors` that of row g's."""
+    of the blocks of the lane's rows g and g + 8, plus 4 t, `factors` that of row g's; the other row's
+    are `apart` bytes behind."""
     for half in unroll(2):
         pair = 2 * quarter + half
         run = types.uint32((quarter >> 1) * PLANE_BYTES + 16 + 32 * (2 * (quarter & 1) + half))
         low0, low1 = ptx.ld_shared_u32(near + run), ptx.ld_shared_u32(near + run + 16)
         high0, high1 = ptx.ld_shared_u32(far + run), ptx.ld_shared_u32(far + run + 16)
         place = factors + pair * PAIR_BYTES
-        near_factors, far_factors = ptx.ld_shared_u32(place), ptx.ld_shared_u32(place + 32)
+        near_factors, far_factors = ptx.ld_shared_u32(place), ptx.ld_shared_u32(place + apart)
         _unpack(a, 8 * half, low0, near_factors)
         _unpack(a, 8 * half + 1, high0, far_factors)
         _unpack(a, 8 * half + 2, low1, near_factors)

@@ -15,16 +15,16 @@ from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT
-from minfer.cuda.tile.transposed import chunk_bytes
 from minfer.cuda.w4a8.config import W4A8Config
 from minfer.cuda.w4a8.formats import BLOCK_BYTES, GROUP, GROUP_BLOCKS, MINIMA_PITCH, PLANE_BYTES, RUNS
-from minfer.cuda.w4a16.config import CONSUMER_REGISTERS, MOVERS, PRODUCER_REGISTERS
+from minfer.cuda.w4a16.config import CONSUMER_REGISTERS, CONSUMERS, MOVERS, PRODUCER_REGISTERS
 from minfer.cuda.w4a16.formats import ROWS
 
 
 @cache
 def w4a8(config: W4A8Config) -> Kernel:
     """The kernel of a config: (a, sums, scales, w, c, nt, od, depth, first, group), tensor maps and int32.
+    With `gated` c is silu(gate) * up of products with od rows each, which follow each other in w.
 
     a is int8 [nt, depth], sums f32 [nt, depth / 32], scales f32 [depth / 512, pitch] (a column a token, pitch
     a multiple of 4), w uint8 [od, row bytes] of Q4_K blocks with d >= 0, as every quantizer writes them, c
@@ -35,6 +35,7 @@ def w4a8(config: W4A8Config) -> Kernel:
     from numba.cuda import types
 
     from minfer.cuda import ptx
+    from minfer.cuda.elementwise.activation import LOG2_E, silu_product_by
     from minfer.cuda.instruction import device_function, unroll, unrolled
     from minfer.cuda.tile.scheduler import tile_xy
     from minfer.cuda.tile.transposed import store_tile_transposed
@@ -51,7 +52,7 @@ def w4a8(config: W4A8Config) -> Kernel:
         config.buffers_start,
         config.barriers_start,
     )
-    buffers_bytes = config.buffers * chunk_bytes(64)
+    buffers_bytes = config.buffers * config.chunk_bytes
     slot_barriers = config.ring.size_bytes
     ready_start = slot_barriers + config.slot_ring.size_bytes
     accumulators = tokens // 2
@@ -68,12 +69,18 @@ def w4a8(config: W4A8Config) -> Kernel:
     wait_integers = ptx.wgmma_wait(0, accumulators, "s32")
     wait_sums, pin = ptx.wgmma_wait(0, accumulators), ptx.pin(16)
     wait_stores = ptx.bulk_wait_group_read(0)
-    store_tile = store_tile_transposed(tokens, config.buffers)
+    # Gates and the ups that belong to them are rows g and g + 8 of the fragments.
+    gated, consumer_outputs = config.gated, outputs // CONSUMERS
+    warp_rows, apart = (8, ROWS // 2) if gated else (16, 8)
+    blocks_apart, words_apart, half_plane = apart * BLOCK_BYTES, apart * 4, PLANE_BYTES // 2
+    constant_start, minus_log2_e = ready_start + 8 * slots, -LOG2_E
+    store_tile = store_tile_transposed(tokens, config.buffers, silu_product_by if gated else None)
 
     @device_function
     def move(
-        sums, scales, w, first, landed, ready, tile, step, token_tiles, output_tiles, groups, group, thread
-    ):
+        sums, scales, w, first, landed, ready, tile, step,
+        token_tiles, output_tiles, groups, group, od, thread,
+    ):  # fmt: skip
         """Blocks, and what belongs to the activations, of all groups of all tiles into the slots."""
         tiles = token_tiles * output_tiles
         total = types.int32(ptx.udiv_u32(tiles - tile + step - 1, step) * groups)
@@ -103,6 +110,10 @@ def w4a8(config: W4A8Config) -> Kernel:
                     column = k * (GROUP_BLOCKS * BLOCK_BYTES)
                     ptx.tma_load_2d(place, w, full, column, row)
                     ptx.tma_load_2d(place + PLANE_BYTES, w, full, column + BLOCK_BYTES, row)
+                    if gated:
+                        up = place + half_plane
+                        ptx.tma_load_2d(up, w, full, column, od + row)
+                        ptx.tma_load_2d(up + PLANE_BYTES, w, full, column + BLOCK_BYTES, od + row)
                     ptx.tma_load_2d(place + sums_start, sums, full, k * RUNS, token)
                     ptx.tma_load_2d(place + scales_start, scales, full, token, k)
                 next_slot, next_parity = advance_slot(next_slot, next_parity)
@@ -120,7 +131,7 @@ def w4a8(config: W4A8Config) -> Kernel:
             for half in unroll(2):
                 at = place + (8 * k + 4 * half) * MINIMA_PITCH
                 a[4 * k + 2 * half] = ptx.ld_shared_u32(at)
-                a[4 * k + 2 * half + 1] = ptx.ld_shared_u32(at + 32)
+                a[4 * k + 2 * half + 1] = ptx.ld_shared_u32(at + words_apart)
 
     @device_function
     @unrolled
@@ -140,7 +151,8 @@ def w4a8(config: W4A8Config) -> Kernel:
         c, base, barriers, tile, step, token_tiles, output_tiles, groups, first, group, consumer, thread
     ):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
-        row, quad = types.int32(consumer * 64 + warp * 16 + (lane >> 2)), types.uint32(lane & 3)
+        row = types.int32(consumer * consumer_outputs + warp * warp_rows + (lane >> 2))
+        quad, constant = types.uint32(lane & 3), types.uint32(barriers + constant_start)
         sums = cuda.local.array(accumulators, dtype=types.float32)
         integers = cuda.local.array(accumulators, dtype=types.int32)
         even = cuda.local.array(16, dtype=types.uint32)
@@ -158,14 +170,19 @@ def w4a8(config: W4A8Config) -> Kernel:
         ptx.mbarrier_wait(ready, 0)
         place = slots_at
         fragments(
-            even, place + block_at, place + block_at + 8 * BLOCK_BYTES, place + factors_start + row * 4, 0
+            even,
+            place + block_at,
+            place + block_at + blocks_apart,
+            place + factors_start + row * 4,
+            words_apart,
+            0,
         )
         pin(even)
         while tile < token_tiles * output_tiles:
             k = types.int32(0)
             while k < groups:
                 near = types.uint32(place + block_at)
-                far, factors = near + 8 * BLOCK_BYTES, types.uint32(place + factors_start + row * 4)
+                far, factors = near + blocks_apart, types.uint32(place + factors_start + row * 4)
                 rows, scales = types.uint32(place + rows_start + row * 4), place + scales_start + 8 * quad
                 load_minima(minima, place + minima_start + quad * MINIMA_PITCH + row * 4)
                 subtract_minima(sums, minima, descriptor(place + sums_start, 16), k)
@@ -187,13 +204,13 @@ def w4a8(config: W4A8Config) -> Kernel:
                     previous = stage
                     stage, parity = advance(stage, parity)
                     if quarter == 0:
-                        fragments(odd, near, far, factors, 1)
+                        fragments(odd, near, far, factors, words_apart, 1)
                         pin(odd)
                     if quarter == 1:
-                        fragments(even, near, far, factors, 2)
+                        fragments(even, near, far, factors, words_apart, 2)
                         pin(even)
                     if quarter == 2:
-                        fragments(odd, near, far, factors, 3)
+                        fragments(odd, near, far, factors, words_apart, 3)
                         pin(odd)
                 old_slot = slot
                 # At the very end the last group is unpacked once more, for nothing.
@@ -204,15 +221,18 @@ def w4a8(config: W4A8Config) -> Kernel:
                 fragments(
                     even,
                     place + block_at,
-                    place + block_at + 8 * BLOCK_BYTES,
+                    place + block_at + blocks_apart,
                     place + factors_start + row * 4,
+                    words_apart,
                     0,
                 )
                 pin(even)
                 wait_integers(integers)
                 wait_sums(sums)
                 ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
-                rescale(sums, integers, ptx.ld_shared_f32(rows), ptx.ld_shared_f32(rows + 32), scales)
+                rescale(
+                    sums, integers, ptx.ld_shared_f32(rows), ptx.ld_shared_f32(rows + words_apart), scales
+                )
                 ptx.syncwarp()
                 ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + old_slot), lane == 0)
                 k = types.int32(k + 1)
@@ -221,10 +241,10 @@ def w4a8(config: W4A8Config) -> Kernel:
                 c,
                 buffer,
                 token_tile * tokens,
-                first + output_tile * outputs + consumer * 64,
+                first + output_tile * outputs + consumer * consumer_outputs,
                 thread,
                 1 + consumer,
-                0,
+                constant,
             )
             tile = types.int32(tile + step)
         if thread == 0:
@@ -250,6 +270,8 @@ def w4a8(config: W4A8Config) -> Kernel:
             for slot in range(slots):
                 ptx.mbarrier_init(barriers + ready_start + 8 * slot, MOVERS)
             ptx.fence_mbarrier_init()
+            if gated:
+                ptx.st_shared_f32(barriers + constant_start, types.float32(minus_log2_e))
         cuda.syncthreads()
         token_tiles = types.int32((nt + (tokens - 1)) // tokens)
         output_tiles = types.int32((od + (outputs - 1)) // outputs)
@@ -265,7 +287,7 @@ def w4a8(config: W4A8Config) -> Kernel:
                 ready, first_slot = types.uint32(barriers + ready_start), types.uint32(base + slots_start)
                 move(
                     sums_map, scales_map, w_map, first_slot, landed, ready, tile, step,
-                    token_tiles, output_tiles, groups, group, types.int32(thread - 32),
+                    token_tiles, output_tiles, groups, group, od, types.int32(thread - 32),
                 )  # fmt: skip
         else:
             more_registers()
@@ -303,5 +325,5 @@ def shipped() -> list[Kernel]:
     """The tiles worth having, and the quantizers."""
     from minfer.cuda.w4a8.quantize import QuantizeGroupsConfig, quantize_groups
 
-    tiles = [w4a8(W4A8Config(*tile)) for tile in ((128, 5), (96, 5))]
+    tiles = [w4a8(W4A8Config(128, 5, gated=gated)) for gated in (False, True)]
     return [*tiles, *(quantize_groups(QuantizeGroupsConfig(source)) for source in ("f16", "f32"))]

@@ -15,7 +15,8 @@ from minfer.arithmetic.devices import shared_limit
 from minfer.cuda.kernel import Kernel
 
 STAGING_BYTES = 32 << 20
-READ_BYTES = 1 << 20  # pinned, for a token's logits
+READ_BYTES = 1 << 20  # of a pinned buffer, for a token's logits
+WRITE_BYTES = 1 << 16  # of a pinned buffer, for a pass's tokens
 Progress = Callable[[int], None]
 
 
@@ -38,6 +39,9 @@ class Device(Protocol):
 
     def write(self, target: Any, source: np.ndarray) -> None:
         """Copy a small array in."""
+
+    def clear(self, target: Any) -> None:
+        """Fill with zeros; may be captured."""
 
     def upload(self, target: Any, source: np.ndarray) -> None:
         """Copy a large one in, any dtype of the same number of bytes."""
@@ -69,7 +73,9 @@ class GpuDevice:
         self.arch, self.sms, self.shared_bytes = self.gpu.arch, self.gpu.sms, self.gpu.shared_optin_bytes
         self.stream = runtime.Stream()
         self._staging: tuple[Any, Any] | None = None
-        self._pinned: Any = None
+        self._results: list[Any] = []
+        self._outbox: Any = None
+        self._sent: Any = None
 
     def __str__(self) -> str:
         return str(self.gpu)
@@ -81,7 +87,17 @@ class GpuDevice:
         return self._runtime.empty(shape, dtype)
 
     def write(self, target: Any, source: np.ndarray) -> None:
-        target.copy_from(source, self.stream)
+        if source.nbytes > WRITE_BYTES or not source.flags.c_contiguous:
+            target.copy_from(source, self.stream)
+            return
+        if self._outbox is None:
+            self._outbox, self._sent = self._runtime.Pinned(WRITE_BYTES), self._runtime.Event()
+        self._sent.synchronize()
+        self._runtime.send(target, source, self._outbox, self.stream)
+        self._sent.record(self.stream)
+
+    def clear(self, target: Any) -> None:
+        target.fill_bytes(0, self.stream)
 
     def upload(self, target: Any, source: np.ndarray) -> None:
         if self._staging is None:
@@ -95,9 +111,11 @@ class GpuDevice:
     def read(self, source: Any) -> np.ndarray:
         if source.nbytes > READ_BYTES:
             return source.to_host(self.stream)
-        if self._pinned is None:
-            self._pinned = self._runtime.Pinned(READ_BYTES)
-        return self._runtime.download(source, self._pinned, self.stream)
+        free = next((buffer for buffer in self._results if not buffer.lent), None)
+        if free is None:  # the caller keeps what it has read before
+            free = self._runtime.Pinned(READ_BYTES)
+            self._results.append(free)
+        return self._runtime.download(source, free, self.stream)
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         self._runtime.launch(kernel, grid, *args, stream=self.stream, pdl=pdl)
@@ -133,6 +151,9 @@ class SimulatedDevice:
 
     def write(self, target: np.ndarray, source: np.ndarray) -> None:
         target[...] = source
+
+    def clear(self, target: np.ndarray) -> None:
+        target[...] = 0
 
     def upload(self, target: np.ndarray, source: np.ndarray) -> None:
         target.reshape(-1).view(np.uint8)[:] = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
@@ -178,6 +199,9 @@ class DryDevice:
         return DeviceArray(None, 256, (shape,) if isinstance(shape, int) else shape, np.dtype(dtype))
 
     def write(self, target: Any, source: np.ndarray) -> None:
+        pass
+
+    def clear(self, target: Any) -> None:
         pass
 
     def upload(self, target: Any, source: np.ndarray) -> None:

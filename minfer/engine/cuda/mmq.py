@@ -10,6 +10,8 @@ each format and row length; nothing is ever left unwritten.
     mmq_raw_wide   wide KD=8 -> wide KD=4 -> narrow KD=8 -> R1 -> f16
     mmq_raw                                  narrow KD=8 -> R1 -> f16
     mmq                                                     R1 -> f16
+
+Up to SMALL_TOKENS tokens start at the chain's first kernel whose tile is no taller than that.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
 from minfer.cuda.mmq import MmqConfig, fast, mmq, narrow, r1, wide
+from minfer.engine.cuda.routes import SMALL_TOKENS
 
 if TYPE_CHECKING:
     from minfer.engine.cuda.devices import Device
@@ -54,6 +57,13 @@ CHAINS: dict[str, tuple[Step, ...]] = {
     "mmq_fast": (Step("fast", fast), _NARROW, _R1),
 }
 """The kernels of each route, the best first. Behind the last one stands the f16 GEMM."""
+
+
+@cache
+def small_place(route: str) -> int:
+    """The first step of a route's chain for few tokens."""
+    tiles = [step.make("Q4_K").tokens_tile for step in CHAINS[route]]
+    return next(place for place, tile in enumerate(tiles) if tile <= SMALL_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ class MmqProducts:
         Returns False, with nothing launched or a refused launch behind it, where the stack must take the f16
         GEMM instead: in that case `out` is to be written by that.
         """
-        if not all(self._choice(run).config is not None for run in stack.runs):
+        if not all(self._choice(run, len(out)).config is not None for run in stack.runs):
             return False
         chunks, first = operand("pad40"), 0
         stride = stack.rows if len(stack.runs) > 1 else None
@@ -125,8 +135,10 @@ class MmqProducts:
             first += run.rows
         return True
 
-    def _choice(self, run: Run) -> Choice:
+    def _choice(self, run: Run, tokens: int) -> Choice:
         first = self._first.get((run.format, run.columns), 0)
+        if tokens <= SMALL_TOKENS:
+            first = max(first, small_place(self.route))
         choice = choose(self.route, run.format, run.columns, self.device.shared_bytes, first)
         for line in choice.passed_over:
             if line not in self._told:
@@ -140,7 +152,7 @@ class MmqProducts:
         from minfer.engine.cuda.weights import kernel
 
         nt = len(chunks)
-        while (config := (choice := self._choice(run)).config) is not None:
+        while (config := (choice := self._choice(run, nt)).config) is not None:
             args = run.blocks, chunks, out, nt, run.rows, run.columns
             if stride is not None:
                 config, args = replace(config, strided=True), (*args, stride)

@@ -15,6 +15,7 @@ from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.mmq import MmqProducts
 from minfer.engine.cuda.plan import SCRATCH, MemoryPlan
 from minfer.engine.cuda.routes import SMALL_TOKENS, Route
+from minfer.engine.cuda.w4a8 import W4A8Products
 from minfer.engine.cuda.w4a16 import W4A16Products
 from minfer.engine.cuda.weights import Stack, kernel
 
@@ -36,6 +37,9 @@ class Products:
         self._panel: Any = None
         self._maps: dict[tuple, Any] = {}
         self._w4a16 = W4A16Products(device, self.tensor_map) if route.w4a16 else None
+        self._w4a8: W4A8Products | None = None
+        if route.w4a8:
+            self._w4a8 = W4A8Products(device, self.tensor_map, self._memory(plan.activations["int8"]))
 
     def _memory(self, size: int) -> Any:
         return self.device.empty(size, np.uint8) if size else None
@@ -83,7 +87,9 @@ class Products:
 
     def gate(self, out: Activations, a: Any, stack: Stack) -> None:
         """out = silu(a . gate^T) * (a . up^T) of a stack of gate and up."""
-        if self._w4a16 is not None and self._w4a16.takes(stack):
+        if self._w4a8 is not None and self._w4a8.gates(stack):
+            self._w4a8.gate(out.matrix("f16"), a, stack)
+        elif self._w4a16 is not None and self._w4a16.takes(stack):
             self._w4a16.gate(out.matrix("f16"), a, stack)
         else:
             self._hopper(a, stack, out.matrix("f16"), "swiglu")
@@ -169,12 +175,10 @@ class Products:
         (nt, od), depth, weights = c.shape, stack.columns, self._weights(stack)
         out = "f32" if epilogue == "add" else "f16"
         config = choose(nt, od, depth, self.device.sms, out, epilogue)
-        # What is dequantized just before must not be loaded before it is there.
-        config = replace(config, pdl=self.route.overlap and stack.half is not None)
         maps = [self.tensor_map(x, config.boxes[name]) for name, x in (("a", a), ("b", weights), ("c", c))]
         grid = config.grid(nt, od, self.device.sms)
         made = kernel(make_gemm_hopper, config)
-        self.device.launch(made, grid, *maps, nt, od, depth, config.group(nt, od), pdl=config.pdl)
+        self.device.launch(made, grid, *maps, nt, od, depth, config.group(nt, od))
 
     def tensor_map(self, array: Any, box: tuple[int, ...]) -> Any:
         """A tensor map of boxes (rows, columns) or (rows, columns, swizzle), kept: the same buffers come

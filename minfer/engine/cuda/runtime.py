@@ -158,9 +158,8 @@ class CudaRuntime:
 
     @property
     def _overlaps(self) -> bool:
-        """Whether kernels overlap at their seams (`minfer.cuda.dependent`): in a decode step, and where the
-        products of a prefill do."""
-        return self._pdl and (self._count == 1 or (self.route.wgmma and self.route.overlap))
+        """Whether this is a decode step, whose kernels overlap at their seams (`minfer.cuda.dependent`)."""
+        return self._pdl and self._count == 1
 
     @property
     def _step(self) -> DecodeStep | None:
@@ -175,6 +174,8 @@ class CudaRuntime:
 
     def embed(self, out: Activations) -> None:
         """See Runtime.embed."""
+        if self._step is not None:
+            self._step.begin()
         table = self._embedding
         config = ew.EmbeddingConfig(table.format, table.columns)
         self._launch(

@@ -21,25 +21,29 @@ from typing import Any
 import numpy as np
 
 from minfer.cuda.attention import AttentionStepConfig, attention_step
-from minfer.cuda.attention.step import LEAST_ROWS, MOST_SPLITS
+from minfer.cuda.attention.splits import MOST_SPLITS
+from minfer.cuda.attention.step import ONE_BLOCK, TURN_ROWS
 from minfer.cuda.gemv import GemvStreamConfig, GemvTwoConfig, gemv_stream, gemv_stream_two
 from minfer.cuda.gemv.fine import fine_record_bytes
 from minfer.cuda.gemv.lanes import LANE_DOTS
 from minfer.cuda.gemv.stream_config import WEIGHTS
-from minfer.cuda.kernel import ConfigRefused
+from minfer.cuda.kernel import ConfigRefused, Kernel
 from minfer.engine.backend import Weights
 from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.weights import Run, Stack, kernel
 from minfer.model.config import ModelConfig
 
+LAUNCHES = 7  # a layer's at most: five, where q, k and v are of at most two formats
 NORMED, RECORDS = "to be normed", "records"
 """Forms of buffers: contents that are still elsewhere, and fine records (`minfer.cuda.gemv.fine`)."""
 
 
 def step_splits(config: ModelConfig, n_ctx: int, sms: int) -> int:
     """Splits of a step's attention: a block a multiprocessor, none with too few rows."""
-    return max(1, min(sms // config.n_kv_heads, -(-n_ctx // LEAST_ROWS), MOST_SPLITS))
+    if n_ctx <= ONE_BLOCK:
+        return 1
+    return max(1, min(sms // config.n_kv_heads, -(-n_ctx // TURN_ROWS), MOST_SPLITS))
 
 
 def _products(weights: Weights) -> Iterator[tuple[Stack, dict[str, Any]]]:
@@ -52,9 +56,9 @@ def _products(weights: Weights) -> Iterator[tuple[Stack, dict[str, Any]]]:
     yield weights.output, _NORMED
 
 
-_NORMED = {"source": "norm"}
-_ADDED = {"addend": True}
-_GATED = {"source": "norm", "pairs": True, "records": True}
+_NORMED = {"source": "norm", "chained": True}
+_ADDED = {"addend": True, "chained": True}
+_GATED = {"source": "norm", "pairs": True, "records": True, "chained": True}
 
 
 class DecodeStep:
@@ -83,11 +87,14 @@ class DecodeStep:
             bias=layer.qkv.bias is not None,
             norm=layer.q_norm is not None,
             splits=step_splits(config, n_ctx, device.sms),
+            chained=True,
         )
         self._partial = device.empty(self._attention.partial_shape, np.float32)
         self._statistics = device.empty(self._attention.statistics_shape, np.float32)
         self._counters = device.empty(self._attention.counters, np.uint32)
         device.write(self._counters, np.zeros(self._attention.counters, np.uint32))
+        self._chain = device.empty(LAUNCHES * config.n_layers + 2, np.uint32)
+        self._done, self._blocks = 0, 0  # launches of the step under way, blocks of the last one
         self._noted: tuple[Any, ...] = ()
         self._gated: Activations | None = None
 
@@ -106,6 +113,18 @@ class DecodeStep:
             except ConfigRefused:
                 return False
         return True
+
+    def begin(self) -> None:
+        """Nothing of the step has been launched."""
+        self.device.clear(self._chain)
+        self._done = self._blocks = 0
+
+    def _launch(self, made: Kernel, grid: tuple[int, int, int], *args: Any) -> None:
+        """Launch the next kernel of the chain. The first one waits for what is no part of it."""
+        n = self._done
+        before, after = self._chain[max(n - 1, 0) : max(n, 1)], self._chain[n : n + 1]
+        self.device.launch(made, grid, *args, before, self._blocks, after, pdl=n > 0)
+        self._done, self._blocks = n + 1, grid[0] * grid[1]
 
     def rmsnorm(self, out: Activations, x: Activations, weights: Any) -> None:
         """The next product norms x."""
@@ -129,9 +148,9 @@ class DecodeStep:
                 factory, grid, split = gemv_stream_two, config.grid(sms), (config.split(*rows, sms),)
             else:
                 factory, grid = gemv_stream, config.grid(*rows, sms)
-            self.device.launch(
+            self._launch(
                 kernel(factory, config), grid,
-                *(run.blocks for run in runs), *operands, *addend, target, *rows, *split, pdl=True,
+                *(run.blocks for run in runs), *operands, *addend, target, *rows, *split,
             )  # fmt: skip
             first += sum(rows)
         out.storage.mark(RECORDS if gated else "f32")
@@ -141,11 +160,11 @@ class DecodeStep:
         weights, config = self.weights.layers[layer], self._attention
         bias = (weights.qkv.bias,) if config.bias else ()
         norms = (weights.q_norm, weights.k_norm, self.config.rms_eps) if config.norm else ()
-        self.device.launch(
+        self._launch(
             kernel(attention_step, config), config.grid(),
             q.storage.parent.matrix("f32")[0], *bias, *norms, self._positions, self._rope_table,
             self._keys[layer], self._values[layer], self._partial, self._statistics, self._counters,
-            _records(out, self.config.n_heads * self.config.head_dim), self.config.head_dim**-0.5, pdl=True,
+            _records(out, self.config.n_heads * self.config.head_dim), self.config.head_dim**-0.5,
         )  # fmt: skip
         out.storage.mark(RECORDS)
 
@@ -166,7 +185,7 @@ def _configs(stack: Stack, how: dict[str, Any], sms: int) -> list[tuple[Any, tup
     if len(runs) == 2 and how is _NORMED:
         upper, lower = runs
         config = GemvTwoConfig.for_shapes(
-            upper.format, upper.rows, lower.format, lower.rows, columns, how["source"], sms
+            upper.format, upper.rows, lower.format, lower.rows, columns, how["source"], how["chained"], sms
         )
         return [(config, runs)]
     halved = 2 if how is _GATED else 1

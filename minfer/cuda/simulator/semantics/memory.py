@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minfer.cuda.simulator.errors import InvalidInstruction
+from minfer.cuda.simulator.errors import Deadlock, InvalidInstruction
 from minfer.cuda.simulator.lanes import current_lane
 from minfer.cuda.simulator.memory import check_aligned, check_writable
 from minfer.cuda.simulator.scalars import CASTS
@@ -151,3 +151,25 @@ def atom_add_global_u32(address, value):
 @semantics
 def fence_gpu():
     current_lane("fence_gpu")
+
+
+@semantics
+def red_add_release_u32(address, value):
+    current_lane("red_add_release_u32")
+    atom_add_global_u32(address, value)
+
+
+@semantics
+def wait_global_u32(address, least):
+    lane = current_lane("wait_global_u32")
+    address = int(address) & _ADDRESS
+    region = lane.launch.memory.find(address, 4)
+    while int(region.u32[(address - region.base) // 4]) < int(least):
+        others = lane.launch.ready
+        if not others:
+            found = int(region.u32[(address - region.base) // 4])
+            raise Deadlock(
+                f"wait_global_u32: {found} of {int(least)} at {address:#x}, and no thread is left to add"
+            )
+        others.append(lane)
+        lane.suspend("wait_global_u32")

@@ -1,0 +1,185 @@
+"""Our products against cuBLAS's, side by side in one process through torch, where that is installed.
+
+Each product is timed within a CUDA graph of launches over weights that take turns, so that they come from
+memory and not from L2. Ours and cuBLAS's alternate in random order; what counts is the median. A burst begins
+on a GPU that has rested; `soak` seconds of work before it give the clock that the GPU can hold. Every output
+starts as NaN, and is checked before and after the timing.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from minfer.engine.errors import EngineError
+
+SHAPES = {"q+k+v": (4608, 3584), "o": (3584, 3584), "gate+up": (37888, 3584), "down": (3584, 18944)}
+"""Rows and columns of the matrices of Qwen2.5-7B's layers."""
+GRAPH_S = 1.5e-3  # of work in a graph
+COLD_BYTES = 160e6  # of weights that take turns: more than any L2 holds
+REST_S = 8e-3
+TOLERANCE = 1e-3  # relative, of f16 results
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One product: C[nt, od] = A[nt, id] B[od, id]^T in f16.
+
+    Attributes:
+        product: its name. nt, od, depth: sizes. config: our kernel's.
+        ours_us, theirs_us: medians, microseconds. regime: "burst" or "sustained".
+    """
+
+    product: str
+    nt: int
+    od: int
+    depth: int
+    config: str
+    ours_us: float
+    theirs_us: float
+    regime: str
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast as cuBLAS."""
+        return self.theirs_us / self.ours_us
+
+    @property
+    def tflops(self) -> tuple[float, float]:
+        """(ours, cuBLAS's)."""
+        flop = 2.0 * self.nt * self.od * self.depth
+        return flop / self.ours_us / 1e6, flop / self.theirs_us / 1e6
+
+    def __str__(self) -> str:
+        ours, theirs = self.tflops
+        what = f"{self.product:<8} {self.nt:>5} tokens {self.regime:<9}"
+        return f"{what} {ours:6.0f} TFLOPS, cuBLAS {theirs:4.0f}: {self.ratio:.3f}  ({self.config})"
+
+    def as_dict(self) -> dict:
+        """The fields and the ratio, ready for JSON."""
+        return asdict(self) | {"ratio": self.ratio}
+
+
+def geometric_mean(rows: Sequence[Comparison]) -> float:
+    """Of the ratios."""
+    return math.exp(statistics.fmean(math.log(row.ratio) for row in rows))
+
+
+def copies(od: int, depth: int) -> int:
+    """Matrices of f16 weights that take turns."""
+    return max(1, math.ceil(COLD_BYTES / (2 * od * depth)))
+
+
+def launches(nt: int, od: int, depth: int, flops: float = 7e14) -> int:
+    """Launches of a graph: so many that it takes about GRAPH_S, and every matrix its turn."""
+    turns = copies(od, depth)
+    return turns * math.ceil(max(1.0, GRAPH_S * flops / (2.0 * nt * od * depth)) / turns)
+
+
+def compare_products(
+    tokens: Sequence[int],
+    shapes: Mapping[str, tuple[int, int]] = SHAPES,
+    rounds: int = 9,
+    soak: float = 0.0,
+    on_row: Callable[[Comparison], None] | None = None,
+) -> list[Comparison]:
+    """Measure every product at every number of tokens; on_row is told each result.
+
+    Raises EngineError without torch or without a GPU that Hopper's GEMM runs on, or where a result is wrong.
+    """
+    torch = _torch()
+    rows = []
+    for nt in tokens:
+        for name, (od, depth) in shapes.items():
+            rows.append(_compare(torch, name, nt, od, depth, rounds, soak))
+            torch.cuda.empty_cache()
+            if on_row is not None:
+                on_row(rows[-1])
+    return rows
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise EngineError(
+            "torch is not installed: a comparison with cuBLAS needs it: pip install torch"
+        ) from None
+    from minfer.cuda.runtime import device
+
+    if not torch.cuda.is_available() or device().arch != "sm_90a":
+        raise EngineError("the comparison is of Hopper's GEMM: it needs a GPU of sm_90 (H100, H200)")
+    return torch
+
+
+def _compare(torch: Any, name: str, nt: int, od: int, depth: int, rounds: int, soak: float) -> Comparison:
+    from minfer.cuda import runtime
+    from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
+
+    sms = runtime.device().sms
+    config = choose(nt, od, depth, sms)
+    loaded = runtime.load(make_gemm_hopper(config))
+    a = torch.randn(nt, depth, device="cuda", dtype=torch.float16)
+    weights = [torch.randn(od, depth, device="cuda", dtype=torch.float16) for _ in range(copies(od, depth))]
+    outputs = {side: torch.empty(nt, od, device="cuda", dtype=torch.float16) for side in ("ours", "theirs")}
+    wanted = a.float() @ weights[0].float().T
+
+    def bind(b: Any) -> Any:
+        arrays = zip("abc", (a, b, outputs["ours"]), strict=True)
+        maps = [runtime.tensor_map(array, *config.boxes[which]) for which, array in arrays]
+        return loaded.prepare(config.grid(nt, od, sms), *maps, nt, od, depth, config.group(nt, od))
+
+    def launch(bound: Any) -> None:
+        bound(torch.cuda.current_stream().cuda_stream)
+
+    calls = {
+        "ours": [partial(launch, bind(b)) for b in weights],
+        "theirs": [partial(torch.matmul, a, b.T, out=outputs["theirs"]) for b in weights],
+    }
+
+    def check(side: str) -> None:
+        outputs[side].fill_(float("nan"))
+        calls[side][0]()
+        error = float((outputs[side].float() - wanted).norm() / wanted.norm())
+        if not error < TOLERANCE:
+            raise EngineError(f"{name} at {nt} tokens, {side} ({config}): off by {error:.1e}, not timed")
+
+    graphs, count = {}, launches(nt, od, depth)
+    for side in calls:
+        check(side)
+        graphs[side] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[side]):
+            for i in range(count):
+                calls[side][i % len(weights)]()
+
+    def replay(side: str) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graphs[side].replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / count * 1e3
+
+    times: dict[str, list[float]] = {side: [] for side in calls}
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < soak:
+        replay("ours"), replay("theirs")
+    for side in calls:
+        replay(side)
+    for _ in range(rounds):
+        for side in random.sample(list(calls), len(calls)):
+            if soak:
+                replay(side)  # under the load of the one that is timed
+            else:
+                time.sleep(REST_S)
+            times[side].append(replay(side))
+    for side in calls:
+        check(side)
+    ours, theirs = (statistics.median(times[side]) for side in ("ours", "theirs"))
+    return Comparison(name, nt, od, depth, str(config), ours, theirs, "sustained" if soak else "burst")
