@@ -38,6 +38,7 @@ ALONE = (
     "test_sanitizer_gpu.py",
     "test_speed_attention_gpu.py",
     "test_speed_kernels_gpu.py",
+    "test_speed_mmq_gpu.py",
     "test_speed_products_gpu.py",
     "test_speed_routes_gpu.py",
 )
