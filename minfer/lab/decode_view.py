@@ -206,7 +206,7 @@ def draw_walls(records: Sequence[Record]) -> Picture:
     """The newest decompositions of a decode: every launch charged to a class of work."""
     walls = newest_walls(records, DEVICE, "decode")
     if not walls:
-        return nothing("a decode's wall, launch by launch")
+        return nothing("a decode's wall", "`minfer probe run r23-decomposition` takes it apart")
     origins = dict.fromkeys(wall.origin for wall in walls)
     return decomposition_view.draw_walls(walls, "\n".join(origins))
 

@@ -38,11 +38,11 @@ def origin(*records: GpuTests | None) -> str:
     return "\n".join(runs) or "no record holds these figures yet"
 
 
-def nothing(what: str) -> Picture:
-    """A picture that says which figures are missing, and where they would come from."""
-    fig, (ax,) = style.figure(9.6, 1.2)
+def nothing(what: str, how: str = "the GPU tests (tests/gpu) measure that") -> Picture:
+    """A picture that says which figures are missing, and what would measure them."""
+    fig, (ax,) = style.figure(9.6, 0.6)
     style.bare(ax).set(xticks=[], yticks=[])
-    text = f"No record holds {what}: the GPU tests (tests/gpu) measure that"
+    text = f"No record holds {what}: {how}"
     style.title(ax, text)
     return Picture(fig, text, [{"missing": what}])
 
