@@ -17,11 +17,11 @@ from minfer.campaign.telemetry import Watch, reader_of
 from minfer.campaign.wall_record import CONSERVATION, Wall
 from minfer.engine.cuda.devices import GpuDevice
 from minfer.engine.cuda.routes import Route, choose_route
-from minfer.engine.errors import EngineError
+from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 
 ObservingGpu = observing(GpuDevice)
-PASSES = 7
+PASSES = 5
 DECODE_CONTEXT = 128
 NOTES = (
     "q, k and v are one product; in the last layer its k and v take all tokens and its q the last one",
@@ -58,7 +58,7 @@ def decompose(
     watch = Watch(*reader_of(gpu))
     step = _step(shared, phase, tokens, context)
     plain = shared.session(route)
-    walls = [_wall(step, plain, watch) for _ in range(passes + 2)][2:]
+    walls = [_wall(step, plain, watch) for _ in range(passes + 1)][1:]
     device, why = ObservingGpu(), ""
     if phase == "decode" and source in ("auto", "graphs"):
         told = GRAPHS
@@ -126,7 +126,7 @@ def decompose_all(shared: SharedModel, tokens: int, say: Callable[[str], None]) 
     for route, phase, count, context in wanted:
         try:
             found.append(decompose(shared, route, phase, tokens=count, context=context, say=say))
-        except (EngineError, RuntimeError) as error:
+        except (EngineError, InputError, RuntimeError) as error:
             say(f"{phase} {route.name}: not recorded: {error}")
     return found
 

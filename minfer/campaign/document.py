@@ -108,7 +108,9 @@ def campaign_table(
         if run["source"].startswith("kernels"):
             gain += " *"
         kernels = "-" if run["kernels"] is None else f"{run['kernels']:+.1%}"
-        why = run["reason"] or ("" if row["seed verdict"] in ("", run["verdict"]) else run["mechanism"])
+        why = run["reason"]
+        if not why and row["seed verdict"] not in ("", run["verdict"]):
+            why = f"not quiet: {'; '.join(run['unquiet'])}" if run["unquiet"] else run["mechanism"]
         made.append(
             (
                 f"`{row['probe']}`",

@@ -21,7 +21,7 @@ class Gate(Protocol):
         """As records and `minfer probe show` call it."""
 
     def check(self, trial: Trial) -> GateResult | None:
-        """Run what it takes; None: it needs a model, and none was given. Errors of kernels that cannot
+        """Run what it takes; None: it takes a whole prefill, and there is none. Errors of kernels that cannot
         run may be raised: they count as failed."""
 
 

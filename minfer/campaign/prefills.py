@@ -42,7 +42,7 @@ class SharedModel:
         self._sessions: dict[tuple[Route, int], Session] = {}
 
     def session(self, route: Route, device: GpuDevice | None = None, wrap: Wrap | None = None) -> Session:
-        """A session on a route, made when it is first asked for and warmed up.
+        """A session on a route, made when it is first asked for.
 
         Args:
             device: another one on the same GPU, with `wrap`: what to put around its runtimes.
@@ -54,7 +54,6 @@ class SharedModel:
         if key not in self._sessions:
             backend = _Sharing(route, where, self, wrap)
             made = Session(self.model, backend, self.n_ctx, chunk=self.n_ctx)
-            made.warm_up()
             self._sessions[key] = made
         return self._sessions[key]
 
@@ -113,7 +112,7 @@ class Prefills:
             watch.look()
             return took
 
-        samples = interleave(once, rounds)
+        samples = interleave(once, rounds, warm_up=1)
         for session, wanted, route in zip(self.sessions, before, self.routes, strict=True):
             if not np.array_equal(_prefill(session, ids), wanted):
                 raise RuntimeError(f"route {route.name}: the logits changed while they were timed")

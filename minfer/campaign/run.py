@@ -32,7 +32,7 @@ def run_gates(trial: Trial, say: Callable[[str], None]) -> list[GateResult]:
         except CANNOT_RUN as error:
             result = GateResult(gate.name, False, f"a config cannot run: {error}")
         if result is None:
-            say(f"gate {gate.name}: not run: no model was given")
+            say(f"gate {gate.name}: not run: it takes a model, and a route with each config")
             continue
         found.append(result)
         say(f"gate {result.name}: {'passed' if result.passed else 'FAILED'}: {result.found}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -47,9 +49,12 @@ def run(
     prefill_rounds: int,
     tokens: int,
     folder: Path | None,
+    within_s: float = math.inf,
+    ahead: bool = True,
     say: Callable[[str], None],
 ) -> list[str]:
-    """Run probes on the GPU in use, one record each; the names of those that failed.
+    """Run probes on the GPU in use, one record each; the names of those that failed. After `within_s` seconds
+    no further one is begun. ahead: compile first, in parallel (`prepare`); else each kernel at its launch.
 
     A record is written when its probe has ended: what is interrupted, or fails, leaves none.
 
@@ -59,9 +64,11 @@ def run(
     walls = [probe.name for probe in probes if probe.measure == "wall"]
     if walls and model is None:
         raise ProbeError(f"{', '.join(walls)}: takes the wall of a model apart: give one with -m")
+    end = time.monotonic() + within_s
     device = GpuDevice()
-    prepare(probes, device.arch, model, tokens, say)
-    shared = None if model is None else SharedModel(model, device, tokens, say)
+    if ahead:
+        prepare(probes, device.arch, model, tokens, say)
+    shared = None if model is None else SharedModel(model, device, max(tokens, DECODE_CONTEXT + 1), say)
     known = _known()
     failed: list[str] = []
 
@@ -72,6 +79,9 @@ def run(
             failed.append(record.probe)
 
     for probe in sorted(probes, key=lambda probe: probe.measure != "wall"):  # walls first: gains need them
+        if time.monotonic() > end:
+            say(f"{probe.name}: not begun: {within_s:g} s are over")
+            continue
         say(f"\n{probe.name}: {probe.title}\n{probe.hypothesis}\nprediction: {probe.predicted()}")
         if probe.measure == "wall":
             walls = decompose_all(shared, tokens, say)
@@ -107,7 +117,9 @@ def prepare(
     loaded = None if model is None else Model.load(model)
     routes = usual_routes(arch) if any(probe.measure == "wall" for probe in probes) else []
     context = [DECODE_CONTEXT] if routes else []
-    prompts = tuple(dict.fromkeys((tokens, GATE_TOKENS, WARM_UP_TOKENS, *context)))
+    prompts = tuple(
+        dict.fromkeys((max(tokens, DECODE_CONTEXT + 1), tokens, GATE_TOKENS, WARM_UP_TOKENS, *context))
+    )
     precompile(probes, arch, model=loaded, routes=routes, prompts=prompts, say=say)
 
 

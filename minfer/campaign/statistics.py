@@ -22,8 +22,8 @@ IDLE = 0.05
 MOST_DROPPED = 0.1
 MOST_DRIFT = 0.03
 QUIET_RULE = (
-    f"quiet: the GPU idle before it began, at most {MOST_DROPPED:.0%} of the rounds dropped, and the "
-    f"baseline's medians of the first and the last third within {MOST_DRIFT:.0%}"
+    f"quiet: the GPU idle before the process began, at most {MOST_DROPPED:.0%} of the rounds dropped, and "
+    f"the baseline's medians of the first and the last third within {MOST_DRIFT:.0%}"
 )
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -96,11 +96,11 @@ def unquiet(baseline: Sequence[float], dropped: int, busy: float | None) -> list
 
     Args:
         baseline: its samples in order. dropped: rounds left out. busy: utilisation of the GPU before the
-            measurement, 0 to 1; None: not known.
+            measurements, 0 to 1; None: not known.
     """
     found = []
     if busy is not None and busy > IDLE:
-        found.append(f"the GPU was {busy:.0%} busy before the measurement")
+        found.append(f"the GPU was {busy:.0%} busy before the measurements")
     if dropped > MOST_DROPPED * len(baseline):
         found.append(f"{dropped} of {len(baseline)} rounds are outliers")
     third = len(baseline) // 3

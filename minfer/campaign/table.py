@@ -51,6 +51,7 @@ def _run_row(run: ProbeRun) -> dict:
         "mechanism": run.mechanism,
         "retry": run.retry,
         "reason": run.reason,
+        "unquiet": run.unquiet,
         "origin": run.origin,
         "file": run.file,
     }

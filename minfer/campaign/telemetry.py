@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from minfer.campaign.record import Telemetry
-from minfer.campaign.statistics import IDLE
 
 LIMITS = {
     0x4: "power cap",
@@ -42,13 +40,13 @@ class Watch:
         reader: None: nobody reads. source: who reads, or why nobody does.
 
     Attributes:
-        busy: utilisation at the start, None: not known.
+        busy: utilisation before this process used the GPU, None: not known.
     """
 
     def __init__(self, reader: Reader | None, source: str = "NVML") -> None:
         self._reader, self.source = reader, source
         self._readings: list[Reading] = []
-        self.busy = None if reader is None else settled(reader)
+        self.busy = None if reader is None else _busy_at_first(reader)
 
     def look(self) -> None:
         """Take a reading."""
@@ -75,13 +73,15 @@ class Watch:
         )
 
 
-def settled(reader: Reader, wait_s: float = 4.0, step_s: float = 0.2) -> float:
-    """The GPU's utilisation once it is idle, or after `wait_s`: NVML tells that of the last second, so what
-    this process did itself must first be over."""
-    end = time.monotonic() + wait_s
-    while (busy := reader().busy) > IDLE and time.monotonic() < end:
-        time.sleep(step_s)
-    return busy
+_first: list[float] = []
+
+
+def _busy_at_first(reader: Reader) -> float:
+    """The GPU's utilisation when this process first asked: later it is its own. Others that come later show
+    in the drift and the outliers."""
+    if not _first:
+        _first.append(reader().busy)
+    return _first[0]
 
 
 def reader_of(gpu: Any) -> tuple[Reader | None, str]:

@@ -35,9 +35,8 @@ def compare_kernels(
     Raises:
         RuntimeError: outputs that changed while they were timed. AboveCeiling: an impossible rate.
     """
-    inputs = trial.workload.inputs(case, np.random.default_rng(2))
     first, second = sides = [_Side(trial, config, case) for _, config in trial.probe.sides]
-    first.fill(inputs)
+    first.fill(trial.inputs(case))
     second.share(first)
     before = [side.digest() for side in sides]
     runs = max(_runs(side) for side in sides)
@@ -93,10 +92,7 @@ class _Side:
             for shape, dtype in self.trial.workload.outputs(self.config, self.case).values()
         )
         count = min(MOST_SETS, max(2, -(-int(COLD * device.gpu.l2_bytes) // size)))
-        first = {}
-        for name, value in inputs.items():
-            first[name] = device.empty(value.shape, value.dtype)
-            device.write(first[name], np.ascontiguousarray(value))
+        first = self.trial.uploaded(inputs)
         self.inputs = [first]
         for _ in range(count - 1):
             copies = {name: device.empty(value.shape, value.dtype) for name, value in first.items()}

@@ -82,12 +82,18 @@ def run(
             "-m", "--model", help="Time whole prefills of this model too: a GGUF file or a pulled name."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=5, help="Rounds of each kernel's A/B.")] = 30,
-    prefill_rounds: Annotated[int, typer.Option(min=5, help="Rounds of the prefill's A/B.")] = 15,
+    rounds: Annotated[int, typer.Option(min=3, help="Rounds of each kernel's A/B.")] = 30,
+    prefill_rounds: Annotated[int, typer.Option(min=3, help="Rounds of the prefill's A/B.")] = 15,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a prefill.")] = 2048,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the records [default: data/records of the repository].")
     ] = None,
+    within: Annotated[
+        float, typer.Option(min=0, help="Seconds after which no further probe is begun [default: no limit].")
+    ] = float("inf"),
+    ahead: Annotated[
+        bool, typer.Option(help="Compile every kernel first, in parallel; else each at its launch.")
+    ] = True,
     probes: PathsOption = None,
 ) -> None:
     """Run probes on a GPU and write a record of each: gates, then the interleaved A/B, then the verdict.
@@ -115,6 +121,8 @@ def run(
             prefill_rounds=prefill_rounds,
             tokens=tokens,
             folder=out,
+            within_s=within,
+            ahead=ahead,
             say=typer.echo,
         )
     if failed:

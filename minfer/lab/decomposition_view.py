@@ -50,6 +50,19 @@ DARK = ("gate+up", "q+k+v", "dequantize")
 """Classes whose colour asks for white text."""
 ORDER = tuple(COLOURS)
 SEED = "seed 002, GB10"
+FORMATS = {
+    "ms": ",.3f",
+    "share": ".1%",
+    "GMAC": ",.0f",
+    "us/GMAC": ",.2f",
+    "TFLOPS": ",.0f",
+    "GB/s": ",.0f",
+    "memory SOL": ".0%",
+    "compute SOL": ".0%",
+    "if free (tok/s)": ",.0f",
+    "gain": "+.1%",
+}
+"""How a table shows a decomposition's rows."""
 
 
 def wall_rows(walls: Sequence[Wall]) -> list[dict]:
@@ -171,7 +184,9 @@ def draw_bounds(wall: Wall, bar: float = 0.03, note: str = "") -> Picture:
         reaches = row["gain"] >= bar
         colour = COLOURS.get(row["bucket"], style.QUIET)
         ax.barh(place, row["gain"], height=0.66, color=colour if reaches else style.tint(colour, 0.6))
-        ax.text(row["gain"], place, f"  {row['gain']:+.1%}", va="center", fontsize=8.5, color=style.INK)
+        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        x = row["gain"] + 0.008 * found[0]["gain"]
+        ax.text(x, place, f"{row['gain']:+.1%}", va="center", fontsize=8.5, color=style.INK, bbox=ground)
     ax.axvline(bar, color=style.RED, linewidth=1.2, linestyle=(0, (4, 3)))
     ax.text(bar, -0.95, f" the bar, {bar:+.0%}", color=style.RED, fontsize=8.5, va="center")
     ax.set_yticks(range(len(found)), [row["bucket"] for row in reversed(found)], color=style.INK)
@@ -355,7 +370,7 @@ def what_if_explorer(walls: Sequence[Wall]) -> Explorer:
     rates = {"as measured": None} | measured | {f"{rate:g}": float(rate) for rate in (2, 2.5, 3, 4, 6, 10)}
     factors = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0]
     controls = {
-        "route": dropdown({name: name for name in by_route}, walls[0].route, "route"),
+        "route": dropdown({name: name for name in by_route}, walls[-1].route, "route"),
         "us_per_gmac": dropdown(rates, None, "products, us/GMAC"),
         "attention": slider(factors, 1.0, "attention x"),
         "row_passes": slider(factors, 1.0, "row passes x"),

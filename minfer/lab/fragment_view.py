@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_rgb
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from minfer.lab import style
 from minfer.lab.picture import Picture
@@ -92,6 +92,58 @@ def ldmatrix_rows() -> list[dict]:
         where = {"lanes": f"{first}-{first + 7}", "rows": f"{low}-{high}", "byte column": column}
         rows.append({**where, "register": f"a{first // 8}"})
     return rows
+
+
+def ldmatrix_cells() -> list[dict]:
+    """Every element of the 16 x 16 fragment that `ldmatrix.x4` loads.
+
+    Rows of row, column, matrix (0-3), source (the lane that names its 16 bytes), lane (that receives it) and
+    register."""
+    from minfer.cuda.tile.maps import Fragment
+
+    fragment = Fragment("matrix_a", "f16")
+    source = {}
+    for lane in range(32):
+        row, byte = fragment.source(lane)
+        source |= {(row, byte // 2 + k): lane for k in range(8)}
+    return [
+        {
+            "row": cell["row"],
+            "column": cell["column"],
+            "matrix": source[cell["row"], cell["column"]] // 8,
+            "source": source[cell["row"], cell["column"]],
+            "lane": cell["lane"],
+            "register": cell["register"],
+        }
+        for cell in elements("matrix_a", "f16")
+    ]
+
+
+def draw_ldmatrix() -> Picture:
+    """Who names each 16-byte row of an `ldmatrix.x4`, and who receives its elements; a colour is a matrix."""
+    rows = ldmatrix_cells()
+    fig, (left, right) = style.figure(9.6, 4.4, columns=2)
+    shades = [style.tint(colour, 0.55) for colour in (style.BLUE, style.ORANGE, style.GREEN, style.PINK)]
+    colours = np.ones((16, 16, 3))
+    for cell in rows:
+        colours[cell["row"], cell["column"]] = shades[cell["matrix"]]
+    for ax, part in ((left, 8), (right, 1)):
+        style.bare(ax)
+        style.cells(ax, colours, part)
+        ax.set_xticks([c + 0.5 for c in range(0, 16, 4)], range(0, 16, 4))
+        ax.set_yticks([r + 0.5 for r in range(0, 16, 4)], range(0, 16, 4))
+        ax.tick_params(length=0)
+        style.label(ax, "k (element of a row, 2 B each)", "m (row of the fragment)")
+    for cell in rows:
+        x, y = cell["column"], cell["row"] + 0.54
+        if x % 8 == 0:
+            style.write(left, x + 4, y, f"lane {cell['source']} names these 16 B", fontsize=7)
+        style.write(right, x + 0.5, y, cell["lane"], fontsize=6.2)
+    handles = [Patch(color=shade, label=f"matrix {i}, register a{i}") for i, shade in enumerate(shades)]
+    fig.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
+    style.title(left, "Who gives the address", "8 rows of one matrix are one phase")
+    style.title(right, "Who receives the element", "the number is the lane")
+    return Picture(fig, "The lanes that name and that receive the rows of ldmatrix.x4", rows)
 
 
 def same_map(accumulator: str = "f32", operand: str = "f16") -> bool:

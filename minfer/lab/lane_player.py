@@ -16,11 +16,8 @@ from minfer.lab.explorer import Explorer, dropdown, integers
 from minfer.lab.lane_film import Film, Frame, TileAt, film
 from minfer.lab.lane_view import draw_frame, frame_html
 
-FAULTS = {
-    "none": "the kernel as it is",
-    "late wait": "waits for one copy group too few",
-}
-"""What can be wrong with the toy kernel of `gemm_film`."""
+FAULTS = ("none", "late wait")
+"""What can be wrong with the kernel of `gemm_film`: nothing, or it waits for one copy group too few."""
 
 
 def with_names(kernel: Kernel, **names: Any) -> Kernel:
@@ -56,7 +53,8 @@ def gemm_film(layout: str = "padded", fault: str = "none") -> Film:
     from minfer.cuda.gemm import GemmConfig, make_gemm
     from minfer.cuda.trace import Trace
 
-    FAULTS[fault]
+    if fault not in FAULTS:
+        raise KeyError(f"no fault {fault!r}: choose one of {', '.join(FAULTS)}")
     config = GemmConfig(32, 32, 16, stages=2, warps=2, warps_n=1, layout=layout)
     kernel = make_gemm(config)
     if fault == "late wait":

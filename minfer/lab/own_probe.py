@@ -12,7 +12,7 @@ from minfer.campaign.probe import Prediction, Probe
 from minfer.campaign.probe_record import Comparison, GateResult
 from minfer.cuda.kernel import NoDevice
 from minfer.lab import style
-from minfer.lab.errors import notice, sentence
+from minfer.lab.errors import EXPECTED, notice, sentence
 from minfer.lab.own_kernel import Own, Transpose, judge, moved_bytes
 from minfer.lab.table import Table
 
@@ -96,7 +96,10 @@ class Outcome:
 
 
 def measure(probe: Probe, rounds: int = 20) -> Outcome:
-    """Gates, then the interleaved A/B on this machine's GPU; without one the gates run in the simulator."""
+    """Gates, then the interleaved A/B on this machine's GPU; without one the gates run in the simulator.
+
+    What a GPU refuses (no memory, a launch) is told in the outcome.
+    """
     from minfer.campaign.run import run_gates, run_probe
     from minfer.campaign.trial import Trial
     from minfer.cuda.runtime import device
@@ -108,7 +111,11 @@ def measure(probe: Probe, rounds: int = 20) -> Outcome:
     except NoDevice as error:
         gates = run_gates(Trial(probe, SimulatedDevice()), lambda line: None)
         return Outcome(probe.name, prediction, tuple(gates), (), sentence(error))
-    run = run_probe(probe, GpuDevice(), rounds=rounds, say=lambda line: None)
+    try:
+        run = run_probe(probe, GpuDevice(), rounds=rounds, say=lambda line: None)
+    except EXPECTED as error:
+        refused = GateResult("run", False, sentence(error))
+        return Outcome(probe.name, prediction, (refused,), (), where)
     return Outcome(probe.name, prediction, tuple(run.gates), tuple(run.kernels), where)
 
 

@@ -104,7 +104,7 @@ def draw_verdicts(probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str
         text = f"{row['gain']:+.1%} {row['ours']}" + (
             "" if row["seed"] == row["ours"] else f" (seed: {row['seed']})"
         )
-        x = max(row["gain"], 0.0) + 0.012 * widest
+        x = max(row["gain"], row["high"], 0.0) + 0.012 * widest
         ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
         ax.text(x, place, text, va="center", fontsize=8.2, color=style.INK, bbox=ground)
     ax.axvline(0, color=style.QUIET, linewidth=0.9)
@@ -142,8 +142,8 @@ def draw_run(browsed: Browsed) -> Picture:
                 {"case": comparison.case, "side": label, "round": i, "ms": ms, "kept": bool(kept[i])}
                 for i, ms in enumerate(side)
             ]
-        low = min(map(min, (comparison.baseline, comparison.variant)))
-        high = max(map(max, (comparison.baseline, comparison.variant)))
+        sides = (comparison.baseline, comparison.variant, comparison.again)
+        low, high = min(map(min, sides)), max(map(max, sides))
         ax.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
         style.label(ax, "round", "ms" if ax is axes[0] else "")
         case = comparison.case.split(",")[0]

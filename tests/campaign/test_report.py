@@ -86,5 +86,5 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert "README.md differs from the records" in capsys.readouterr().err
     assert report.main([]) == 0
     text = path.read_text()
-    assert text.startswith("# x\n") and "\ny\n" in text and "old" not in text and "| llama.cpp |" in text
+    assert text.startswith("# x\n") and "\ny\n" in text and "\nold\n" not in text and "| llama.cpp |" in text
     assert report.main(["--check"]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from minfer.campaign import session
@@ -14,7 +15,7 @@ from minfer.campaign.probe import Prediction, Probe
 from minfer.campaign.records import RecordError, annotate, read_record, write_record
 from minfer.campaign.run import run_gates, run_probe
 from minfer.campaign.table import describe_run
-from minfer.campaign.trial import Trial
+from minfer.campaign.trial import Trial, compare
 from tests.campaign.fake_gpu import FakeGpu, Scale, ScaleConfig, install
 from tests.campaign.walls import example_wall
 
@@ -181,6 +182,16 @@ def test_a_session_goes_on_after_a_probe_that_fails(gpu, tmp_path, monkeypatch):
     assert any("impossible: not recorded: AboveCeiling" in line for line in said)
 
 
+def test_a_session_begins_nothing_after_its_time(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "GpuDevice", lambda: gpu)
+    monkeypatch.setattr(session, "prepare", lambda *_: None)
+    said: list[str] = []
+    chosen = [probe(ScaleConfig(1.0))]
+    rest = {"rounds": 5, "prefill_rounds": 5, "tokens": 16, "folder": tmp_path, "say": said.append}
+    assert session.run(chosen, model=None, within_s=-1.0, **rest) == []
+    assert said == ["faster: not begun: -1 s are over"] and list(tmp_path.rglob("*.json")) == []
+
+
 def test_gates_in_the_simulator_use_the_small_cases():
     from minfer.campaign.discovery import choose
     from minfer.engine.cuda.devices import SimulatedDevice
@@ -189,7 +200,7 @@ def test_gates_in_the_simulator_use_the_small_cases():
     (passes,) = choose(["p5.1-vectorized-elementwise"])
     gates = run_gates(Trial(passes, SimulatedDevice("sm_90a", 4)), said.append)
     assert [(gate.name, gate.passed) for gate in gates] == [("parity", True), ("outputs", True)]
-    assert "gate tokens: not run: no model was given" in said
+    assert "gate tokens: not run: it takes a model, and a route with each config" in said
 
 
 def test_outputs_that_differ_by_more_than_allowed(gpu):
@@ -209,3 +220,14 @@ def test_what_a_person_made_of_a_run_is_written_afterwards(gpu, tmp_path):
         annotate(path, verdict="LANDED")
     with pytest.raises(RecordError, match="only a probe's"):
         annotate(write_record(walls()[0], tmp_path, stem="wall"), reason="x")
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_number_that_is_none_is_no_small_difference(side):
+    sides = [np.ones((9, 4), np.float16), np.ones((9, 4), np.float16)]
+    assert compare(*sides, lambda part: part.astype(np.float32)) == (0.0, 36)
+    sides[side][7, 2] = np.nan
+    assert compare(*sides, lambda part: part.astype(np.float32))[0] == float("inf")
+    sides = [sides[side], sides[side].copy()]
+    assert compare(*sides, lambda part: part.astype(np.float32))[0] == float("inf")
+    assert compare(sides[0], sides[0][:3], lambda part: part)[0] == float("inf")

@@ -50,7 +50,7 @@ def test_what_disturbs_a_window():
     steady = noisy(10)
     assert unquiet(steady, 0, 0.0) == [] == unquiet(steady, 3, None)
     assert unquiet(steady, 4, None) == ["4 of 30 rounds are outliers"]
-    assert unquiet(steady, 0, 0.5) == ["the GPU was 50% busy before the measurement"]
+    assert unquiet(steady, 0, 0.5) == ["the GPU was 50% busy before the measurements"]
     (found,) = unquiet([10.0] * 10 + [10.5] * 20, 0, None)
     assert found == "the baseline drifted by +5.0% from the first third to the last"
 

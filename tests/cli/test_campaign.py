@@ -76,6 +76,16 @@ def test_without_a_gpu_it_says_what_is_missing(capsys, arguments):
     assert status == 2 and "NVIDIA" in err
 
 
+def test_note(capsys, tmp_path):
+    from minfer.campaign.records import FOLDER, read_record
+
+    path = tmp_path / "record.json"
+    path.write_text(next(FOLDER.rglob("probe-ks64*.json")).read_text())
+    status, out, _ = run(capsys, "probe", "note", str(path), "--reason", "another GPU")
+    assert status == 0 and "reason: another GPU" in out and read_record(path).reason == "another GPU"
+    assert run(capsys, "probe", "note", str(path))[0] == 2
+
+
 def test_report(capsys, tmp_path):
     status, out, _ = run(capsys, "report")
     assert status == 0 and out.startswith("# The campaign\n\n## Probes\n")

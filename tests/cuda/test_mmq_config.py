@@ -4,7 +4,7 @@ import pytest
 
 from minfer.arithmetic.devices import DEVICES
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, mmq, narrow, r1, shipped, shipped_configs, wide
+from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, ladder, mmq, narrow, r1, shipped, shipped_configs, wide
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,11 @@ def test_a_kernel_says_what_it_takes():
     assert narrow().grid(65, 129) == (2, 3, 1)
     assert narrow().activation_size(3, 512) == 3 * 16 * 40
     assert narrow("Q6_K").sums_shape(2, 3, 512) == (2, 3, 32)
+
+
+@pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
+def test_the_ladder_changes_something_at_every_step(weight_type):
+    steps = ladder(weight_type)
+    assert steps[0].config == r1(weight_type)
+    assert len({step.config for step in steps}) == len({step.name for step in steps}) == len(steps)
+    assert all(step.config.weight_type == weight_type and step.prediction for step in steps)

@@ -136,6 +136,9 @@ def test_half_arithmetic_rounds_once(a, b, c):
     assert_halves(ptx.hsub2(a, b), x - y)
     assert_halves(ptx.hmul2(a, b), x * y)
     assert_halves(ptx.hfma2(a, b, c), x * y + z)
+    assert_halves(ptx.hfma2_pair(a, b), x * y[0] + y[1])
+    assert_halves(ptx.hmul2_low(a, b), x * y[0])
+    assert_halves(ptx.hmul2_high(a, b), x * y[1])
 
 
 @given(st.floats(-120, 120, width=32))

@@ -25,10 +25,15 @@ def test_q6_k_slots_hold_aligned_chunks():
 
 @pytest.mark.parametrize(
     ("od", "depth", "tokens"),
-    [(4608, 3584, 192), (4096, 3584, 256), (37888, 3584, 256)],
+    [(4608, 3584, 192), (4096, 3584, 256), (37888, 3584, 256), (3584, 3584, 232), (3584, 18944, 232)],
 )
 def test_choice_fills_whole_waves(od, depth, tokens):
     assert choose("Q4_K", 2048, od, depth).tokens == tokens
+
+
+def test_few_rows_take_narrow_tiles():
+    assert choose("Q6_K", 2048, 512, 3584).tokens == 64
+    assert choose("Q6_K", 2048, 3584, 18944).tokens == 232
 
 
 def test_the_choice_is_shipped_and_stores_any_width():

@@ -8,6 +8,7 @@ import pytest
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
 from minfer.engine.cuda.devices import DryDevice, SimulatedDevice
+from minfer.engine.cuda.plan import RESERVE_BYTES
 from minfer.engine.cuda.routes import Route, choose_route
 from minfer.engine.cuda.w4a16 import takes
 from minfer.engine.errors import EngineError, InputError
@@ -40,6 +41,8 @@ def test_no_f16_copy_and_no_other_product():
     f16, plan = (dry(name).plan(model, 256, 128) for name in ("f16", "w4a16"))
     assert plan.saved == f16.parts["weights as f16"]
     assert not any("f16" in name for name in plan.parts)
+    assert str(plan).endswith(f"no f16 copy of the weights, {plan.saved / 1e6:.2f} MB saved")
+    assert not plan.copies([("Q4_K", 256)]) and plan.copies([("Q4_K", 256), ("Q8_0", 256)])
     backend = dry("w4a16")
     session = Session(model, backend, n_ctx=256, chunk=128)
     backend.device.launches.clear()
@@ -52,10 +55,24 @@ def test_no_f16_copy_and_no_other_product():
     assert {kernel.name for kernel in needed} >= {"w4a16", "gemv"}
 
 
+def test_auto_takes_it_where_f16_copies_do_not_fit():
+    model, lines = Model.load(DATA / "qwen2-k.gguf"), []
+    whole = dry("auto").plan(model, 256, 128)
+    device = DryDevice(memory_bytes=RESERVE_BYTES + whole.total - 1)
+    backend = CudaBackend("auto", device, on_plan=lines.append)
+    Session(model, backend, n_ctx=256, chunk=128)
+    assert backend.route.name == "w4a16"
+    assert lines[0] == "f16 copies of the weights do not fit: route w4a16 reads the blocks"
+    # Asked for, a route and a way are kept.
+    for kept in (CudaBackend("f16-wgmma", device), CudaBackend("auto", device, weights="scratch")):
+        assert kept.plan(model, 256, 128).weights == "scratch" and kept.route.name == "f16-wgmma"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 def test_logits(tmp_path, monkeypatch, fused):
-    """Formats of all kinds: Q4_K and Q6_K as blocks, two runs side by side, Q8_0 through the scratch."""
+    """Formats of all kinds: Q4_K and Q6_K as blocks, two runs side by side, Q8_0 as a copy or through the
+    scratch."""
     from minfer.engine.cuda import products, routes
 
     monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
@@ -63,7 +80,10 @@ def test_logits(tmp_path, monkeypatch, fused):
     model = micro_model(tmp_path / "micro.gguf", formats=BLOCKS_K, layers=2, hidden=256, ffn=256)
     device = SimulatedDevice(arch="sm_90a")
     route = Route("w4a16", wgmma=True, hopper_attention=True, w4a16=True, fused=fused)
-    gpu = Session(model, CudaBackend(route, device, lambda line: None), n_ctx=96, chunk=16)
+    weights = "resident" if fused else "scratch"
+    backend = CudaBackend(route, device, lambda line: None, weights)
+    gpu = Session(model, backend, n_ctx=96, chunk=16)
+    assert ("weights as f16" in gpu._runtime.plan.parts) == fused
     host = Session(model, HostBackend(threads=1), n_ctx=96, chunk=16)
     for first, last in ((0, 12), (12, 19)):
         device.launches.clear()

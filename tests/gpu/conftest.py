@@ -38,6 +38,8 @@ ALONE = (
     "test_sanitizer_gpu.py",
     "test_speed_attention_gpu.py",
     "test_speed_kernels_gpu.py",
+    "test_speed_mmq_gpu.py",
+    "test_speed_products_gpu.py",
     "test_speed_routes_gpu.py",
 )
 RUN_LIMIT_S = float(os.environ.get("MINFER_GPU_LIMIT_S", 540))  # for all: what is left then counts as failed

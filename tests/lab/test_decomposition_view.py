@@ -79,8 +79,8 @@ def test_supposing():
 
 def test_the_sliders_suppose():
     explorer = view.what_if_explorer(WALLS)
-    assert explorer.report.target == pytest.approx(F16.tok_s)
-    explorer.set(route="mmq_raw", no_gaps=True)
-    assert explorer.report.wall is RAW and explorer.report.target > RAW.tok_s
+    assert explorer.report.wall is RAW and explorer.report.target == pytest.approx(RAW.tok_s)
+    explorer.set(route="f16", no_gaps=True)
+    assert explorer.report.wall is F16 and explorer.report.target > F16.tok_s
     explorer.set(us_per_gmac=3.0)
     assert "products at 3 us/GMAC" in explorer.panel.value

@@ -117,6 +117,8 @@ class TestPlantedFaults:
         assert kernel.function.__closure__[cell].cell_contents is ptx.cp_async_wait_group(0)
 
     def test_unknown_names_are_told(self):
+        with pytest.raises(KeyError, match="no fault 'early wait': choose one of none, late wait"):
+            gemm_film("padded", "early wait")
         with pytest.raises(KeyError, match="gemm_f16 uses no barrier; it has"):
             with_names(make_gemm(GemmConfig()), barrier=None)
 

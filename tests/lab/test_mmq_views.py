@@ -153,6 +153,22 @@ def test_simulated_kernels_agree_bit_by_bit():
         assert row["unwritten"] == 0
 
 
+class TestMeasured:
+    def test_forms_of_the_quantize_pass(self):
+        rows = quantize_view.measured_rows(quantize_view.newest_record())
+        assert [row["form"] for row in rows] == list(quantize_view.MEASURED)
+        assert all(0 < row["GB/s"] < 4_280 * 1.03 for row in rows)
+
+    def test_routes(self):
+        record = mmq_view.newest_record()
+        rows = {row["route"]: row for row in mmq_view.route_rows(record)}
+        assert rows.keys() >= mmq_view.ROUTES.keys()
+        assert rows["mmq"]["of R1"] == rows["f16"]["of f16"] == "x1.00"
+
+    def test_the_phantom(self):
+        assert "1,024 B over the cap: 100 % of the outputs unwritten (NVIDIA H200" in phantom_view.recorded()
+
+
 class TestPhantom:
     def test_unheeded_and_over_the_cap_nothing_is_written(self):
         tried = phantom_view.attempt("wide", 8, GB10, simulate=False)

@@ -147,6 +147,16 @@ class TestProbes:
         assert outcome.verdict().startswith("All gates passed. Not timed: ")
         assert "x4.5" in outcome._repr_html_()
 
+    def test_a_gpu_without_room_is_a_sentence(self, kernels, monkeypatch):
+        def full(*_, **__):
+            raise MemoryError("NVIDIA H200 has 1 of 2 bytes free, 67,108,864 were asked for: free arrays")
+
+        monkeypatch.setattr("minfer.cuda.runtime.device", lambda: "an H200")
+        monkeypatch.setattr("minfer.engine.cuda.devices.GpuDevice", object)
+        monkeypatch.setattr("minfer.campaign.run.run_probe", full)
+        outcome = measure(transpose_probe("own.t", kernels["naive"], kernels["make"](33)))
+        assert outcome.verdict().startswith("Gate run failed: NVIDIA H200 has 1 of 2 bytes free")
+
     def test_the_gemm_question_of_the_notebook(self):
         probe = gemm_probe("own.q", GemmConfig(tile_m=128), GemmConfig(tile_n=128, tile_m=128), "why")
         assert str(probe.predicted()).startswith("23.44 -> 15.62 staged bytes a kFLOP")

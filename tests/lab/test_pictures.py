@@ -116,6 +116,16 @@ class TestFragments:
         assert c["row, column"].startswith("(1,2) (1,3) (9,2) (9,3)")
         assert (a["registers"], b["registers"], c["registers"]) == (4, 4, 8)
 
+    def test_ldmatrix_gives_and_takes(self, sound):
+        """PTX ISA, ldmatrix: of row r of an 8 x 8 matrix lane 4 r + c receives elements 2 c and 2 c + 1."""
+        picture = sound(fragment_view.draw_ldmatrix())
+        assert len(picture.rows) == 256
+        for cell in picture.rows:
+            row, column = cell["row"] % 8, cell["column"] % 8
+            assert cell["lane"] == 4 * row + column // 2
+            assert cell["source"] == 8 * cell["matrix"] + row
+            assert cell["register"] == f"a{cell['matrix']}"
+
     def test_ldmatrix_lanes(self):
         rows = fragment_view.ldmatrix_rows()
         assert [(r["lanes"], r["rows"], r["byte column"], r["register"]) for r in rows] == [

@@ -154,6 +154,10 @@ PROBES = [
         labels=("KS=32", "KS=64"),
         mechanism="Fewer barriers and deeper staging, as long as several blocks still fit an SM.",
         retry="A device with another amount of shared memory.",
+        reasons={
+            "h200": "Registers bound the blocks of an H200, three an SM at either depth: the deeper k-step "
+            "costs no occupancy. On the GB10 shared memory then holds one block instead of three."
+        },
     ),
     Probe(
         name="tm256",

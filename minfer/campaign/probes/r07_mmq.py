@@ -137,5 +137,6 @@ PROBES = [
         labels=("no prefetch", "L2 prefetch"),
         mechanism="The tiles lie in L2 already: seven query heads share them.",
         retry="KV tiles that leave L2: much longer contexts, or less sharing of KV heads.",
+        reasons={"h200": "No latency is left to hide, and the prefetches themselves are not free."},
     ),
 ]

@@ -13,6 +13,9 @@ from minfer.cuda.attention import AttentionConfig
 
 FA_SHARE = figure("002", "wall.share.fa").value / 100
 BOUND = upper_bound(FA_SHARE)
+SMALL_SHARE = (
+    "Attention has a smaller share of an H200's prefill: what it gains or loses is within the noise."
+)
 
 
 def _blocks(config: AttentionConfig) -> str:
@@ -65,6 +68,7 @@ PROBES = [
         labels=("TKV=64", "TKV=32"),
         mechanism="Twice as many tiles pay the fixed cost of a tile (staging, barriers, rescale).",
         retry="A fixed cost of a tile that has been cut.",
+        reasons={"h200": SMALL_SHARE},
     ),
     Probe(
         name="fa-tkv16",
@@ -77,6 +81,7 @@ PROBES = [
         labels=("TKV=32", "TKV=16"),
         mechanism="Registers bound the blocks an SM, not shared memory; the fixed cost doubles.",
         retry="Attention that is short of shared memory.",
+        reasons={"h200": SMALL_SHARE},
     ),
     Probe(
         name="fa-register-softmax",

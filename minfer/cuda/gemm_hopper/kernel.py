@@ -283,11 +283,14 @@ def shipped() -> list[Kernel]:
     of a model's layers."""
     plain = [GemmHopperConfig(*tile) for tile in TILES]
     pairs = [GemmHopperConfig(*tile, 2) for tile in ((256, 4), (224, 4), (192, 4))]
-    fused = [
-        GemmHopperConfig(tile_m, stages, cluster, *form)
-        for form in (("f32", "add"), ("f16", "swiglu"))
-        for tile_m, stages, cluster in ((256, 4, 1), (256, 4, 2), (224, 4, 1), (192, 4, 1), (128, 6, 1))
+    sums = [
+        GemmHopperConfig(*tile, 1, "f32", "add") for tile in ((256, 4), (224, 4), (192, 4), (112, 6), (64, 8))
+    ]
+    gates = [
+        GemmHopperConfig(*tile, "f16", "swiglu")
+        for tile in ((256, 4, 1), (256, 4, 2), (192, 4, 1), (192, 4, 2), (144, 5, 1))
     ]
     split = [GemmHopperConfig(224, split=2), GemmHopperConfig(224, out="f32", epilogue="add", split=2)]
     ahead = [GemmHopperConfig(pdl=True), GemmHopperConfig(224, split=2, pdl=True)]
-    return [make_gemm_hopper(config) for config in (*plain, *pairs, *fused, *split, *ahead)]
+    kernels = (*plain, *pairs, *sums, *gates, *split, *ahead)
+    return [make_gemm_hopper(config) for config in kernels]

@@ -11,16 +11,17 @@ from minfer.cuda.mmq.config import (
     fast,
     narrow,
     r1,
-    shipped_configs,
     wide,
 )
 from minfer.cuda.mmq.kernel import mmq, shipped
+from minfer.cuda.mmq.ladder import ladder, shipped_configs
 
 __all__ = [
     "CHUNK_BYTES",
     "WEIGHT_TYPES",
     "MmqConfig",
     "fast",
+    "ladder",
     "mmq",
     "narrow",
     "r1",

@@ -61,7 +61,8 @@ class MmqConfig:
         minimum: how the formats' minima meet the activations' sums: "fma", or "tensor": one bf16 mma for four
             chunks, both operands split in two (relative error 2**-17).
         unroll: chunks of a k-tile that are written out one after another; the loop over them has the rest.
-        out: "f32", "f16", or "sums": the integer accumulators themselves (see `sums_shape`), to check them bit by
+        out: "f32", "f16", or "sums": the integer accumulators themselves (see `sums_shape`), to check them
+        bit by
             bit.
         min_blocks: blocks an SM that the compiler leaves registers for.
         strided: the output is some columns of a wider matrix: one of several that are multiplied at once.
@@ -355,11 +356,3 @@ def fast(weight_type: str = "Q4_K") -> MmqConfig:
         minimum="tensor" if weight_type in WITH_MINIMUM else "fma",
         min_blocks=2,
     )
-
-
-def shipped_configs() -> list[MmqConfig]:
-    """The seed's variants at both depths for what a Q4_K_M file holds, and once for every other type; the
-    fast ones."""
-    both = [make(name, kd) for name in ("Q4_K", "Q6_K") for make in (r1, narrow, wide) for kd in (4, 8)]
-    others = [make(name) for name in WEIGHT_TYPES[2:] for make in (r1, narrow, wide)]
-    return both + others + [fast(name) for name in WEIGHT_TYPES]

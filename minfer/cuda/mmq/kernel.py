@@ -16,7 +16,8 @@ from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.mmq.activations import Activations
-from minfer.cuda.mmq.config import MAGIC_BITS, MmqConfig, shipped_configs
+from minfer.cuda.mmq.config import MAGIC_BITS, MmqConfig
+from minfer.cuda.mmq.ladder import shipped_configs
 from minfer.cuda.mmq.raw import RawWeights
 from minfer.cuda.mmq.scales import Scales
 from minfer.cuda.mmq.words import WordWeights
@@ -94,14 +95,14 @@ _OUT_DTYPES = {"f32": "float32", "f16": "float16", "sums": "int32"}
 
 @cache
 def mmq(config: MmqConfig) -> Kernel:
-    """C = X W^T from blocks: (weights, activations, out, nt, od, id), and stride where the config is strided.
+    """C = X W^T from blocks: (weights, activations, out, nt, od, id; strided also stride).
 
     weights uint8 [od, row bytes], GGML blocks, 16-byte aligned; activations uint8 [nt, id / 32, 40] (pad40:
     f16 d at byte 0, 32 int8 at byte 4, their int32 sum at byte 36, bytes 2 and 3 zero), exactly so large; out
-    f32 or f16 [nt, od], every element written; nt, od, id int32, as `config.check` asks. Strided: out [nt, od]
-    are columns of a matrix whose rows are `stride` elements (int32) apart; the others stay. Integer sums are
-    exact; chunks add up in f32, in their order: all configs of a weight type give the same bits, but for the
-    minima of minimum="tensor". out="sums": out int32 of `config.sums_shape`, the integer sums."""
+    f32 or f16 [nt, od], every element written; nt, od, id int32, as `config.check` asks. Strided: out [nt,
+    od] are columns of a matrix whose rows are `stride` elements (int32) apart; the others stay. Integer sums
+    are exact; chunks add up in f32, in their order: all configs of a weight type give the same bits, but for
+    the minima of minimum="tensor". out="sums": out int32 of `config.sums_shape`, the integer sums."""
     tokens_tile, rows_tile, kd, stages = config.tokens_tile, config.rows_tile, config.kd, config.stages
     warp_tokens, warp_rows = config.warp_tile
     warps_rows, m_fragments, pairs = config.warps_rows, warp_tokens // 16, warp_rows // 16
@@ -255,7 +256,7 @@ def mmq(config: MmqConfig) -> Kernel:
             w_source = start_weights(w_matrix, row_bytes, first_row, od, thread)
             s_source = start_scales(w_matrix, row_bytes, first_row, od, thread)
         else:
-            w_source = start_weights(w_matrix, row_bytes, first_row, thread)
+            w_source = start_weights(row_bytes, first_row, thread)
             rows_left = int32(od - first_row - int32(thread // (2 * kd)))
         for k_tile in unroll(stages - 1):
             if k_tile < k_tiles:
@@ -271,7 +272,7 @@ def mmq(config: MmqConfig) -> Kernel:
         else:
             source, at = locate(w_source, chunks, 0, thread)
             for unit in range(units):
-                fetch(words, 0, source, at, row_bytes, rows_left, unit)
+                fetch(words, 0, w_matrix, source, at, row_bytes, rows_left, unit)
                 deposit(words, 0, ring + uint32(words_at), ring + uint32(ring_bytes), at, unit, thread)
 
         # What a lane reads, as offsets in a stage and in a buffer of scales.
@@ -313,7 +314,16 @@ def mmq(config: MmqConfig) -> Kernel:
                         for u in unroll(per_step):
                             unit = int32(i * per_step + u)
                             if unit < units:
-                                fetch(words, u * unit_registers, source, at, row_bytes, rows_left, unit)
+                                fetch(
+                                    words,
+                                    u * unit_registers,
+                                    w_matrix,
+                                    source,
+                                    at,
+                                    row_bytes,
+                                    rows_left,
+                                    unit,
+                                )
                     multiply_chunk(
                         acc, a, b, d, tokens, tile, scales + scale_offset, row_bytes, first_token + own_token,
                         first_row + own_row, lane, k_tile, i, chunks, target, nt, od,
@@ -366,8 +376,8 @@ def mmq(config: MmqConfig) -> Kernel:
         shared_bytes=config.shared_bytes,
         arguments=arguments,
         min_blocks=config.min_blocks,
-        # Two blocks of Q6_K's 64 accumulators: a few addresses spill, outside the loop over chunks.
-        allowed_spill_bytes=64 if two and config.accumulators == 64 and config.min_blocks == 2 else 0,
+        # 64 accumulators and expanding in 128 registers: a few addresses spill, outside the loop over chunks.
+        allowed_spill_bytes=64 if not raw and config.accumulators == 64 and config.min_blocks == 2 else 0,
     )
 
 

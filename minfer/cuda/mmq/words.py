@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from numba.cuda.types import int32, int64, uint32, uint64
+from numba.cuda.types import int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function
@@ -50,12 +50,13 @@ class WordWeights:
 
     @functools.cached_property
     def start(self) -> DeviceFunction:
-        """(matrix, row_bytes, first_row, thread): the address of the row of a thread's first unit (u64)."""
+        """(row_bytes, first_row, thread): bytes from the matrix's start to the row of a thread's first
+        unit."""
         per_row = 2 * self.config.kd
 
         @device_function
-        def start(matrix, row_bytes, first_row, thread):
-            return uint64(matrix + uint64(first_row + thread // per_row) * uint64(row_bytes))
+        def start(row_bytes, first_row, thread):
+            return uint32(uint32(first_row + thread // per_row) * uint32(row_bytes))
 
         return start
 
@@ -71,20 +72,20 @@ class WordWeights:
         def locate(row, chunks, k_tile, thread):
             k = min(int32(k_tile * (kd * CHUNK) + thread % per_row * UNIT), int32(chunks * CHUNK - UNIT))
             block = int32(k // weights)
-            return uint64(row + uint64(block) * uint64(size)), int32(k - block * weights)
+            return uint32(row + uint32(block) * uint32(size)), int32(k - block * weights)
 
         return locate
 
     @functools.cached_property
     def fetch(self) -> DeviceFunction:
-        """(words, o, source, at, row_bytes, rows_left, unit): load a thread's unit, `locate`d. Rows past the
-        matrix repeat its last one; `rows_left` counts from the thread's first row."""
+        """(words, o, matrix, source, at, row_bytes, rows_left, unit): load a thread's unit, `locate`d. Rows
+        past the matrix repeat its last one; `rows_left` counts from the thread's first row."""
         load, apart = DECODERS[self.config.weight_type].fetch, self.rows_apart
 
         @device_function
-        def fetch(words, o, source, at, row_bytes, rows_left, unit):
-            ahead = int64(min(int32(unit * apart), int32(rows_left - 1))) * int64(row_bytes)
-            load(words, o, source + uint64(ahead), at)
+        def fetch(words, o, matrix, source, at, row_bytes, rows_left, unit):
+            ahead = int32(min(int32(unit * apart), int32(rows_left - 1))) * row_bytes
+            load(words, o, matrix + uint64(uint32(source + ahead)), at)
 
         return fetch
 

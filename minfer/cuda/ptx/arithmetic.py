@@ -78,6 +78,37 @@ def hfma2(a: u32, b: u32, c: u32) -> u32:
     """a * b + c in both f16 halves, rounded once."""
 
 
+_HALVES = "{.reg .b16 l, h;\n.reg .b32 ll, hh;\nmov.b32 {l, h}, $2;\n"
+
+
+@instruction(
+    _HALVES + "mov.b32 ll, {l, l};\nmov.b32 hh, {h, h};\nfma.rn.f16x2 $0, $1, ll, hh;}",
+    section="9.7.4.4 fma (half precision)",
+    pure=True,
+)
+def hfma2_pair(a: u32, pair: u32) -> u32:
+    """a * low + high in both f16 halves, for the two halves of `pair`, rounded once. (The assembler names the
+    halves in the operand; copied by `prmt` they would cost two instructions more.)"""
+
+
+@instruction(
+    _HALVES + "mov.b32 ll, {l, l};\nmul.rn.f16x2 $0, $1, ll;}",
+    section="9.7.4.3 mul (half precision)",
+    pure=True,
+)
+def hmul2_low(a: u32, pair: u32) -> u32:
+    """a times the low half of `pair`, in both f16 halves."""
+
+
+@instruction(
+    _HALVES + "mov.b32 hh, {h, h};\nmul.rn.f16x2 $0, $1, hh;}",
+    section="9.7.4.3 mul (half precision)",
+    pure=True,
+)
+def hmul2_high(a: u32, pair: u32) -> u32:
+    """a times the high half of `pair`, in both f16 halves."""
+
+
 @instruction("add.rn.f16x2 $0, $1, $2;", section="9.7.4.1 add (half precision)", pure=True)
 def hadd2(a: u32, b: u32) -> u32:
     """a + b in both f16 halves. (`.rn`: not contracted into an fma.)"""

@@ -13,6 +13,8 @@ from typing import Any
 from minfer.cuda.runtime import driver
 from minfer.cuda.runtime.devices import Device
 
+_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+"""The call's name, and the older one."""
 _CLOCK_SM, _TEMPERATURE_GPU = 1, 0  # nvmlClockType_t, nvmlTemperatureSensors_t
 
 
@@ -64,5 +66,8 @@ def read_load(device: Device) -> tuple[float, int] | None:
     rates, reasons = (ctypes.c_uint * 2)(), ctypes.c_ulonglong()
     if library.nvmlDeviceGetUtilizationRates(handle, rates) != 0:
         return None
-    library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))  # 0 where it is not told
+    for name in _REASONS:
+        if hasattr(library, name):  # 0 where it is not told
+            getattr(library, name)(handle, ctypes.byref(reasons))
+            break
     return rates[0] / 100, int(reasons.value)

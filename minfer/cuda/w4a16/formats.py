@@ -76,11 +76,6 @@ def _both_low(pair):
     return ptx.prmt(pair, pair, 0x1010)
 
 
-@device_function
-def _both_high(pair):
-    return ptx.prmt(pair, pair, 0x3232)
-
-
 _and_or = ptx.lop3(_AND_OR)
 
 # ---- Q4_K: d, dmin, eight 6-bit scales and minima in 12 bytes, four runs of 32 bytes, each two sub-blocks
@@ -156,10 +151,9 @@ def _prepare_q4_k(numbers, pairs, raw, first, second, byte, scales, apart, eight
 def _finish_q4_k(a, numbers, pairs):
     """q * scale + shift, rounded once. Pairs are of the first eighth's two rows, then of the second's."""
     for i in unroll(4):
-        scale, shift = _both_low(pairs[i]), _both_high(pairs[i])
         for word in unroll(4):
             at = 8 * (i // 2) + i % 2 + 2 * word
-            a[at] = ptx.hfma2(numbers[at], scale, shift)
+            a[at] = ptx.hfma2_pair(numbers[at], pairs[i])
 
 
 # ---- Q6_K: 128 bytes of low nibbles, 64 bytes of two high bits, sixteen int8 scales, d
@@ -214,11 +208,10 @@ def _prepare_q6_k(numbers, pairs, raw, first, second, byte, scales, apart, eight
 def _finish_q6_k(a, numbers, pairs):
     """(q - 32) * scale, rounded once; a scale for each k16 step."""
     for i in unroll(4):
-        for step in unroll(2):
-            scale = _both_high(pairs[i]) if step else _both_low(pairs[i])
-            for half in unroll(2):
-                at = 8 * (i // 2) + 4 * step + i % 2 + 2 * half
-                a[at] = ptx.hmul2(numbers[at], scale)
+        for half in unroll(2):
+            at = 8 * (i // 2) + i % 2 + 2 * half
+            a[at] = ptx.hmul2_low(numbers[at], pairs[i])
+            a[at + 4] = ptx.hmul2_high(numbers[at + 4], pairs[i])
 
 
 FORMATS = {

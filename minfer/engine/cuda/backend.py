@@ -61,6 +61,7 @@ class CudaBackend:
         if weights not in ("auto", *WAYS):
             raise InputError(f"weights {weights!r}: choose one of auto, {', '.join(WAYS)}")
         self._ways = WAYS if weights == "auto" else (weights,)
+        self._auto = route == weights == "auto"
         self._plan: MemoryPlan | None = None
         self.device = GpuDevice() if device is None else device
         self.route = choose_route(route, self.device.arch, os.environ) if isinstance(route, str) else route
@@ -94,7 +95,18 @@ class CudaBackend:
         return {} if gpu is None else read_sensors(gpu)
 
     def plan(self, model: Model, n_ctx: int, chunk: int) -> MemoryPlan:
-        """What `open` would put where; raises EngineError, with the numbers, if nothing fits."""
+        """What `open` would put where; raises EngineError, with the numbers, if nothing fits.
+
+        A route that was left open becomes w4a16 where Hopper's f16 copies of the weights do not fit."""
+        from minfer.engine.cuda.routes import choose_route
+
+        made = self._plan_route(model, n_ctx, chunk)
+        if self._auto and self.route.name == "f16-wgmma" and not made.resident:
+            self.route = choose_route("w4a16", self.device.arch, os.environ)
+            made = self._plan_route(model, n_ctx, chunk)
+        return made
+
+    def _plan_route(self, model: Model, n_ctx: int, chunk: int) -> MemoryPlan:
         from minfer.engine.cuda.plan import plan_memory
         from minfer.engine.cuda.weights import layer_stacks, matrix_shape
 
@@ -127,7 +139,10 @@ class CudaBackend:
         from minfer.engine.cuda.runtime import CudaRuntime
 
         _check(model, kv_dtype)
+        asked = self.route.name
         plan = self._plan = self.plan(model, n_ctx, chunk)
+        if self.route.name != asked:
+            self._on_plan(f"f16 copies of the weights do not fit: route {self.route.name} reads the blocks")
         self._on_plan(str(plan))
         if isinstance(self.device, GpuDevice):
             needed = needed_kernels(model, self.route, plan, self.device.arch, self.device.sms)

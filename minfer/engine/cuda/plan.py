@@ -3,8 +3,8 @@
 Quantized blocks always reside: decoding reads them. Prefill multiplies f16 weights, in the first of three
 ways that fits: "resident", an f16 copy of all layers; "scratch", one matrix at a time, dequantized anew
 before every product; "blocks", the GEMM dequantizes what it stages, and no weight lies in memory as f16. MMQ
-routes and w4a16 multiply the blocks themselves: no copy, and a scratch only for matrices that none of their
-kernels takes. The embedding and the output matrix stay blocks only.
+routes and w4a16 multiply the blocks themselves: no copy; for matrices that none of their kernels takes MMQ
+routes have a scratch, w4a16 copies. The embedding and the output matrix stay blocks only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HOW = {
     "scratch": "prefill dequantizes every matrix before its product",
     "blocks": "prefill dequantizes within its products",
 }
-SCRATCH = "f16 scratch of one matrix"
+SCRATCH, COPIES = "f16 scratch of one matrix", "weights as f16"
 FEW_TOKENS = 4
 """Up to so many tokens a product reads the blocks once per token; above, a GEMM on f16 weights is cheaper."""
 RESERVE_BYTES = 512 << 20  # kernels, their stacks, graphs, other libraries' contexts
@@ -69,6 +69,7 @@ class MemoryPlan:
         activations: bytes of each activation buffer, by role.
         forms: what the kernels of many tokens write each of OPERANDS as.
         saved: bytes of the f16 copy that the route does without.
+        w4a16: what W4A16 reads as blocks is not copied.
     """
 
     weights: str
@@ -79,6 +80,7 @@ class MemoryPlan:
     activations: dict[str, int]
     forms: dict[str, str]
     saved: int = 0
+    w4a16: bool = False
 
     @property
     def total(self) -> int:
@@ -90,8 +92,15 @@ class MemoryPlan:
         """Whether the layers' matrices are kept as f16 too."""
         return self.weights == "resident"
 
+    def copies(self, shapes: Sequence[tuple[str, int]]) -> bool:
+        """Whether matrices of a layer of these (format, columns), multiplied at once, are kept as f16 too."""
+        return self.resident and not (self.w4a16 and w4a16_takes(shapes))
+
     def __str__(self) -> str:
-        how = f"no f16 copy of the weights, {_size(self.saved)} saved" if self.saved else _HOW[self.weights]
+        how = _HOW[self.weights]
+        if self.saved:
+            which = "copies of some" if COPIES in self.parts else "copy of the"
+            how = f"{'f16' if COPIES in self.parts else 'no f16'} {which} weights, {_size(self.saved)} saved"
         return f"memory: {_table(self.parts)}: {_size(self.total)} of {_size(self.free)} free; {how}"
 
 
@@ -203,14 +212,12 @@ def plan_memory(
         f"KV cache of {n_ctx:,} tokens": 4 * config.n_layers * n_ctx * kv_dim,
         f"activations of {chunk:,} tokens": sum(activations.values()) + tables_bytes,
     }
-    limit, saved = free - RESERVE_BYTES, 0
-    if not route.reads_blocks:
-        rest = stacks
-        choices = {"resident": needed | {"weights as f16": sum(halves)}}
-    else:
+    limit, rest, choices = free - RESERVE_BYTES, stacks, {}
+    if route.reads_blocks:
         rest = [stack for stack in stacks if not _takes(route, stack, shared_bytes)]
-        choices = {}
-        saved = sum(halves) - max(map(_half_bytes, rest), default=0)
+    if route.mmq is None:
+        copies = sum(map(_half_bytes, rest))
+        choices["resident"] = needed | ({COPIES: copies} if copies else {})
     # What no GEMM reads as blocks goes through a scratch even so.
     unread = [[m for m in stack if m.format not in BLOCK_SOURCES] for stack in rest]
     for way, scratched in (("scratch", rest), ("blocks", unread)):
@@ -222,7 +229,8 @@ def plan_memory(
     for way in possible:
         parts = choices[way]
         if sum(parts.values()) <= limit:
-            return MemoryPlan(way, n_ctx, chunk, free, parts, activations, forms, saved)
+            saved = sum(halves) - parts.get(COPIES, 0) - parts.get(SCRATCH, 0) if route.reads_blocks else 0
+            return MemoryPlan(way, n_ctx, chunk, free, parts, activations, forms, saved, w4a16=route.w4a16)
     raise EngineError(
         f"the model does not fit: {_table(parts)}, {_size(RESERVE_BYTES)} in reserve: "
         f"{_size(sum(parts.values()) + RESERVE_BYTES)} of {_size(free)} free; use a smaller context or "

@@ -171,7 +171,7 @@ class Loader:
                 first += shapes[i].rows
             runs.append(Run(shapes[group[0]].format, rows, columns, blocks))
         made = Stack(tuple(runs), sum(shape.rows for shape in shapes), columns)
-        if half and self.plan.resident:
+        if half and self.plan.copies([(shape.format, shape.columns) for shape in shapes]):
             copy = self.device.empty((made.rows, columns), np.float16)
             made.dequantize(self.device, copy)
             made = replace(made, half=copy)

@@ -110,6 +110,22 @@ def hfma2(a, b, c):
     return _pair(exact)
 
 
+@semantics
+def hfma2_pair(a, pair):
+    low, high = pair & 0xFFFF, int(pair) >> 16 & 0xFFFF
+    return hfma2(a, low * 0x10001, high * 0x10001)
+
+
+@semantics
+def hmul2_low(a, pair):
+    return hmul2(a, (pair & 0xFFFF) * 0x10001)
+
+
+@semantics
+def hmul2_high(a, pair):
+    return hmul2(a, (int(pair) >> 16 & 0xFFFF) * 0x10001)
+
+
 # ---- integers
 
 
