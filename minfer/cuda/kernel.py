@@ -151,7 +151,7 @@ class Kernel:
         shared_bytes: dynamic shared memory a block, bytes.
         arguments: one `Argument` a parameter.
         min_arch: least architecture (80, 90, ...).
-        arch_specific: True when it uses instructions that only `min_arch`'s "a" variant has (sm_90a: wgmma,
+        arch_specific: True when it uses what only `min_arch`'s "a" variant has (sm_90a: wgmma,
             setmaxnreg).
         min_blocks: launch bounds' least number of blocks an SM, or None.
         max_registers: cap on registers a thread, or None.
@@ -206,7 +206,9 @@ class Kernel:
         """Why this kernel cannot be compiled for `arch` ("sm_90a"), or None where it can."""
         number = int(arch.removeprefix("sm_").rstrip("af"))
         if self.arch_specific and arch != f"sm_{self.min_arch}a":
-            return f"uses instructions that only sm_{self.min_arch}a has (wgmma, setmaxnreg)"
+            return (
+                f"uses what only sm_{self.min_arch}a has (wgmma, setmaxnreg, its shared memory and registers)"
+            )
         if number < self.min_arch:
             return f"needs sm_{self.min_arch} or newer"
         return None

@@ -83,7 +83,8 @@ def test_a_kernel_that_the_architecture_cannot_run_is_listed(shipped):
     for row in rows[1::2]:
         assert row["limiter"] == "not applicable" and row["registers"] is None
         assert row["warnings"] == [
-            "not applicable: it uses instructions that only sm_90a has (wgmma, setmaxnreg)"
+            "not applicable: it uses what only sm_90a has (wgmma, setmaxnreg, its shared memory and "
+            "registers)"
         ]
     assert "not applicable" in run("--arch", "sm_80").stdout
 

@@ -1,5 +1,7 @@
 """Hopper's attention in the simulator: every step of its ladder on ragged shapes and hostile scores."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,14 @@ def test_hostile_scores(kind, softmax):
     case.run_simulated()
 
 
+@pytest.mark.parametrize("query", ["shared", "registers"])
+def test_chained_tiles(query):
+    """The output of a tile leaves under the next one's first product; the last one has none."""
+    config = HopperAttentionConfig(3, 1, 64, query=query, chained=True)
+    HopperCase(config, 5, 200).run_simulated(sms=1, seed=1)
+    HopperCase(config, 135, 200).run_simulated()
+
+
 def test_a_low_guard_changes_nothing_but_the_way():
     """A reference that moves in nearly every KV tile."""
     often = HopperCase(HopperAttentionConfig(1, 1, 64, rescue_above=1.0), 20, 400)
@@ -67,9 +77,11 @@ def test_any_thread_order_gives_the_same(step):
     np.testing.assert_array_equal(case.out, expected)
 
 
-@pytest.mark.parametrize("step", ["overlap", "staggered start"])
+@pytest.mark.parametrize("step", ["overlap", "Q in registers", "chained"])
 def test_traced_run_has_no_race_and_no_conflict(step):
     trace = Trace()
-    HopperCase(hopper_steps(2, 1, 64)[step], 8, 300).run_simulated(sms=1, trace=trace)
+    config = replace(STEPS["Q in registers"], chained=True) if step == "chained" else STEPS[step]
+    config = replace(config, heads=2)
+    HopperCase(config, 8, 300).run_simulated(sms=1, trace=trace)
     assert check(trace) == []
     assert {line.degree for line in shared_lines(trace) if line.op is Op.STMATRIX} == {1}

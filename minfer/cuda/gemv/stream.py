@@ -396,6 +396,7 @@ def gemv_stream(config: GemvStreamConfig) -> Kernel:
         shared_bytes=config.shared_bytes,
         arguments=arguments,
         min_arch=90,
+        arch_specific=True,
         min_blocks=2,  # this kernel's and the next one's
     )
 
@@ -475,6 +476,7 @@ def gemv_stream_two(config: GemvTwoConfig) -> Kernel:
         shared_bytes=config.shared_bytes,
         arguments=arguments,
         min_arch=90,
+        arch_specific=True,
         min_blocks=2,
     )
 

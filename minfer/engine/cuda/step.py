@@ -101,7 +101,7 @@ class DecodeStep:
     @staticmethod
     def fits(config: ModelConfig, weights: Weights, device: Device) -> bool:
         """Whether every product of a step has a kernel here."""
-        if int(device.arch.removeprefix("sm_").rstrip("af")) < 90:
+        if device.arch != "sm_90a":
             return False
         for stack, how in _products(weights):
             if any(run.format not in LANE_DOTS or run.blocks.nbytes % 16 for run in stack.runs):
