@@ -157,7 +157,8 @@ def test_fused_decode_steps(tmp_path):
     wide = {"layers": 1, "hidden": 256, "ffn": 256, "heads": 4, "output": "Q6_K"}
     model = micro_model(tmp_path / "micro.gguf", formats=K_QUANTS, **wide)
     device = SimulatedDevice(arch="sm_90a")
-    gpu, host = open_session(model, simulated(device)), open_session(model, HostBackend(threads=1))
+    backend = simulated(device, Route("f16", decode_step=True))
+    gpu, host = open_session(model, backend), open_session(model, HostBackend(threads=1))
     device.launches.clear()
     close(gpu.forward(IDS[:1]), host.forward(IDS[:1]))
     names = ["embedding", "gemv_stream_two", "attention_step", *["gemv_stream"] * 4]
