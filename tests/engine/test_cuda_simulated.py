@@ -152,12 +152,19 @@ def test_f32_activations(tmp_path):
     assert "convert_f32_f16" not in launched(device)
 
 
-def test_fused_decode_steps(tmp_path):
+@pytest.mark.parametrize("chained", [False, True])
+def test_fused_decode_steps(tmp_path, monkeypatch, chained):
     """Q4_K and Q6_K on sm_90: five kernels a layer, two formats of q, k and v in one launch."""
+    from minfer.engine.cuda import step
+
+    monkeypatch.setattr(step, "CHAINED", chained)
+    for how in (step._NORMED, step._ADDED, step._GATED):
+        monkeypatch.setitem(how, "chained", chained)
     wide = {"layers": 1, "hidden": 256, "ffn": 256, "heads": 4, "output": "Q6_K"}
     model = micro_model(tmp_path / "micro.gguf", formats=K_QUANTS, **wide)
     device = SimulatedDevice(arch="sm_90a")
-    gpu, host = open_session(model, simulated(device)), open_session(model, HostBackend(threads=1))
+    backend = simulated(device, Route("f16", decode_step=True))
+    gpu, host = open_session(model, backend), open_session(model, HostBackend(threads=1))
     device.launches.clear()
     close(gpu.forward(IDS[:1]), host.forward(IDS[:1]))
     names = ["embedding", "gemv_stream_two", "attention_step", *["gemv_stream"] * 4]

@@ -65,6 +65,9 @@ class Route:
         w4a8: the product with gate and up takes int8 activations, where both are Q4_K.
         fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself; else later
             kernels do, from f16 results.
+        decode_step: a decoded token takes five kernels a layer that wait for each other's counters, where the
+            device and the formats allow (`minfer.engine.cuda.step`), instead of the separate ones, which
+            were the faster ones so far.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Route:
     hopper_attention: bool = False
     convert: str = "fused"
     fused: bool = True
+    decode_step: bool = False
     mmq: str | None = None
     w4a16: bool = False
     w4a8: bool = False

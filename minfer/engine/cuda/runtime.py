@@ -89,7 +89,7 @@ class CudaRuntime:
         self._gated: tuple[Any, Stack] | None = None
         self._forms = self._decode_forms()
         self._fused: DecodeStep | None = None
-        if DecodeStep.fits(config, self.weights, device):
+        if route.decode_step and DecodeStep.fits(config, self.weights, device):
             self._fused = DecodeStep(
                 config, self.weights, device, plan.n_ctx,
                 self._positions(), self._rope_table, self._keys, self._values,

@@ -34,6 +34,8 @@ from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.weights import Run, Stack, kernel
 from minfer.model.config import ModelConfig
 
+CHAINED = False
+"""Kernels wait for their predecessor's blocks by a counter in memory, not for its end (see `gemv.stream`)."""
 LAUNCHES = 7  # a layer's at most: five, where q, k and v are of at most two formats
 NORMED, RECORDS = "to be normed", "records"
 """Forms of buffers: contents that are still elsewhere, and fine records (`minfer.cuda.gemv.fine`)."""
@@ -56,9 +58,9 @@ def _products(weights: Weights) -> Iterator[tuple[Stack, dict[str, Any]]]:
     yield weights.output, _NORMED
 
 
-_NORMED = {"source": "norm", "chained": True}
-_ADDED = {"addend": True, "chained": True}
-_GATED = {"source": "norm", "pairs": True, "records": True, "chained": True}
+_NORMED = {"source": "norm", "chained": CHAINED}
+_ADDED = {"addend": True, "chained": CHAINED}
+_GATED = {"source": "norm", "pairs": True, "records": True, "chained": CHAINED}
 
 
 class DecodeStep:
@@ -87,7 +89,7 @@ class DecodeStep:
             bias=layer.qkv.bias is not None,
             norm=layer.q_norm is not None,
             splits=step_splits(config, n_ctx, device.sms),
-            chained=True,
+            chained=CHAINED,
         )
         self._partial = device.empty(self._attention.partial_shape, np.float32)
         self._statistics = device.empty(self._attention.statistics_shape, np.float32)
@@ -116,14 +118,17 @@ class DecodeStep:
 
     def begin(self) -> None:
         """Nothing of the step has been launched."""
-        self.device.clear(self._chain)
+        if self._attention.chained:
+            self.device.clear(self._chain)
         self._done = self._blocks = 0
 
     def _launch(self, made: Kernel, grid: tuple[int, int, int], *args: Any) -> None:
         """Launch the next kernel of the chain. The first one waits for what is no part of it."""
-        n = self._done
-        before, after = self._chain[max(n - 1, 0) : max(n, 1)], self._chain[n : n + 1]
-        self.device.launch(made, grid, *args, before, self._blocks, after, pdl=n > 0)
+        n, chain = self._done, ()
+        if self._attention.chained:
+            before, after = self._chain[max(n - 1, 0) : max(n, 1)], self._chain[n : n + 1]
+            chain = before, self._blocks, after
+        self.device.launch(made, grid, *args, *chain, pdl=n > 0)
         self._done, self._blocks = n + 1, grid[0] * grid[1]
 
     def rmsnorm(self, out: Activations, x: Activations, weights: Any) -> None:
