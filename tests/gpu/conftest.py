@@ -118,9 +118,10 @@ def pytest_runtest_protocol(item, nextitem):
     session = item.session
     if not hasattr(session, "_gpu_reports"):
         mine = [i for i in session.items if HERE in Path(i.path).parents]
+        end = time.monotonic() + RUN_LIMIT_S  # compiling counts
         if len(mine) > 20 and os.environ.get("MINFER_GPU_WARM") != "0":
             warm_cache(device().arch)
-        session._gpu_reports, measured = _run_lanes(session.config, mine)
+        session._gpu_reports, measured = _run_lanes(session.config, mine, end)
         session._gpu_record = write_record(session._gpu_reports, measured, session.config.rootpath)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in session._gpu_reports.get(item.nodeid, []):
@@ -129,12 +130,11 @@ def pytest_runtest_protocol(item, nextitem):
     return True
 
 
-def _run_lanes(config, items):
+def _run_lanes(config, items, end):
     """({test: its reports}, {figure: value}) of the tests: LANES shares side by side, then those to run
-    alone."""
+    alone, until `end` on the monotonic clock."""
     alone = [item.nodeid for item in items if Path(item.path).name in ALONE]
     others = [item.nodeid for item in items if Path(item.path).name not in ALONE]
-    end = time.monotonic() + RUN_LIMIT_S
     shares = [others[i::LANES] for i in range(LANES)]
     with ThreadPoolExecutor(LANES) as pool:
         results = list(pool.map(lambda share: _run_children(config, share, end), shares))
