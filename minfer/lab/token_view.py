@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -223,9 +223,13 @@ def token_explorer() -> Explorer:
 
 
 @cache
-def step_kernels(arch: str) -> tuple[str, ...]:
-    """The kernels that a decode step of the project's small model launches on an architecture, in order; the
-    engine's own forward, on a device that only remembers."""
+def step_kernels(fused: bool = False) -> tuple[str, ...]:
+    """The kernels that a decode step of the project's small model launches on Hopper, in order; the engine's
+    own forward, on a device that only remembers.
+
+    Args:
+        fused: five kernels a layer (`Route.decode_step`) instead of one an operation.
+    """
     from minfer.engine.cuda.backend import CudaBackend
     from minfer.engine.cuda.devices import DryDevice
     from minfer.engine.cuda.routes import choose_route
@@ -233,8 +237,9 @@ def step_kernels(arch: str) -> tuple[str, ...]:
     from minfer.lab.generate import TINY
     from minfer.model.model import Model
 
-    model, device = Model.load(str(TINY)), DryDevice(arch)
-    backend = CudaBackend(choose_route("auto", arch, {}), device, on_plan=lambda line: None)
+    model, device = Model.load(str(TINY)), DryDevice()
+    route = replace(choose_route("auto", device.arch, {}), decode_step=fused)
+    backend = CudaBackend(route, device, on_plan=lambda line: None)
     runtime = backend.open(model, 256, "f16", 128)
     buffers = Buffers.allocate(runtime, model.config, 128, 1)
     runtime.set_tokens([0], 200)
@@ -251,14 +256,14 @@ def layers() -> int:
     return Model.load(str(TINY)).config.n_layers
 
 
-def kernel_rows(arch: str) -> list[dict]:
-    """The kernels of a decode step of the small model on an architecture, and how often each is launched."""
-    return [{"kernel": name, "launches": count} for name, count in Counter(step_kernels(arch)).items()]
+def kernel_rows(fused: bool = False) -> list[dict]:
+    """The kernels of a decode step of the small model, and how often each is launched."""
+    return [{"kernel": name, "launches": count} for name, count in Counter(step_kernels(fused)).items()]
 
 
-def token_kernels(arch: str) -> int:
+def token_kernels(fused: bool = False) -> int:
     """Kernels of a token of the 7B: those of the small model's layers for each of its 28 (in both half of the
     layers hold v in a format of its own), and those around them."""
-    names = step_kernels(arch)
+    names = step_kernels(fused)
     around = 3 if "rmsnorm" in names else 2  # embedding, output matrix, and the last norm where it is alone
     return round((len(names) - around) / layers() * QWEN25_7B.layers) + around
