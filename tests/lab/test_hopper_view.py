@@ -66,6 +66,13 @@ def test_the_ladder_in_the_records(records, sound):
     assert all(row["TFLOPS"] for row in picture.rows)
 
 
+def test_speeds_of_a_layers_products(records):
+    rows = hopper_view.speed_rows(records)
+    assert [row["product"] for row in rows] == ["qkv", "o", "gate_up", "down"]
+    assert all(row["of the peak"] == pytest.approx(row["TFLOPS"] / 989.4) for row in rows)
+    assert hopper_view.speed_rows([]) == []
+
+
 def test_attention_in_the_records(records, sound):
     rows = {row["step"]: row for row in hopper_view.attention_rows(records)}
     assert rows["before P5"]["ms"] > rows["FAP2"]["ms"] > rows["FAP2, TKV=64"]["ms"]
