@@ -33,7 +33,8 @@ def compare_kernels(
     """Time one case of a probe on its GPU.
 
     Raises:
-        RuntimeError: outputs that changed while they were timed. AboveCeiling: an impossible rate.
+        RuntimeError: outputs that changed, or were not written, while they were timed. AboveCeiling: an
+            impossible rate.
     """
     first, second = sides = [_Side(trial, config, case) for _, config in trial.probe.sides]
     first.fill(trial.inputs(case))
@@ -41,6 +42,8 @@ def compare_kernels(
     before = [side.digest() for side in sides]
     runs = max(_runs(side) for side in sides)
     graphs = [side.capture(runs) for side in (first, second, first)]
+    for side in sides:
+        side.poison()  # a replay that runs nothing must not find what an earlier run left
 
     def once(which: int) -> float:
         return _replay(trial.device, graphs[which], watch) / runs
@@ -48,7 +51,9 @@ def compare_kernels(
     samples = interleave(once, rounds)
     for side, wanted, label in zip(sides, before, trial.probe.labels, strict=True):
         if side.digest() != wanted:
-            raise RuntimeError(f"{case.label}, {label}: the outputs changed while they were timed")
+            raise RuntimeError(
+                f"{case.label}, {label}: the outputs changed while they were timed, or were not written"
+            )
     work = trial.workload.work(case)
     if ceilings is not None:
         for label, times in zip(trial.probe.labels, samples, strict=False):
@@ -99,15 +104,21 @@ class _Side:
             for name, copy in copies.items():
                 copy.copy_from(first[name], device.stream)
             self.inputs.append(copies)
-        self._poison()
+        self._allocate()
 
     def share(self, other: _Side) -> None:
         """Read what the other side reads."""
         self.inputs = other.inputs
-        self._poison()
+        self._allocate()
 
-    def _poison(self) -> None:
+    def _allocate(self) -> None:
         self.outputs = [self.trial.poisoned(self.config, self.case) for _ in self.inputs]
+
+    def poison(self) -> None:
+        """Set every byte of the outputs to 0xff again."""
+        for arrays in self.outputs:
+            for array in arrays.values():
+                array.fill_bytes(0xFF, self.trial.device.stream)
 
     def _enqueue(self, place: int) -> None:
         arrays = self.inputs[place] | self.outputs[place]

@@ -112,6 +112,19 @@ def test_outputs_that_change_while_they_are_timed_raise(gpu, monkeypatch):
         run_probe(probe(ScaleConfig(1.0)), gpu, rounds=5, say=lambda line: None)
 
 
+def test_a_replay_that_runs_nothing_is_no_speed(gpu, monkeypatch):
+    """The phantom: the clock moves, the kernel does not run."""
+    from minfer.campaign import timing
+
+    def phantom(device, graph, watch):
+        device.clock += 0.001
+        return 0.001
+
+    monkeypatch.setattr(timing, "_replay", phantom)
+    with pytest.raises(RuntimeError, match="or were not written"):
+        run_probe(probe(ScaleConfig(1.0)), gpu, rounds=5, say=lambda line: None)
+
+
 def test_the_record_reads_back_and_contradicts_nothing(gpu, tmp_path):
     run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
     path = write_record(run, tmp_path, stem="probe-faster")

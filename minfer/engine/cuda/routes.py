@@ -18,8 +18,9 @@ f16-wgmma, w4a16, w4a8 and, on sm_90, mmq_fast take Hopper's attention too, wher
 f16 from product to product.
 
 The switches of the campaign's seeds select its own f16 kernels on the route f16: MINFER_GEMM_TM (64, 128 or
-256: the tile's outputs), MINFER_GEMM_K64 (1: k-steps of 64), MINFER_GEMM_AF32 (1: activations stay f32 and
-are converted in shared memory); MINFER_MMQ=1 is the route mmq, MINFER_MMQ_RAW=1 the route mmq_raw.
+256: the tile's outputs; 128 where only others are set), MINFER_GEMM_K64 (1: k-steps of 64), MINFER_GEMM_AF32
+(1: activations stay f32 and are converted in shared memory); MINFER_MMQ=1 is the route mmq, MINFER_MMQ_RAW=1
+the route mmq_raw.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from minfer.cuda.gemm import GemmConfig
+from minfer.cuda.gemm import GemmConfig, seed_config
 from minfer.engine.errors import EngineError, InputError
 
 MMQ_ROUTES = ("mmq", "mmq_raw", "mmq_raw_wide", "mmq_fast")
@@ -204,19 +205,11 @@ def _switched_to_mmq(name: str, environment: Mapping[str, str]) -> str:
 
 
 def _seed_route(switched: Mapping[str, str]) -> Route:
-    tile = switched.get("MINFER_GEMM_TM", "64")
+    tile = switched.get("MINFER_GEMM_TM", "128")
     if tile not in ("64", "128", "256"):
         raise InputError(f"MINFER_GEMM_TM={tile}: use 64, 128 or 256")
     for name in ("MINFER_GEMM_K64", "MINFER_GEMM_AF32"):
         if switched.get(name, "1") != "1":
             raise InputError(f"{name}={switched[name]}: use 1, or 0 for off")
-    mirror = "MINFER_GEMM_AF32" in switched
-    config = GemmConfig(
-        tile_m=int(tile),
-        tile_k=64 if "MINFER_GEMM_K64" in switched else 32,
-        warps=16 if tile == "256" else 8,
-        a_source="f32_mirror" if mirror else "f16",
-        min_blocks=2 if mirror and tile == "128" else None,
-    )
     switches = " ".join(f"{key.removeprefix('MINFER_GEMM_')}={value}" for key, value in switched.items())
-    return Route(f"f16 {switches}", gemm=config, small=None)
+    return Route(f"f16 {switches}", gemm=seed_config(switched), small=None)
