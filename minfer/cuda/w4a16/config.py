@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from minfer.cuda.gemm import MAX_SHARED_BYTES
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.tile.hopper import ALIGNMENT, BOX_COLUMNS, MbarrierRing, chunk_starts
-from minfer.cuda.tile.transposed import CHUNK_ROWS, chunk_bytes
+from minfer.cuda.tile.hopper import BOX_COLUMNS
+from minfer.cuda.tile.transposed import CHUNK_ROWS
 from minfer.cuda.w4a16.formats import FORMATS, ROWS, SCALES_BYTES, PackedFormat
+from minfer.cuda.w4a16.packed_tile import CONSUMERS, PackedTile
 
-CONSUMERS = 2
-#: Warps of the first warpgroup that bring the weights; the warp before them brings the activations.
-MOVERS = 3
-#: Registers a thread after setmaxnreg: 56 + 2 x 224 = 3 x 168, what 384 threads start with.
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 56, 224
-#: Tokens that a group of token tiles should hold: their activations stay in L2 while the weights pass.
-GROUP_TOKENS = 2048
 OUTPUTS = ("f16", "f32")
 STORES = ("tma", "direct")
 
 
 @dataclass(frozen=True)
-class W4A16Config:
+class W4A16Config(PackedTile):
     """Tile of 128 weight rows x `tokens`, k-tiles of 64.
 
     Attributes:
@@ -50,7 +43,6 @@ class W4A16Config:
     gated: bool = False
 
     tile_k = BOX_COLUMNS
-    threads = 128 * (CONSUMERS + 1)
 
     def __post_init__(self):
         for name, allowed in (("format", FORMATS), ("out", OUTPUTS), ("store", STORES)):
@@ -85,28 +77,8 @@ class W4A16Config:
         return text + (" bias" if self.bias else "") + (" gated" if self.gated else "")
 
     @property
-    def outputs(self) -> int:
-        """Columns of C in a tile."""
-        return ROWS // 2 if self.gated else ROWS
-
-    @property
-    def chunk_bytes(self) -> int:
-        """A chunk of a consumer's part of C."""
-        return chunk_bytes(self.outputs // CONSUMERS)
-
-    @property
     def packed(self) -> PackedFormat:
         return FORMATS[self.format]
-
-    @cached_property
-    def ring(self) -> MbarrierRing:
-        """Of the activations' stages: a warpgroup arrives once."""
-        return MbarrierRing(self.stages, CONSUMERS)
-
-    @cached_property
-    def slot_ring(self) -> MbarrierRing:
-        """Of the weights' slots: every consumer warp arrives, since each reads them by itself."""
-        return MbarrierRing(self.slots, 4 * CONSUMERS)
 
     @property
     def stage_bytes(self) -> int:
@@ -124,38 +96,9 @@ class W4A16Config:
         return self.packed_bytes + (4 * ROWS if self.packed.expand is None else SCALES_BYTES)
 
     @property
-    def barrier_bytes(self) -> int:
-        """Both rings' mbarriers, one a slot that says that the scales are there, and a constant."""
-        return self.ring.size_bytes + self.slot_ring.size_bytes + 8 * self.slots + 8
-
-    @property
     def buffers(self) -> int:
-        """Chunks of C that a consumer may have in flight: what fits."""
-        if self.store != "tma":
-            return 0
-        used = self.stages * self.stage_bytes + self.slots * self.slot_bytes + self.barrier_bytes + ALIGNMENT
-        return min(
-            len(chunk_starts(self.tokens)), (MAX_SHARED_BYTES - used) // (CONSUMERS * self.chunk_bytes)
-        )
-
-    @property
-    def buffers_start(self) -> int:
-        """Where the epilogue's buffers lie: behind the activations."""
-        return self.stages * self.stage_bytes
-
-    @property
-    def slots_start(self) -> int:
-        """Where the weights lie: behind the epilogue's buffers."""
-        return self.buffers_start + max(0, self.buffers) * CONSUMERS * self.chunk_bytes
-
-    @property
-    def barriers_start(self) -> int:
-        return self.slots_start + self.slots * self.slot_bytes
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory a block, with room to align its start to 1024 bytes."""
-        return self.barriers_start + self.barrier_bytes + ALIGNMENT
+        """Chunks of C that a consumer may have in flight; a direct store needs none."""
+        return super().buffers if self.store == "tma" else 0
 
     @property
     def boxes(self) -> dict[str, tuple[int, int, int]]:
@@ -179,20 +122,6 @@ class W4A16Config:
             raise ConfigRefused(
                 f"w4a16: rows of {width} f16: TMA stores rows of whole 16 bytes: take the direct store"
             )
-
-    def tiles(self, nt: int, od: int) -> tuple[int, int]:
-        """(token tiles, output tiles)."""
-        return -(-nt // self.tokens), -(-od // self.outputs)
-
-    def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
-        """Blocks of a persistent launch: one a multiprocessor, at most one a tile."""
-        token_tiles, output_tiles = self.tiles(nt, od)
-        return min(multiprocessors, token_tiles * output_tiles), 1, 1
-
-    def group(self, nt: int) -> int:
-        """Token tiles a group of the schedule: about 2048 tokens."""
-        token_tiles = -(-nt // self.tokens)
-        return -(-token_tiles // max(1, round(nt / GROUP_TOKENS)))
 
 
 #: (tokens, stages, slots, ahead) of the tiles that `choose` picks from.

@@ -27,14 +27,9 @@ from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT
-from minfer.cuda.w4a16.config import (
-    CONSUMER_REGISTERS,
-    CONSUMERS,
-    PRODUCER_REGISTERS,
-    TILES,
-    W4A16Config,
-)
+from minfer.cuda.w4a16.config import TILES, W4A16Config
 from minfer.cuda.w4a16.formats import FORMATS, PAIRS, ROWS, SCALE_BYTES, WORDS
+from minfer.cuda.w4a16.packed_tile import CONSUMER_REGISTERS, CONSUMERS, PRODUCER_REGISTERS
 
 
 @cache

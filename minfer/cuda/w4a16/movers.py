@@ -13,8 +13,9 @@ from numba.cuda import types
 from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.tile.scheduler import tile_xy
-from minfer.cuda.w4a16.config import MOVERS, W4A16Config
+from minfer.cuda.w4a16.config import W4A16Config
 from minfer.cuda.w4a16.formats import ROWS, SCALE_BYTES
+from minfer.cuda.w4a16.packed_tile import MOVERS
 
 THREADS = 32 * MOVERS
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from minfer.cuda.gemm import MAX_SHARED_BYTES
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.tile.hopper import ALIGNMENT, MbarrierRing, chunk_starts
-from minfer.cuda.tile.transposed import CHUNK_ROWS, chunk_bytes
+from minfer.cuda.tile.hopper import ALIGNMENT
+from minfer.cuda.tile.transposed import CHUNK_ROWS
 from minfer.cuda.w4a8.formats import (
     BLOCK_BYTES,
     FACTORS_BYTES,
@@ -18,12 +17,12 @@ from minfer.cuda.w4a8.formats import (
     RUNS,
     SCALE_BYTES,
 )
-from minfer.cuda.w4a16.config import CONSUMERS, GROUP_TOKENS
 from minfer.cuda.w4a16.formats import ROWS
+from minfer.cuda.w4a16.packed_tile import CONSUMERS, PackedTile
 
 
 @dataclass(frozen=True)
-class W4A8Config:
+class W4A8Config(PackedTile):
     """Tile of 128 outputs x `tokens` of a product of Q4_K weights and int8 activations, k-tiles of 128.
 
     Attributes:
@@ -38,7 +37,6 @@ class W4A8Config:
     gated: bool = False
 
     tile_k = 128
-    threads = 128 * (CONSUMERS + 1)
 
     def __post_init__(self):
         if self.tokens % 16 or not 64 <= self.tokens <= 128:
@@ -57,24 +55,6 @@ class W4A8Config:
     def __str__(self) -> str:
         text = f"{ROWS}x{self.tokens}x{self.tile_k} {self.stages} stages {self.slots} slots"
         return text + (" gated" if self.gated else "")
-
-    @property
-    def outputs(self) -> int:
-        """Columns of C in a tile."""
-        return ROWS // 2 if self.gated else ROWS
-
-    @property
-    def chunk_bytes(self) -> int:
-        """A chunk of a consumer's part of C."""
-        return chunk_bytes(self.outputs // CONSUMERS)
-
-    @cached_property
-    def ring(self) -> MbarrierRing:
-        return MbarrierRing(self.stages, CONSUMERS)
-
-    @cached_property
-    def slot_ring(self) -> MbarrierRing:
-        return MbarrierRing(self.slots, 4 * CONSUMERS)
 
     @property
     def stage_bytes(self) -> int:
@@ -114,35 +94,6 @@ class W4A8Config:
         return -(-(self.rows_start + ROWS * SCALE_BYTES) // ALIGNMENT) * ALIGNMENT
 
     @property
-    def barrier_bytes(self) -> int:
-        return self.ring.size_bytes + self.slot_ring.size_bytes + 8 * self.slots + 8
-
-    @property
-    def buffers(self) -> int:
-        """Chunks of C that a consumer may have in flight: what fits."""
-        used = self.stages * self.stage_bytes + self.slots * self.slot_bytes + self.barrier_bytes + ALIGNMENT
-        return min(
-            len(chunk_starts(self.tokens)), (MAX_SHARED_BYTES - used) // (CONSUMERS * self.chunk_bytes)
-        )
-
-    @property
-    def buffers_start(self) -> int:
-        return self.stages * self.stage_bytes
-
-    @property
-    def slots_start(self) -> int:
-        return self.buffers_start + self.buffers * CONSUMERS * self.chunk_bytes
-
-    @property
-    def barriers_start(self) -> int:
-        return self.slots_start + self.slots * self.slot_bytes
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory a block, with room to align its start to 1024 bytes."""
-        return self.barriers_start + self.barrier_bytes + ALIGNMENT
-
-    @property
     def boxes(self) -> dict[str, tuple[int, int, int]]:
         """Argument -> (rows, columns, swizzle) of its tensor map's boxes."""
         return {
@@ -160,17 +111,3 @@ class W4A8Config:
                 f"w4a8: {nt} x {od} x {depth} into rows of {width}: sizes from 1, id a multiple of {GROUP}, "
                 "the width of 8"
             )
-
-    def tiles(self, nt: int, od: int) -> tuple[int, int]:
-        """(token tiles, output tiles)."""
-        return -(-nt // self.tokens), -(-od // self.outputs)
-
-    def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
-        """Blocks of a persistent launch: one a multiprocessor, at most one a tile."""
-        token_tiles, output_tiles = self.tiles(nt, od)
-        return min(multiprocessors, token_tiles * output_tiles), 1, 1
-
-    def group(self, nt: int) -> int:
-        """Token tiles a group of the schedule: about 2048 tokens."""
-        token_tiles = -(-nt // self.tokens)
-        return -(-token_tiles // max(1, round(nt / GROUP_TOKENS)))

@@ -17,8 +17,8 @@ from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT
 from minfer.cuda.w4a8.config import W4A8Config
 from minfer.cuda.w4a8.formats import BLOCK_BYTES, GROUP, GROUP_BLOCKS, MINIMA_PITCH, PLANE_BYTES, RUNS
-from minfer.cuda.w4a16.config import CONSUMER_REGISTERS, CONSUMERS, MOVERS, PRODUCER_REGISTERS
 from minfer.cuda.w4a16.formats import ROWS
+from minfer.cuda.w4a16.packed_tile import CONSUMER_REGISTERS, CONSUMERS, MOVERS, PRODUCER_REGISTERS
 
 
 @cache
