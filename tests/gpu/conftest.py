@@ -241,3 +241,23 @@ def matrices():
     exact = a.double() @ b.double().T
     magnitude = a.double().abs() @ b.double().abs().T
     return torch, a, b, exact, magnitude
+
+
+@pytest.fixture(scope="module", params=("qwen2-k", "llama-legacy", "qwen3-k"))
+def oracle(request, data_dir):
+    """(a small model, token ids, llama.cpp's logits of them with an f32 cache)."""
+    import numpy as np
+
+    from minfer.model.model import Model
+
+    values = np.load(data_dir / f"{request.param}-logits.npz")
+    return Model.load(data_dir / f"{request.param}.gguf"), values["ids"], values["logits_f32"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The synthetic qwen2-tiny."""
+    from minfer.model.model import Model
+    from minfer.model.synth import synth
+
+    return Model.load(synth("qwen2-tiny", tmp_path_factory.mktemp("models") / "tiny.gguf", progress=False))

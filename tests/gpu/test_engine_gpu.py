@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,14 +11,11 @@ from minfer.engine.cuda.devices import GpuDevice
 from minfer.engine.cuda.routes import WIDE_TILE, Route, choose_route
 from minfer.engine.session import Session
 from minfer.model.model import Model
-from minfer.model.synth import synth
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not runtime.available(), reason="no GPU"),
 ]
-DATA = Path(__file__).parents[1] / "data"
-ORACLES = ("qwen2-k", "llama-legacy", "qwen3-k")
 HOPPER = runtime.available() and runtime.device().arch == "sm_90a"
 ROUTES = ("f16", "f16-wgmma") if HOPPER else ("f16",)
 
@@ -68,17 +63,6 @@ class _Small(GpuDevice):
     def __init__(self, room: int) -> None:
         super().__init__()
         self.room = room
-
-
-@pytest.fixture(scope="module", params=ORACLES)
-def oracle(request):
-    values = np.load(DATA / f"{request.param}-logits.npz")
-    return Model.load(DATA / f"{request.param}.gguf"), values["ids"], values["logits_f32"]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Model:
-    return Model.load(synth("qwen2-tiny", tmp_path_factory.mktemp("models") / "tiny.gguf", progress=False))
 
 
 def test_logits_equal_llamacpp(oracle, measure):

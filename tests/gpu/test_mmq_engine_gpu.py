@@ -11,9 +11,8 @@ from minfer.engine.cuda.devices import GpuDevice
 from minfer.engine.cuda.routes import MMQ_ROUTES
 from minfer.engine.session import Session
 from minfer.model.model import Model
-from minfer.model.synth import synth
 from tests.engine.cuda_models import QUANTIZED, VOCAB, micro_model
-from tests.gpu.test_engine_gpu import DATA, ORACLES, divergence, relative_rms, same_choice
+from tests.gpu.test_engine_gpu import divergence, relative_rms, same_choice
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,17 +38,6 @@ def session(model: Model, route: str, lines: list[str] | None = None, device=Non
 
 def mmq_launches() -> dict[str, int]:
     return {config: n for (name, config), n in runtime.launch_counts().items() if name == "mmq"}
-
-
-@pytest.fixture(scope="module", params=ORACLES)
-def oracle(request):
-    values = np.load(DATA / f"{request.param}-logits.npz")
-    return Model.load(DATA / f"{request.param}.gguf"), values["ids"], values["logits_f32"]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Model:
-    return Model.load(synth("qwen2-tiny", tmp_path_factory.mktemp("models") / "tiny.gguf", progress=False))
 
 
 def test_logits_against_the_f16_route_and_llamacpp(oracle, measure):
