@@ -89,7 +89,8 @@ def test_bench_prints_and_keeps_a_sweep(capsys, tmp_path, monkeypatch):
     ]
     made = Sweep(
         file="", date="2026-11-30T00:00:00+00:00", commit="c", device="NVIDIA H200", driver="d", command="",
-        rest_s=0.06, telemetry=Telemetry(source="", samples=0, sm_mhz=[], power_w=[], temperature_c=[], limits=[]), results=named,
+        rest_s=0.06, results=named,
+        telemetry=Telemetry(source="", samples=0, sm_mhz=[], power_w=[], temperature_c=[], limits=[]),
     )  # fmt: skip
     asked = []
 
