@@ -22,7 +22,7 @@ from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 
 ObservingGpu = observing(GpuDevice)
-PASSES = 5
+PASSES = 4
 DECODE_CONTEXT = 128
 NOTES = (
     "q, k and v are one product; in the last layer its k and v take all tokens and its q the last one",
