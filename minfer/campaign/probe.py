@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from minfer.campaign.workload import Workload
 
 if TYPE_CHECKING:
     from minfer.campaign.probe_record import ProbeRun
+    from minfer.campaign.record import Record
 
 BAR = 0.03
 """The gain of the wall clock that a probe must reach to land (seed 002)."""
@@ -51,8 +52,8 @@ class Probe:
         gates: what must hold before anything is timed.
         bar: the gain of the wall clock that lands it.
         mechanism, retry: why it turned out as it did for the seed, and when to measure again.
-        reason: given a run with another verdict than the seed's, the sentence that explains it by what the
-            run measured; "" where its figures do not bear the explanation out.
+        reason: explains a verdict that is not the seed's: given the run and the records beside it, a sentence
+            with what was measured, "" where that does not bear the explanation out (see `reasons`).
         measure: "ab": compare the configs; "wall": take the wall apart (`minfer.campaign.decomposition`).
     """
 
@@ -68,7 +69,7 @@ class Probe:
     bar: float = BAR
     mechanism: str = ""
     retry: str = ""
-    reason: Callable[[ProbeRun], str] | None = None
+    reason: Callable[[ProbeRun, Sequence[Record]], str] | None = None
     measure: str = "ab"
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.prefills import REST_S, Prefills, SharedModel
 from minfer.campaign.probe import Probe
 from minfer.campaign.probe_record import Bound, Comparison, Gain, GateResult, ProbeRun, Side, effect
-from minfer.campaign.reasons import small_share
+from minfer.campaign.reasons import newest_wall, small_share
 from minfer.campaign.records import Record, Wall
 from minfer.campaign.statistics import OUTLIER_RULE, QUIET_RULE, decide, unquiet
 from minfer.campaign.telemetry import Watch, reader_of
@@ -128,7 +128,7 @@ def run_probe(
     if probe.seed is None or probe.seed.verdict == verdict:
         return record
     explain = (probe.reason, small_share)
-    reason = next((why for tell in explain if tell and not disturbed and (why := tell(record))), "")
+    reason = next((why for tell in explain if tell and not disturbed and (why := tell(record, records))), "")
     return replace(record, reason=reason, mechanism=reason if passed else record.mechanism)
 
 
@@ -191,15 +191,9 @@ def bound_of(probe: Probe, device: str, records: Sequence[Record]) -> Bound | No
     """The share that the kernels' class of work has of the newest prefill's wall on this device, on the route
     that they belong to; None where there is no such wall, or the class has no time in it."""
     bucket = probe.workload.bucket()
-    walls = [
-        r
-        for r in records
-        if isinstance(r, Wall)
-        and (r.device, r.phase, r.route) == (device, "prefill", probe.workload.wall_route)
-    ]
-    if bucket is None or not walls:
+    newest = newest_wall(records, device, probe.workload.wall_route)
+    if bucket is None or newest is None:
         return None
-    newest = max(walls, key=lambda record: record.date)
     names = PRODUCTS if bucket == "products" else (bucket,)
     ms = sum(b.ms for b in newest.buckets if b.name in names)
     return Bound(bucket, ms / newest.ms, newest.file) if ms else None

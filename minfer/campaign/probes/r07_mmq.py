@@ -7,7 +7,7 @@ from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.reference import figure
 from minfer.campaign.gates import Parity, SameOutputs, SameTokens
 from minfer.campaign.probe import Prediction, Probe
-from minfer.campaign.reasons import fits_here
+from minfer.campaign.reasons import by_format, fits_here
 from minfer.campaign.workloads import Attention, Mmq, Quantize
 from minfer.campaign.workloads.attention import STEPS
 from minfer.cuda.mmq import MmqConfig, narrow, r1, wide
@@ -75,6 +75,7 @@ PROBES = [
         baseline=r1(),
         variant=narrow(),
         labels=("R1, words", "raw bytes"),
+        reason=by_format,
         mechanism="Staging is cp.async alone, and no thread waits for others to expand words.",
         retry="Landed: next is the rescale chain of every 32 values.",
     ),
