@@ -24,7 +24,7 @@ def mmq_case(config: MmqConfig, nt: int, od: int, depth: int) -> Case:
     packed, activations = operands(config.weight_type, nt, od, depth)
     if config.out == "sums":
         out = poisoned(config.sums_shape(nt, od, depth), np.int32)
-        expected = reference.integer_sums(config.weight_type, packed, activations)
+        expected = reference.integer_sums(config.weight_type, packed, activations, config.variant == "folded")
     else:
         out = poisoned((nt, od), np.float32)
         wanted, magnitude = reference.product(config.weight_type, packed, activations)
@@ -46,7 +46,7 @@ def mmq_case(config: MmqConfig, nt: int, od: int, depth: int) -> Case:
         "id": depth,
     }
     # The last line of a row of 2-byte aligned blocks is copied in part.
-    whole = () if config.variant == "r1" or config.block_bytes % 16 == 0 else ("weights",)
+    whole = () if config.variant != "raw" or config.block_bytes % 16 == 0 else ("weights",)
     return Case(
         mmq(config),
         config.grid(nt, od),
