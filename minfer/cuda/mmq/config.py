@@ -69,6 +69,8 @@ class MmqConfig:
             bit.
         min_blocks: blocks an SM that the compiler leaves registers for.
         strided: the output is some columns of a wider matrix: one of several that are multiplied at once.
+        stream: a grid that fills the device once, and tiles cut along k where they do not fill it
+            (`minfer.cuda.mmq.schedule`).
     """
 
     variant: str = "raw"
@@ -86,6 +88,7 @@ class MmqConfig:
     out: str = "f32"
     min_blocks: int | None = None
     strided: bool = False
+    stream: bool = False
 
     def __post_init__(self) -> None:
         check_choice("mmq", "variant", self.variant, VARIANTS)
@@ -119,8 +122,8 @@ class MmqConfig:
             raise ConfigRefused(
                 f"mmq: {self.kd} x {self.rows_tile} scales for {self.threads} threads: take fewer warps"
             )
-        if self.strided and self.out == "sums":
-            raise ConfigRefused("mmq: integer sums are a whole matrix: strided=False")
+        if (self.strided or self.stream) and self.out == "sums":
+            raise ConfigRefused("mmq: integer sums are a whole matrix, of whole tiles: strided=stream=False")
         if self.minimum == "tensor" and not self.has_minimum:
             raise ConfigRefused(f"mmq: {self.weight_type} has no minima: minimum='fma'")
         if self.variant == "folded" and (
@@ -161,6 +164,7 @@ class MmqConfig:
         ):
             text += f" {value}" if value != usual else ""
         text += " strided" if self.strided else ""
+        text += " stream-k" if self.stream else ""
         return text + (f" min {self.min_blocks} blocks" if self.min_blocks is not None else "")
 
     # ---- what a block holds
@@ -333,9 +337,18 @@ class MmqConfig:
                 f"(nb32 % 8 = {chunks % 8}): such rows need another route (f16)"
             )
 
-    def grid(self, nt: int, od: int) -> tuple[int, int, int]:
-        """Blocks for nt tokens and od rows: token tiles fastest, so that neighbours share weights in L2."""
+    def grid(self, nt: int, od: int, sms: int = 1) -> tuple[int, int, int]:
+        """Blocks for nt tokens and od rows: token tiles fastest, so that neighbours share weights in L2. Of
+        stream-k kernels what `sms` multiprocessors hold at once."""
+        if self.stream:
+            return sms * (self.min_blocks or 1), 1, 1
         return -(-nt // self.tokens_tile), -(-od // self.rows_tile), 1
+
+    def workspace(self, sms: int) -> tuple[int, int]:
+        """f32 elements of `parts` and words of `ready` that a stream-k kernel takes; the words must be zero
+        before the first launch."""
+        blocks = self.grid(1, 1, sms)[0]
+        return blocks * self.tokens_tile * self.rows_tile, blocks
 
     def activation_size(self, nt: int, depth: int) -> int:
         """Bytes of the activations: nothing past them is read."""

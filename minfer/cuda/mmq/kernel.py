@@ -22,6 +22,7 @@ from minfer.cuda.mmq.ladder import shipped_configs
 from minfer.cuda.mmq.raw import RawWeights
 from minfer.cuda.mmq.rescale import integer_product, rescaling, store_sums
 from minfer.cuda.mmq.scales import Scales
+from minfer.cuda.mmq.schedule import Parts, segment
 from minfer.cuda.mmq.words import WordWeights
 from minfer.cuda.signature import signature_of
 from minfer.cuda.tile.epilogue import store_strided
@@ -44,6 +45,7 @@ def mmq(config: MmqConfig) -> Kernel:
     warps_rows, m_fragments, pairs = config.warps_rows, warp_tokens // 16, warp_rows // 16
     accumulators = config.accumulators
     raw, words_source, folded = (config.variant == name for name in ("raw", "r1", "folded"))
+    stream = config.stream
     two, sums_out = config.two_scales, config.out == "sums"
     minimum_fma = config.has_minimum and config.minimum == "fma"
     minimum_tensor = config.has_minimum and config.minimum == "tensor"
@@ -76,6 +78,8 @@ def mmq(config: MmqConfig) -> Kernel:
         held = per_step * unit_registers
     own_weights, fragments = weights_source.own, weights_source.fragments
     product, rescale = integer_product(config), rescaling(config)
+    if stream:
+        leave, collect = Parts(config).leave, Parts(config).collect
     store = store_strided(m_fragments, pairs, "f16" if config.out == "f16" else "f32")
     commit, wait = ptx.cp_async_commit, ptx.cp_async_wait_group(stages - 2)
 
@@ -169,17 +173,13 @@ def mmq(config: MmqConfig) -> Kernel:
 
     @device_function
     @unrolled
-    def multiply(weights, activations, out, nt, od, depth, stride):
+    def compute(acc, w_matrix, x_matrix, target, nt, od, depth, first_token, first_row, k_begin, k_end, thread):
+        """The block's accumulators over k-tiles k_begin ... k_end - 1 of a tile."""
         ring = ptx.shared_address(cuda.shared.array(0, dtype=uint8))
-        w_matrix, target = ptx.global_address(weights), ptx.global_address(out)
-        thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread & 31), uint32(thread >> 5)
         own_token, own_row = int32(warp // warps_rows * warp_tokens), int32(warp % warps_rows * warp_rows)
-        first_token, first_row = int32(cuda.blockIdx.x * tokens_tile), int32(cuda.blockIdx.y * rows_tile)
         chunks = int32(depth >> 5)
         row_bytes = int32(depth // block_weights * block_bytes)
-        k_tiles = int32((chunks + (kd - 1)) // kd)
-        acc = cuda.local.array(accumulators, float32)
         a = cuda.local.array(a_values, uint32)
         b = cuda.local.array(8 if folded else 4, uint32)
         d = cuda.local.array(d_values, float32)
@@ -187,7 +187,9 @@ def mmq(config: MmqConfig) -> Kernel:
         for i in unroll(accumulators):
             acc[i] = float32(0)
 
-        x_source = start_activations(ptx.global_address(activations), first_token, chunks, thread)
+        x_source = start_activations(x_matrix, first_token, chunks, thread)
+        if stream:
+            x_source += uint64(uint32(k_begin) * uint32(x_step))
         tokens_left = int32(nt - first_token)
         end = uint64(w_matrix + uint64(od) * uint64(row_bytes))
         if raw:
@@ -198,21 +200,22 @@ def mmq(config: MmqConfig) -> Kernel:
         else:
             w_source = start_weights(row_bytes, first_row, thread)
             rows_left = int32(od - first_row - int32(thread // (2 * kd)))
-        for k_tile in unroll(stages - 1):
-            if k_tile < k_tiles:
-                stage = ring + uint32(k_tile * stage_bytes)
+        for n in unroll(stages - 1):
+            k_tile = int32(k_begin + n)
+            if k_tile < k_end:
+                stage = ring + uint32(n * stage_bytes)
                 copy_activations(stage, x_source, tokens_left, int32(chunks - k_tile * kd), thread)
                 if raw:
                     copy_weights(stage + uint32(activation_bytes), w_source, end, k_tile, thread)
             x_source += uint64(x_step)
             commit()
         if raw:
-            fetch(words, s_source, chunks, 0, thread)
-            deposit(words, ring + uint32(ring_bytes), chunks, 0, thread)
+            fetch(words, s_source, chunks, k_begin, thread)
+            deposit(words, ring + uint32(ring_bytes), chunks, k_begin, thread)
         elif folded:
-            expand(w_source, 0, ring + uint32(words_at), ring + uint32(ring_bytes), thread)
+            expand(w_source, k_begin, ring + uint32(words_at), ring + uint32(ring_bytes), thread)
         else:
-            source, at = locate(w_source, chunks, 0, thread)
+            source, at = locate(w_source, chunks, k_begin, thread)
             for unit in range(units):
                 fetch(words, 0, w_matrix, source, at, row_bytes, rows_left, unit)
                 deposit(words, 0, ring + uint32(words_at), ring + uint32(ring_bytes), at, unit, thread)
@@ -224,18 +227,18 @@ def mmq(config: MmqConfig) -> Kernel:
         tile_offset = own_weights(own_row, lane)
         scale_offset = uint32((own_row + (lane & 3) * 2) * 4)
         read, fill = uint32(0), uint32((stages - 1) * stage_bytes)
-        for k in range(k_tiles):
+        for k in range(k_begin, k_end):
             k_tile = int32(k)
             wait()
             cuda.syncthreads()
             ahead = int32(k_tile + (stages - 1))
-            if ahead < k_tiles:
+            if ahead < k_end:
                 copy_activations(ring + fill, x_source, tokens_left, int32(chunks - ahead * kd), thread)
                 if raw:
                     copy_weights(ring + fill + uint32(activation_bytes), w_source, end, ahead, thread)
             x_source += uint64(x_step)
             commit()
-            stage, odd = uint32(ring + read), uint32(k_tile & 1)
+            stage, odd = uint32(ring + read), uint32((k_tile - k_begin) & 1)
             scales = uint32(ring + ring_bytes + odd * scale_bytes)
             next_scales = uint32(ring + ring_bytes + (odd ^ 1) * scale_bytes)
             tile = uint32(stage + activation_bytes)
@@ -250,7 +253,7 @@ def mmq(config: MmqConfig) -> Kernel:
             if raw and not minimum_tensor:
                 fetch(words, s_source, chunks, following, thread)
             if folded:
-                following = min(following, int32(k_tiles - 1))
+                following = min(following, int32(k_end - 1))
             elif not raw:
                 source, at = locate(w_source, chunks, following, thread)
             for group in range(kd // written_out):
@@ -298,28 +301,81 @@ def mmq(config: MmqConfig) -> Kernel:
                 deposit(words, next_scales, chunks, following, thread)
             read, fill = advance(read), advance(fill)
 
+    @device_function
+    def place(tile, nt):
+        """First token and row of a tile: token tiles fastest."""
+        token_tiles = uint32((nt + (tokens_tile - 1)) // tokens_tile)
+        row_tile = ptx.udiv_u32(uint32(tile), token_tiles)
+        return int32((tile - row_tile * token_tiles) * tokens_tile), int32(row_tile * rows_tile)
+
+    @device_function
+    def store_tile(acc, target, first_token, first_row, nt, od, stride, thread):
+        warp = int32(thread >> 5)
+        token, row = warp // warps_rows * warp_tokens, warp % warps_rows * warp_rows
+        store(acc, target, int32(first_token + token), int32(first_row + row), nt, od, stride)
+
+    @device_function
+    def multiply_tile(w_matrix, x_matrix, target, nt, od, depth, stride):
+        """One tile a block."""
+        acc, thread = cuda.local.array(accumulators, float32), uint32(cuda.threadIdx.x)
+        first_token, first_row = int32(cuda.blockIdx.x * tokens_tile), int32(cuda.blockIdx.y * rows_tile)
+        k_tiles = int32(((depth >> 5) + (kd - 1)) // kd)
+        compute(acc, w_matrix, x_matrix, target, nt, od, depth, first_token, first_row, int32(0), k_tiles, thread)
         if not sums_out:
-            store(acc, target, int32(first_token + own_token), int32(first_row + own_row), nt, od, stride)
+            store_tile(acc, target, first_token, first_row, nt, od, stride, thread)
+
+    @device_function
+    def multiply_stream(w_matrix, x_matrix, target, parts, ready, nt, od, depth, stride):
+        """A block's share of all tiles."""
+        acc, thread = cuda.local.array(accumulators, float32), uint32(cuda.threadIdx.x)
+        k_tiles = int32(((depth >> 5) + (kd - 1)) // kd)
+        tiles = int32((nt + (tokens_tile - 1)) // tokens_tile) * int32((od + (rows_tile - 1)) // rows_tile)
+        waves = int32(ptx.udiv_u32(uint32(tiles), uint32(cuda.gridDim.x)))
+        for index in range(waves + 2):
+            tile, k_begin, k_end = segment(int32(index), waves, tiles, k_tiles)
+            if k_begin < k_end:
+                first_token, first_row = place(tile, nt)
+                compute(
+                    acc, w_matrix, x_matrix, target, nt, od, depth, first_token, first_row, k_begin, k_end, thread
+                )  # fmt: skip
+                if k_begin > 0:
+                    leave(acc, parts, ready, thread)
+                else:
+                    if k_end < k_tiles:
+                        collect(acc, parts, ready, waves, tile, tiles, k_tiles, thread)
+                    store_tile(acc, target, first_token, first_row, nt, od, stride, thread)
+                # All have read the buffers that the next segment fills.
+                cuda.syncthreads()
+
+    address = ptx.global_address
 
     def mmq_whole(weights, activations, out, nt, od, depth):
-        multiply(weights, activations, out, nt, od, depth, od)
+        multiply_tile(address(weights), address(activations), address(out), nt, od, depth, od)
 
     def mmq_columns(weights, activations, out, nt, od, depth, stride):
-        multiply(weights, activations, out, nt, od, depth, stride)
+        multiply_tile(address(weights), address(activations), address(out), nt, od, depth, stride)
 
+    def mmq_stream(weights, activations, out, parts, ready, nt, od, depth, stride):
+        multiply_stream(
+            address(weights), address(activations), address(out), address(parts), address(ready), nt, od, depth,
+            stride,
+        )  # fmt: skip
+
+    workspace = (Argument("parts", "inout", "float32"), Argument("ready", "inout", "uint32"))
     arguments = (
         Argument("weights", "in", "uint8"),
         Argument("activations", "in", "uint8"),
         Argument("out", "inout" if config.strided else "out", _OUT_DTYPES[config.out]),
+        *(workspace if stream else ()),
         Argument("nt", "scalar", "int32"),
         Argument("od", "scalar", "int32"),
         Argument("id", "scalar", "int32"),
-        *((Argument("stride", "scalar", "int32"),) if config.strided else ()),
+        *((Argument("stride", "scalar", "int32"),) if config.strided or stream else ()),
     )
     return Kernel(
         name="mmq_sums" if sums_out else "mmq",
         config=config,
-        function=mmq_columns if config.strided else mmq_whole,
+        function=mmq_stream if stream else mmq_columns if config.strided else mmq_whole,
         signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,
