@@ -19,8 +19,8 @@ def operands(weight_type: str, nt: int, od: int, depth: int) -> tuple[np.ndarray
 
 
 def mmq_case(config: MmqConfig, nt: int, od: int, depth: int, sms: int = 1) -> Case:
-    """One launch, of a stream-k kernel for so many multiprocessors: the product within the f32 sums' error, or
-    the integers exactly."""
+    """One launch (of a stream-k kernel for so many multiprocessors): the product within the f32 sums' error,
+    or the integers exactly."""
     config.check(nt, od, depth)
     packed, activations = operands(config.weight_type, nt, od, depth)
     if config.out == "sums":

@@ -190,6 +190,12 @@ class MmqConfig:
         return self.tokens_tile * self.rows_tile // self.threads
 
     @property
+    def crowded(self) -> bool:
+        """64 accumulators in 128 registers, beside the state of expanding or of stream-k."""
+        busy = self.variant != "raw" or self.stream
+        return busy and self.accumulators == 64 and self.min_blocks == 2
+
+    @property
     def k_quant(self) -> bool:
         """Super-blocks of 256 weights: rows of whole k-tiles."""
         return self.weight_type.endswith("_K")
@@ -397,3 +403,8 @@ def fast(weight_type: str = "Q4_K") -> MmqConfig:
         minimum="tensor" if weight_type in WITH_MINIMUM else "fma",
         min_blocks=2,
     )
+
+
+def stream(weight_type: str = "Q4_K") -> MmqConfig:
+    """The fast kernel on a grid that fills the device once, with the last wave's tiles cut along k."""
+    return replace(fast(weight_type), stream=True)

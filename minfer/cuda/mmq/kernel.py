@@ -173,7 +173,9 @@ def mmq(config: MmqConfig) -> Kernel:
 
     @device_function
     @unrolled
-    def compute(acc, w_matrix, x_matrix, target, nt, od, depth, first_token, first_row, k_begin, k_end, thread):
+    def compute(
+        acc, w_matrix, x_matrix, target, nt, od, depth, first_token, first_row, k_begin, k_end, thread
+    ):  # fmt: skip
         """The block's accumulators over k-tiles k_begin ... k_end - 1 of a tile."""
         ring = ptx.shared_address(cuda.shared.array(0, dtype=uint8))
         lane, warp = uint32(thread & 31), uint32(thread >> 5)
@@ -320,7 +322,9 @@ def mmq(config: MmqConfig) -> Kernel:
         acc, thread = cuda.local.array(accumulators, float32), uint32(cuda.threadIdx.x)
         first_token, first_row = int32(cuda.blockIdx.x * tokens_tile), int32(cuda.blockIdx.y * rows_tile)
         k_tiles = int32(((depth >> 5) + (kd - 1)) // kd)
-        compute(acc, w_matrix, x_matrix, target, nt, od, depth, first_token, first_row, int32(0), k_tiles, thread)
+        compute(
+            acc, w_matrix, x_matrix, target, nt, od, depth, first_token, first_row, int32(0), k_tiles, thread
+        )
         if not sums_out:
             store_tile(acc, target, first_token, first_row, nt, od, stride, thread)
 
@@ -336,7 +340,8 @@ def mmq(config: MmqConfig) -> Kernel:
             if k_begin < k_end:
                 first_token, first_row = place(tile, nt)
                 compute(
-                    acc, w_matrix, x_matrix, target, nt, od, depth, first_token, first_row, k_begin, k_end, thread
+                    acc, w_matrix, x_matrix, target, nt, od, depth, first_token, first_row, k_begin, k_end,
+                    thread,
                 )  # fmt: skip
                 if k_begin > 0:
                     leave(acc, parts, ready, thread)
@@ -357,8 +362,8 @@ def mmq(config: MmqConfig) -> Kernel:
 
     def mmq_stream(weights, activations, out, parts, ready, nt, od, depth, stride):
         multiply_stream(
-            address(weights), address(activations), address(out), address(parts), address(ready), nt, od, depth,
-            stride,
+            address(weights), address(activations), address(out), address(parts), address(ready), nt, od,
+            depth, stride,
         )  # fmt: skip
 
     workspace = (Argument("parts", "inout", "float32"), Argument("ready", "inout", "uint32"))
@@ -381,8 +386,8 @@ def mmq(config: MmqConfig) -> Kernel:
         shared_bytes=config.shared_bytes,
         arguments=arguments,
         min_blocks=config.min_blocks,
-        # 64 accumulators and expanding in 128 registers: a few addresses spill, outside the loop over chunks.
-        allowed_spill_bytes=64 if not raw and config.accumulators == 64 and config.min_blocks == 2 else 0,
+        # 64 accumulators in 128 registers: a few addresses spill, outside the loop over chunks.
+        allowed_spill_bytes=64 if config.crowded else 0,
     )
 
 

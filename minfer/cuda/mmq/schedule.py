@@ -1,9 +1,9 @@
 """Stream-K (Osama et al., 2023): the tiles of the last, partial wave are cut along k, the same share a block.
 
-A block computes whole tiles b, b + blocks, ... as long as every block has one. Of what is left it takes an equal
-run of k-tiles: the end of a tile, the beginning of the next, or a middle. The block with a tile's beginning adds
-the other parts to its own, in their order along k (so that the sums are the same in every run), out of a
-workspace; it waits for blocks of a lower index only, which the hardware starts first.
+A block computes whole tiles b, b + blocks, ... as long as every block has one. Of what is left it takes an
+equal run of k-tiles: the end of a tile, the beginning of the next, or a middle. The block with a tile's
+beginning adds the other parts to its own, in their order along k (so that the sums are the same in every
+run), out of a workspace; it waits for blocks of a lower index only, which the hardware starts first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _share(position, steps, blocks):
 
 @device_function
 def segment(index, waves, tiles, k_tiles):
-    """(tile, first k-tile, end) of a block's index-th segment, of waves + 2: whole tiles, then a run of k-tiles
-    in up to two parts. An empty one has its end at its beginning."""
+    """(tile, first k-tile, end) of a block's index-th segment, of waves + 2: whole tiles, then a run of
+    k-tiles in up to two parts. An empty one has its end at its beginning."""
     block, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
     if index < waves:
         return int32(index * blocks + block), int32(0), int32(k_tiles)
@@ -69,7 +69,8 @@ class Parts:
 
     @functools.cached_property
     def collect(self) -> DeviceFunction:
-        """(acc, parts, ready, waves, tile, tiles, k_tiles, thread): add the other parts of the block's tile."""
+        """(acc, parts, ready, waves, tile, tiles, k_tiles, thread): add the other parts of the block's
+        tile."""
         accumulators, threads = self.config.accumulators, self.config.threads
 
         @device_function
@@ -84,7 +85,7 @@ class Parts:
 
         @device_function
         def collect(acc, parts, ready, waves, tile, tiles, k_tiles, thread):
-            blocks = int32(cuda.gridDim.x)
+            blocks, part_bytes = int32(cuda.gridDim.x), uint32(4 * accumulators * threads)
             steps = int32((tiles - waves * blocks) * k_tiles)
             limit = int32((tile - waves * blocks + 1) * k_tiles)
             position = int32(blocks - cuda.blockIdx.x)
@@ -97,7 +98,7 @@ class Parts:
                         ptx.wait_global_u32(flag, uint32(1))
                         ptx.st_global_u32(flag, uint32(0))
                     cuda.syncthreads()
-                    add(acc, parts + uint64(uint32(position) * uint32(4 * accumulators * threads) + thread * 16))
+                    add(acc, parts + uint64(uint32(position) * part_bytes + thread * 16))
                 begin = end
                 position += 1
 
