@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from minfer.cuda.kernel import CompileError
 from minfer.engine.cuda import backend
 from minfer.engine.errors import EngineError
 from minfer.lab import measured_walls as mw
@@ -55,7 +54,7 @@ def test_a_wall_that_is_not_recorded_is_told(here):
     assert found.why == "prefill f16-wgmma: not recorded: buckets and gaps do not add up"
 
 
-@pytest.mark.parametrize("error", [EngineError, MemoryError, CompileError, RuntimeError])
+@pytest.mark.parametrize("error", [EngineError, MemoryError, RuntimeError])
 def test_what_goes_wrong_is_the_reason(here, error):
     def fails(path, say):
         raise error("nothing is recorded")

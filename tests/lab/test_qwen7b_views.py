@@ -246,7 +246,7 @@ class TestMeasured:
         [
             EngineError("5.56 GB of 4.00 GB free"),
             LaunchRefused("gemm", "", 9, "5.56 GB of 4.00 GB free", "NVIDIA H200", "bytes"),
-            CompileError("5.56 GB of 4.00 GB free"),
+            CompileError("gemm", "", "sm_90a", "5.56 GB of 4.00 GB free"),
             MemoryError("5.56 GB of 4.00 GB free"),
         ],
         ids=lambda error: type(error).__name__,
