@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from minfer.cuda.w4a8 import W4A8Config, w4a8
 from minfer.cuda.w4a8.formats import FACTOR, GROUP
+from minfer.cuda.w4a8.quantize import QuantizeGroupsConfig, quantize_groups
 from tests.cuda.block_data import random_matrix
+from tests.cuda.parity import Case, poisoned
 
 
 def quantized(x: np.ndarray, pitch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -58,3 +61,66 @@ def reference(packed: np.ndarray, a: np.ndarray, scales: np.ndarray) -> tuple[np
     runs = left.reshape(nt, -1, 16, 32).sum(axis=3) * token_scale[..., None]
     minima = (dmin[..., None] * minimum).reshape(rows, -1, 16)
     return c - np.einsum("tgs,rgs->tr", runs, minima), integers
+
+
+def activations(nt: int, depth: int, gated: bool = False) -> np.ndarray:
+    """Normal f16 activations; small before a gated product, whose two factors must fit into f16."""
+    x = np.random.default_rng([nt, depth]).standard_normal((nt, depth))
+    return (x * (0.02 if gated else 1)).astype(np.float16)
+
+
+def product_case(config: W4A8Config, x: np.ndarray, od: int, multiprocessors: int) -> Case:
+    """C [nt, od] f16 of activations x [nt, depth], quantized here, and random blocks.
+
+    f16 outputs and tf32 minima: 6e-4 of the whole, 4e-3 of every element."""
+    nt, depth = x.shape
+    a, sums, scales = quantized(x, -(-nt // 4) * 4)
+    w = positive_matrix(od * (1 + config.gated), depth)
+    wanted, _ = reference(w, a, scales)
+    if config.gated:
+        gate, up = np.split(wanted, 2, axis=1)
+        wanted = gate * (0.5 + 0.5 * np.tanh(0.5 * gate)) * up
+
+    def check(c: np.ndarray) -> None:
+        off = c.astype(np.float64) - wanted
+        assert np.linalg.norm(off) <= 6e-4 * np.linalg.norm(wanted)
+        assert (np.abs(off) <= 4e-3 * np.abs(wanted) + 4e-3 * wanted.std()).all()
+
+    config.check(nt, od, depth, od)
+    arguments = {"a": a, "sums": sums, "scales": scales, "w": w, "c": poisoned((nt, od), np.float16)}
+    arguments |= {"nt": nt, "od": od, "depth": depth, "first": 0, "group": config.group(nt)}
+    grid = config.grid(nt, od, multiprocessors)
+    return Case(w4a8(config), grid, arguments, {"c": check}, name=f"{nt}x{od}x{depth}", boxes=config.boxes)
+
+
+def quantize_case(config: QuantizeGroupsConfig, x: np.ndarray) -> Case:
+    """Bytes, sums and scales of activations x [nt, depth]; a reciprocal of the GPU may move a byte by one."""
+    nt, depth = x.shape
+    pitch = -(-nt // 4) * 4
+    wanted, _, wanted_scales = quantized(x, pitch)
+    found: list[np.ndarray] = []
+
+    def check_bytes(a: np.ndarray) -> None:
+        off = np.abs(a.astype(int) - wanted)
+        assert off.max() <= 1 and (off == 0).mean() > 0.999
+        found[:] = [a]
+
+    def check_sums(sums: np.ndarray) -> None:
+        runs = found[0].reshape(nt, -1, 32).sum(axis=2, dtype=np.int32)
+        d = np.repeat(wanted_scales[:, :nt].T, GROUP // 32, axis=1)
+        np.testing.assert_allclose(sums, runs * d, rtol=1e-5)
+
+    def check_scales(scales: np.ndarray) -> None:
+        np.testing.assert_allclose(scales, wanted_scales, rtol=1e-6)
+
+    arguments = {
+        "x": x,
+        "a": poisoned((nt, depth), np.int8),
+        "sums": poisoned((nt, depth // 32), np.float32),
+        "scales": np.zeros((depth // GROUP, pitch), np.float32),
+        "nt": nt,
+        "depth": depth,
+        "pitch": pitch,
+    }
+    expected = {"a": check_bytes, "sums": check_sums, "scales": check_scales}
+    return Case(quantize_groups(config), config.grid(nt, depth), arguments, expected, name=f"{nt}x{depth}")
