@@ -3,14 +3,9 @@
 import numpy as np
 import pytest
 
-from minfer.cuda import runtime
 from minfer.cuda.blocks import BLOCKS
 from tests.cuda import elementwise_cases as cases
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runtime.available(), reason="no GPU"),
-]
 NT = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512, 2048)
 
 

@@ -12,10 +12,6 @@ from minfer.engine.cuda.routes import WIDE_TILE, Route, choose_route
 from minfer.engine.session import Session
 from minfer.model.model import Model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runtime.available(), reason="no GPU"),
-]
 HOPPER = runtime.available() and runtime.device().arch == "sm_90a"
 ROUTES = ("f16", "f16-wgmma") if HOPPER else ("f16",)
 
