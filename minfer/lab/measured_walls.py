@@ -75,7 +75,10 @@ def take_apart(path: Path) -> list[Wall]:
     from minfer.campaign.prefills import SharedModel
     from minfer.engine.cuda.devices import GpuDevice
 
-    return decompose_all(SharedModel(path, GpuDevice(), TOKENS, tell=_quiet), TOKENS, _quiet)
+    found, failed = decompose_all(SharedModel(path, GpuDevice(), TOKENS, tell=_quiet), TOKENS, _quiet)
+    if not found:
+        raise EngineError("; ".join(f"{name}: {why}" for name, why in failed.items()))
+    return found
 
 
 def _quiet(line: str) -> None:

@@ -153,7 +153,7 @@ def test_a_prefill_taken_apart_by_events(shared, route):
 def test_a_pass_that_is_slower_when_observed_is_refused(shared, monkeypatch):
     monkeypatch.setattr(taking_apart.ObservingGpu, "launch", slow_launch(taking_apart.ObservingGpu.launch))
     route = choose_route("f16", "sm_90a", {})
-    with pytest.raises(EngineError, match=r"allowed 2%; observed passes took .* nothing is recorded"):
+    with pytest.raises(EngineError, match=r"more than 2%; observed passes took .* nothing is recorded"):
         decompose(shared, route, "prefill", tokens=100, source="events", say=lambda line: None)
 
 
