@@ -160,6 +160,7 @@ class Kernel:
             setmaxnreg).
         min_blocks: launch bounds' least number of blocks an SM, or None.
         max_registers: cap on registers a thread, or None.
+        cooperative: blocks wait for each other: the whole grid is resident at once.
         cluster: blocks a cluster along x (1: no clusters); grids must be multiples of it.
         fastmath: approximate division and square root, denormals flushed, multiply-adds fused.
         allowed_spill_bytes: spill bytes (stores plus loads) that are accepted.
@@ -177,6 +178,7 @@ class Kernel:
     min_blocks: int | None = None
     max_registers: int | None = None
     cluster: int = 1
+    cooperative: bool = False
     fastmath: bool = True
     allowed_spill_bytes: int = 0
 

@@ -90,7 +90,10 @@ def launch(
             )
         )
     try:
-        for cluster in _clusters(shape, kernel.cluster, blocks):
+        clusters = _clusters(shape, kernel.cluster, blocks)
+        if kernel.cooperative:  # all at once
+            clusters = [[block for cluster in clusters for block in cluster]]
+        for cluster in clusters:
             run.run(cluster)
     finally:
         run.close()
