@@ -19,7 +19,7 @@ def test_rmsnorm(nt):
         cases.rmsnorm_case(nt, 37, "f32", residual, vector=1).run_on_gpu()
 
 
-@pytest.mark.parametrize("nt", [n for n in NT if n < 512])
+@pytest.mark.parametrize("nt", NT)
 def test_swiglu(nt):
     for output in ("f32", "f16", "q8"):
         cases.swiglu_case(nt, 4864, output, packed=False).run_on_gpu()
