@@ -21,7 +21,7 @@ from minfer.engine.cuda.routes import choose_route
 from minfer.engine.errors import EngineError
 from minfer.engine.transformer import Buffers, forward
 from minfer.model.model import Model
-from tests.campaign.fake_gpu import FakeGpu, install
+from tests.campaign.fake_gpu import Clock, FakeGpu, install
 
 TINY = Path(__file__).parents[2] / "data" / "qwen2-tiny.gguf"
 ROUTES = ("f16", "f16-wgmma", "mmq_raw")
@@ -115,22 +115,6 @@ def test_events_take_the_place_of_cupti_and_say_so():
         assert made.source == "CUDA events between launches" and "cupti-python cannot be used" in why
         with pytest.raises(NotTimed, match="cupti-python cannot be used"):
             timer("cupti")
-
-
-class Clock:
-    """The fake GPU's time as the host's."""
-
-    def __init__(self, gpu):
-        self.gpu = gpu
-
-    def perf_counter(self):
-        return self.gpu.clock / 1e3
-
-    def sleep(self, seconds):
-        pass
-
-    def perf_counter_ns(self):
-        return int(self.gpu.clock * 1e6)
 
 
 @pytest.fixture

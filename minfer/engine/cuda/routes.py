@@ -82,6 +82,7 @@ class Route:
     convert: str = "fused"
     fused: bool = True
     decode_step: bool = False
+    token_kernel: bool = False
     mmq: str | None = None
     w4a16: bool = False
     w4a8: bool = False
