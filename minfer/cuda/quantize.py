@@ -1,5 +1,5 @@
 """Passes that quantize activations to int8: q8 records for the decode GEMV, pad40 chunks for MMQ
-(`minfer.cuda.q8`).
+(`minfer.cuda.q8`); and the way back from chunks.
 
 The pad40 pass exists in three forms. `serial` is what seed 003 started from: a thread a chunk, 4 bytes a
 load, one chain of 32 maxima, a byte a store. `tree` is what it landed: 16 bytes a load, maxima in a tree, the
@@ -240,9 +240,62 @@ def quantize_q8_0_pad40(config: QuantizePad40Config = QuantizePad40Config()) -> 
     )
 
 
+@dataclass(frozen=True)
+class RestorePad40Config:
+    """pad40 chunks -> f16 activations; `threads` a block, 4 activations each."""
+
+    threads: int = 256
+
+    def __post_init__(self) -> None:
+        check_threads("restore_pad40", self.threads)
+
+    def __str__(self) -> str:
+        return f"threads={self.threads}"
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    def grid(self, nt: int, dim: int) -> tuple[int, int, int]:
+        """Blocks for nt rows of dim."""
+        return (max(1, -(-nt * (dim // 4) // self.threads)), 1, 1)
+
+
+def restore_pad40(config: RestorePad40Config = RestorePad40Config()) -> Kernel:
+    """f16 activations d * q of pad40 chunks: for a GEMM that takes the place of an MMQ kernel.
+
+    Arguments: chunks uint8 [nt, dim / 32, 40], x f16 [nt, dim], count int32: nt * dim / 32, at most 2^26 - 1.
+    """
+    threads = config.threads
+
+    @device_function
+    def pair(word, shift, d):
+        low, high = int32(word >> uint32(shift)) & 255, int32(word >> uint32(shift + 8)) & 255
+        return ptx.pack_f16x2(
+            d * ptx.cvt_rn_f32_s32((low ^ 128) - 128), d * ptx.cvt_rn_f32_s32((high ^ 128) - 128)
+        )
+
+    def restore(chunks, x, count):
+        i = int32((cuda.blockIdx.x * threads + cuda.threadIdx.x) * 4)
+        if i < count * 32:
+            chunk = ptx.global_address(chunks) + uint64(i >> 5) * uint64(40)
+            d = ptx.unpack_f16x2_lo(ptx.ld_global_u32(chunk))
+            word = ptx.ld_global_u32(chunk + uint64(4 + (i & 31)))
+            target = ptx.global_address(x) + uint64(i) * uint64(2)
+            ptx.st_global_v2_u32(target, pair(word, 0, d), pair(word, 16, d))
+
+    arguments = (
+        Argument("chunks", "in", "uint8"),
+        Argument("x", "out", "float16"),
+        Argument("count", "scalar", "int32"),
+    )
+    return Kernel("restore_pad40", config, restore, signature_of(arguments), threads, 0, arguments)
+
+
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
     return [
+        restore_pad40(),
         *(quantize_q8(QuantizeQ8Config(pdl=pdl)) for pdl in (False, True)),
         *(quantize_q8_0_pad40(QuantizePad40Config(form)) for form in FORMS),
         *(quantize_q8_0_pad40(QuantizePad40Config(unroll=n)) for n in (2, 4)),

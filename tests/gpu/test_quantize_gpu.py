@@ -6,7 +6,7 @@ import pytest
 from minfer.cuda import runtime
 from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 from tests.cuda.elementwise_cases import rmsnorm_case, swiglu_case
-from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case
+from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case, restore_case
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,6 +31,11 @@ def test_pad40(config, nt):
 
 def test_pad40_of_the_largest_activation():
     pad40_case(QuantizePad40Config(), awkward(2048, 18944)).run_on_gpu()
+
+
+def test_chunks_become_f16_again():
+    for nt, dim in ((1, 32), (33, 3584)):
+        restore_case(nt, dim).run_on_gpu()
 
 
 def test_fused():
