@@ -3,9 +3,10 @@
 
 The pad40 pass exists in three forms. `serial` is what seed 003 started from: a thread a chunk, 4 bytes a
 load, one chain of 32 maxima, a byte a store. `tree` is what it landed: 16 bytes a load, maxima in a tree, the
-int8 packed in registers and stored as words. `warp` spreads a chunk over 8 lanes: loads and stores of a warp
-are then contiguous, where a thread a chunk makes every request of a warp touch 32 lines. All three write the
-same bits: a maximum does not depend on its order, and the rounding is the same.
+int8 packed in registers and stored as words. `warp` spreads a chunk over lanes that load 16 bytes each, 8 of
+f32 or 4 of f16: loads and stores of a warp are then contiguous, where a thread a chunk makes every request of
+a warp touch 32 lines. All three write the same bits: a maximum does not depend on its order, and the rounding
+is the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.dependent import dependent_start, least_arch
-from minfer.cuda.elementwise.rows import load4
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.q8 import (
@@ -28,12 +28,12 @@ from minfer.cuda.q8 import (
     pad40_scale,
     quantize_four,
     store_pad40,
+    store_pad40_of_eight,
     store_q8,
 )
 from minfer.cuda.signature import signature_of
 
 FORMS = ("serial", "tree", "warp")
-LANES = 8  # that share a chunk in the form "warp"
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class QuantizePad40Config:
     Attributes:
         form: "serial", "tree" or "warp": how a chunk is spread over threads, see the module.
         source: "f32" or "f16": what the activations are; f16 is for the form "warp".
-        unroll: fours of activations that a thread of the form "warp" has on their way at a time.
+        unroll: loads of 16 bytes that a thread of the form "warp" has on their way at a time.
         threads: threads a block.
     """
 
@@ -140,9 +140,14 @@ class QuantizePad40Config:
         return 0
 
     @property
+    def per_lane(self) -> int:
+        """Activations that a lane of the form "warp" loads at a time: 16 bytes."""
+        return 8 if self.source == "f16" else 4
+
+    @property
     def chunks(self) -> int:
         """Chunks a block."""
-        return self.threads if self.form != "warp" else self.threads // LANES * self.unroll
+        return self.threads if self.form != "warp" else self.threads * self.per_lane // RUN * self.unroll
 
     def grid(self, nt: int, dim: int) -> tuple[int, int, int]:
         """Blocks for nt rows of dim."""
@@ -186,6 +191,25 @@ def _tree_chunk(source, target):
     ptx.st_global_u32(target + uint64(36), uint32(total))
 
 
+@device_function
+def _load_four(v, o, address):
+    v[o], v[o + 1], v[o + 2], v[o + 3] = ptx.ld_global_v4_f32(address)
+
+
+@device_function
+def _load_eight(v, o, address):
+    w0, w1, w2, w3 = ptx.ld_global_v4_u32(address)
+    v[o], v[o + 1] = ptx.unpack_f16x2_lo(w0), ptx.unpack_f16x2_hi(w0)
+    v[o + 2], v[o + 3] = ptx.unpack_f16x2_lo(w1), ptx.unpack_f16x2_hi(w1)
+    v[o + 4], v[o + 5] = ptx.unpack_f16x2_lo(w2), ptx.unpack_f16x2_hi(w2)
+    v[o + 6], v[o + 7] = ptx.unpack_f16x2_lo(w3), ptx.unpack_f16x2_hi(w3)
+
+
+@device_function
+def _store_four(row, index, dim, v, o):
+    store_pad40(row, index, dim, v[o], v[o + 1], v[o + 2], v[o + 3])
+
+
 def quantize_q8_0_pad40(config: QuantizePad40Config = QuantizePad40Config()) -> Kernel:
     """pad40 chunks of x, one for every 32 neighbouring activations.
 
@@ -194,8 +218,9 @@ def quantize_q8_0_pad40(config: QuantizePad40Config = QuantizePad40Config()) -> 
     q = x * (127 / max|x|) to the nearest, halves to even; the int32 sum of the q. All forms give the same
     bits, those of `minfer.cuda.reference.quantize_pad40`. Seed 003, section 3.2: quantize_q8_0_pad40.
     """
-    threads, unroll, held = config.threads, config.unroll, 4 * config.unroll
-    load, element = load4(config.source), {"f32": 4, "f16": 2}[config.source]
+    threads, unroll, per_lane = config.threads, config.unroll, config.per_lane
+    element_bytes, held = 16 // per_lane, per_lane * unroll
+    load, store = (_load_eight, store_pad40_of_eight) if per_lane == 8 else (_load_four, _store_four)
     whole = _serial_chunk if config.form == "serial" else _tree_chunk
 
     def chunk_a_thread(x, chunks, count):
@@ -206,23 +231,17 @@ def quantize_q8_0_pad40(config: QuantizePad40Config = QuantizePad40Config()) -> 
 
     def chunk_of_lanes(x, chunks, count):
         end = int32(count * 32)
-        first = int32((cuda.blockIdx.x * (threads * unroll) + cuda.threadIdx.x) * 4)
-        source = ptx.global_address(x)
+        first = int32((cuda.blockIdx.x * (threads * unroll) + cuda.threadIdx.x) * per_lane)
+        source, target = ptx.global_address(x), ptx.global_address(chunks)
         v = cuda.local.array(held, float32)
+        for n in range(held):
+            v[n] = float32(0)
         for n in range(unroll):
-            i = int32(first + n * (threads * 4))
-            a0 = float32(0)
-            a1 = float32(0)
-            a2 = float32(0)
-            a3 = float32(0)
+            i = int32(first + n * (threads * per_lane))
             if i < end:
-                a0, a1, a2, a3 = load(source + uint64(i) * uint64(element))
-            v[4 * n], v[4 * n + 1], v[4 * n + 2], v[4 * n + 3] = a0, a1, a2, a3
+                load(v, per_lane * n, source + uint64(i) * uint64(element_bytes))
         for n in range(unroll):
-            i = int32(first + n * (threads * 4))
-            store_pad40(
-                ptx.global_address(chunks), i, end, v[4 * n], v[4 * n + 1], v[4 * n + 2], v[4 * n + 3]
-            )
+            store(target, int32(first + n * (threads * per_lane)), end, v, per_lane * n)
 
     arguments = (
         Argument("x", "in", {"f32": "float32", "f16": "float16"}[config.source], finite=True),
@@ -299,5 +318,5 @@ def shipped() -> list[Kernel]:
         *(quantize_q8(QuantizeQ8Config(pdl=pdl)) for pdl in (False, True)),
         *(quantize_q8_0_pad40(QuantizePad40Config(form)) for form in FORMS),
         *(quantize_q8_0_pad40(QuantizePad40Config(unroll=n)) for n in (2, 4)),
-        *(quantize_q8_0_pad40(QuantizePad40Config(source="f16", unroll=n)) for n in (1, 2, 4)),
+        *(quantize_q8_0_pad40(QuantizePad40Config(source="f16", unroll=n)) for n in (1, 2)),
     ]

@@ -248,7 +248,7 @@ class CudaRuntime:
             return x.matrix(form)
         if form == "pad40":
             chunks = self._converted[: n * pad40_bytes(columns)].reshape(n, -1)
-            config = QuantizePad40Config(source=source, unroll={"f32": 2, "f16": 4}[source])
+            config = QuantizePad40Config(source=source, unroll=2)
             grid, count = config.grid(n, columns), n * columns // RUN
             self._launch(quantize_q8_0_pad40, config, grid, x.matrix(source), chunks, count)
             return chunks
