@@ -132,7 +132,9 @@ def draw_gemv(records: Sequence[Record]) -> Picture:
         for place, row in enumerate(rows):
             if row[key] is not None:
                 ax.bar(place + shift, row[key], width=0.38, color=colour)
-                ax.text(place + shift, row[key] + 40, f"{row[key]:,.0f}", ha="center", fontsize=7.5)
+                look = {"ha": "center", "va": "top", "fontsize": 7.5}
+                look["color"] = "white" if colour == style.BLUE else style.INK
+                ax.text(place + shift, row[key] - 50, f"{row[key]:,.0f}", **look)
         ax.bar(0, 0, color=colour, label=key.partition(" (")[0])
     ax.axhline(READ / 1e9, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
     ax.text(-0.45, READ / 1e9 + 60, f"measured read, {READ / 1e9:,.0f} GB/s", fontsize=8.5, color=style.RED)

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.cuda.hopper_attention_cases import HopperCase
 from tests.cuda.parity import Case
 
 
-def small_sequences() -> Iterator[tuple[Case, ...]]:
+def small_sequences() -> Iterator[tuple[Case | HopperCase, ...]]:
     """Every case, alone or with those to run right before it, whose results it reads."""
     families = (
         _convert,
         _elementwise,
         _attention,
+        _attention_hopper,
         _gemm,
         _gemm_blocks,
         _gemm_hopper,
@@ -22,12 +24,14 @@ def small_sequences() -> Iterator[tuple[Case, ...]]:
         _mmq,
         _quantize,
         _dequantize,
+        _w4a16,
+        _w4a8,
     )
     for cases in families:
-        yield from ((case,) if isinstance(case, Case) else tuple(case) for case in cases())
+        yield from (tuple(case) if isinstance(case, list) else (case,) for case in cases())
 
 
-def small_cases() -> Iterator[Case]:
+def small_cases() -> Iterator[Case | HopperCase]:
     """Every case, in an order that they can run in."""
     return (case for sequence in small_sequences() for case in sequence)
 
@@ -89,6 +93,36 @@ def _attention() -> Iterator[Case | list[Case]]:
     for config in seed_steps(2, 1, 64).values():
         yield prefill_case(config, nt=17, kv_end=83)
     yield decode_cases(DecodeAttentionConfig(6, 2, 64, splits=3), 37)
+
+
+def _attention_hopper() -> Iterator[HopperCase]:
+    from minfer.cuda.attention import HopperAttentionConfig, hopper_steps
+
+    for config in hopper_steps(3, 1, 128).values():
+        yield HopperCase(config, 133, 171)
+    yield HopperCase(HopperAttentionConfig(3, 3, 64), 70)
+
+
+def _w4a16() -> Iterator[Case]:
+    from minfer.cuda.w4a16 import W4A16Config
+    from tests.cuda.w4a16_cases import Product
+
+    yield Product.random(W4A16Config("Q4_K", 128, 4), 70, 72, 3).case(2)
+    yield Product.random(W4A16Config("Q6_K", 152, 5, store="direct"), 70, 67, 2).case(2)
+    yield Product.random(W4A16Config("Q4_K", 128, 4, gated=True), 130, 2 * 136, 1).case(2)
+
+
+def _w4a8() -> Iterator[Case]:
+    import numpy as np
+
+    from minfer.cuda.w4a8 import W4A8Config
+    from minfer.cuda.w4a8.quantize import QuantizeGroupsConfig
+    from tests.cuda.w4a8_cases import activations, product_case, quantize_case
+
+    for source, dtype in (("f16", np.float16), ("f32", np.float32)):
+        yield quantize_case(QuantizeGroupsConfig(source), activations(3, 1024).astype(dtype))
+    yield product_case(W4A8Config(), activations(70, 1024), 136, 2)
+    yield product_case(W4A8Config(gated=True), activations(70, 1024, gated=True), 72, 2)
 
 
 def _gemv() -> Iterator[Case]:

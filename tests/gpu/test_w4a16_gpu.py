@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from minfer.cuda import runtime
@@ -36,18 +35,7 @@ def test_ragged(kernel, shape):
     config, (nt, od, blocks) = kernel.config, shape
     width = -(-od // 8) * 8 if config.store == "tma" else od
     rows = 2 * od if config.gated else od
-    product = Product.random(config, nt, rows, blocks, width)
-    bias = None if product.bias is None else runtime.to_device(product.bias)
-    results = []
-    for _ in range(2):
-        c = runtime.to_device(product.c)
-        args = product.arguments(
-            runtime.tensor_map, runtime.to_device(product.a), runtime.to_device(product.blocks), bias, c
-        )
-        runtime.launch(kernel, product.grid(runtime.device().sms), *args)
-        results.append(c.to_host()[:, :od])
-    assert (results[0].view(np.uint8) == results[1].view(np.uint8)).all()
-    product.check(results[0])
+    Product.random(config, nt, rows, blocks, width).case(runtime.device().sms).run_on_gpu()
 
 
 @pytest.mark.parametrize("shape", SPEEDS, ids=str)

@@ -55,8 +55,11 @@ CHAINS: dict[str, tuple[Step, ...]] = {
     "mmq_raw": (_NARROW, _R1),
     "mmq_raw_wide": (*_WIDE, _NARROW, _R1),
     "mmq_fast": (Step("stream-k", stream), Step("fast", fast), _NARROW, _R1),
+    "mmq_raw_kd4": (Step("narrow KD=4", partial(narrow, kd=4)), _R1),
+    "mmq_raw_wide_kd4": (_WIDE[1], _NARROW, _R1),
 }
-"""The kernels of each route, the best first. Behind the last one stands the f16 GEMM."""
+"""The kernels of each route, the best first. Behind the last one stands the f16 GEMM. The last two are no
+routes of their own: the campaign compares them with others."""
 
 
 def workspace(route: str, sms: int) -> tuple[int, int]:
