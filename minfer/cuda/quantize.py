@@ -19,6 +19,7 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.dependent import dependent_start, least_arch
+from minfer.cuda.elementwise.rows import load8_f16
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.q8 import (
@@ -197,15 +198,6 @@ def _load_four(v, o, address):
 
 
 @device_function
-def _load_eight(v, o, address):
-    w0, w1, w2, w3 = ptx.ld_global_v4_u32(address)
-    v[o], v[o + 1] = ptx.unpack_f16x2_lo(w0), ptx.unpack_f16x2_hi(w0)
-    v[o + 2], v[o + 3] = ptx.unpack_f16x2_lo(w1), ptx.unpack_f16x2_hi(w1)
-    v[o + 4], v[o + 5] = ptx.unpack_f16x2_lo(w2), ptx.unpack_f16x2_hi(w2)
-    v[o + 6], v[o + 7] = ptx.unpack_f16x2_lo(w3), ptx.unpack_f16x2_hi(w3)
-
-
-@device_function
 def _store_four(row, index, dim, v, o):
     store_pad40(row, index, dim, v[o], v[o + 1], v[o + 2], v[o + 3])
 
@@ -220,7 +212,7 @@ def quantize_q8_0_pad40(config: QuantizePad40Config = QuantizePad40Config()) -> 
     """
     threads, unroll, per_lane = config.threads, config.unroll, config.per_lane
     element_bytes, held = 16 // per_lane, per_lane * unroll
-    load, store = (_load_eight, store_pad40_of_eight) if per_lane == 8 else (_load_four, _store_four)
+    load, store = (load8_f16, store_pad40_of_eight) if per_lane == 8 else (_load_four, _store_four)
     whole = _serial_chunk if config.form == "serial" else _tree_chunk
 
     def chunk_a_thread(x, chunks, count):

@@ -43,7 +43,7 @@ def test_fused():
         rmsnorm_case(nt, dim, "pad40").run_on_gpu()
         rmsnorm_case(nt, dim, "pad40", residual=True).run_on_gpu()
         swiglu_case(nt, dim, "pad40", packed=True).run_on_gpu()
-        swiglu_case(nt, dim, "pad40", source="f16", packed=True).run_on_gpu()
+        swiglu_case(nt, dim, "pad40", "f16", packed=True, vector=8).run_on_gpu()
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -42,7 +42,8 @@ def test_fused(nt, dim):
     rmsnorm_case(nt, dim, "pad40", threads=32).run_simulated()
     rmsnorm_case(nt, dim, "pad40", residual=True, threads=64).run_simulated()
     swiglu_case(nt, dim, "pad40", packed=True, threads=32).run_simulated()
-    swiglu_case(nt, dim, "pad40", source="f16", packed=True, threads=64).run_simulated()
+    for vector in (4, 8):
+        swiglu_case(nt, dim, "pad40", "f16", packed=True, vector=vector, threads=64).run_simulated()
 
 
 def test_the_default_is_shipped():

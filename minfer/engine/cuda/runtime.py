@@ -428,7 +428,8 @@ class CudaRuntime:
             self._gated = None
             return
         form, source = self._form("activated", len(out)), gate_up.storage.form
-        config = ew.SwigluConfig(form, source, packed=True, pdl=self._overlaps)
+        vector = 8 if (source, form) == ("f16", "pad40") else 4
+        config = ew.SwigluConfig(form, source, packed=True, vector=vector, pdl=self._overlaps)
         ff = out.storage.columns
         self._launch(
             ew.swiglu, config, config.grid(len(out), ff), gate_up.matrix(source), out.matrix(form), ff
