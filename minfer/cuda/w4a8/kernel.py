@@ -27,7 +27,7 @@ def w4a8(config: W4A8Config) -> Kernel:
     With `gated` c is silu(gate) * up of products with od rows each, which follow each other in w.
 
     a is int8 [nt, depth], sums f32 [nt, depth / 32], scales f32 [depth / 512, pitch] (a column a token, pitch
-    a multiple of 4), w uint8 [od, row bytes] of Q4_K blocks with d >= 0, as every quantizer writes them, c
+    a multiple of 4), w uint8 [od, row bytes] of Q4_K blocks with d >= 0 (the caller has looked), c
     f16 [nt, width], where the product's columns start at `first`. Boxes and swizzles: `config.boxes`. depth
     is a multiple of 512; group is `config.group(nt)`, the grid `config.grid`. For a product that ends before
     `width` see `minfer.cuda.w4a16.kernel.w4a16`."""
