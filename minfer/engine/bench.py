@@ -102,11 +102,7 @@ def bench(
             for i in range(n):
                 logits = session.forward(ids[i : i + 1])
         elapsed = time.perf_counter_ns() - start
-        if not np.isfinite(logits).all():
-            raise EngineError(
-                f"{kind}{n}: {np.count_nonzero(~np.isfinite(logits)):,} of {logits.size:,} logits are NaN or "
-                "infinite: what was timed was no forward pass, and no speed is reported"
-            )
+        check_finite(f"{kind}{n}", logits)
         return elapsed
 
     results = []
@@ -121,8 +117,17 @@ def bench(
             if on_sample is not None:
                 on_sample(f"{kind}{n}", repetition + 1, repetitions)
         regime = "sustained" if sustained else "burst"
-        results.append(_result(kind, n, samples, session, regime, _means(readings)))
+        results.append(result_of(kind, n, samples, session, regime, readings))
     return results
+
+
+def check_finite(test: str, logits: np.ndarray) -> None:
+    """Raise EngineError for logits of a test that are not all finite: nothing that may be timed."""
+    if not np.isfinite(logits).all():
+        raise EngineError(
+            f"{test}: {np.count_nonzero(~np.isfinite(logits)):,} of {logits.size:,} logits are NaN or "
+            "infinite: what was timed was no forward pass, and no speed is reported"
+        )
 
 
 def _until_steady(run: Callable[[], int], seconds: float) -> None:
@@ -148,9 +153,18 @@ def _means(readings: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: round(statistics.mean(r[name] for r in readings), 1) for name in sorted(names)}
 
 
-def _result(
-    kind: str, n: int, samples: list[int], session: Session, regime: str, sensors: dict[str, float]
+def result_of(
+    kind: str,
+    n: int,
+    samples: list[int],
+    session: Session,
+    regime: str = "burst",
+    readings: Sequence[dict[str, float]] = ({},),
 ) -> BenchResult:
+    """The result of a test ("pp" or "tg" of n tokens) from the nanoseconds of its repetitions.
+
+    readings: of the backend's sensors, one after each repetition.
+    """
     rates = [n / (ns * 1e-9) for ns in samples]
     file = session.model.file
     return BenchResult(
@@ -180,5 +194,5 @@ def _result(
             **session.backend.versions(),
         },
         regime=regime,
-        sensors=sensors,
+        sensors=_means(readings),
     )

@@ -78,4 +78,4 @@ def take_apart(path: Path, say: Callable[[str], None]) -> list[Wall]:
     from minfer.campaign.prefills import SharedModel
     from minfer.engine.cuda.devices import GpuDevice
 
-    return decompose_all(SharedModel(path, GpuDevice(), TOKENS, tell=lambda line: None), TOKENS, say)
+    return decompose_all(SharedModel(path, GpuDevice(), TOKENS, tell=lambda line: None), TOKENS, say)[0]

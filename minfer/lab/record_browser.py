@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from minfer.campaign.probe import Probe
 from minfer.campaign.probe_record import Comparison, ProbeRun
 from minfer.campaign.statistics import VERDICTS, keep
-from minfer.campaign.table import newest_runs, probe_rows
+from minfer.campaign.table import bound_words, newest_runs, probe_rows
 from minfer.lab import style
 from minfer.lab.explorer import Explorer, dropdown
 from minfer.lab.picture import Picture
@@ -187,8 +187,11 @@ def run_html(probe: Probe, run: ProbeRun | None) -> str:
     if run.gain is not None:
         g = run.gain
         found += (
-            f" Wall clock {g.value:+.2%} [{g.low:+.2%}, {g.high:+.2%}], noise {g.noise:.2%}; {escape(g.why)}."
+            f" Wall clock {g.value:+.2%} [{g.low:+.2%}, {g.high:+.2%}], noise {g.noise:.2%}, "
+            f"{g.rounds} rounds."
         )
+    if run.most is not None:
+        found += f" {escape(bound_words(run))}."
     parts.append(found)
     parts.append(f"{escape(str(run.telemetry))}.")
     for name in ("mechanism", "retry", "reason"):

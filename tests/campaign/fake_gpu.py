@@ -90,6 +90,9 @@ class FakeGpu(GpuDevice):
         self.clock, self.launched, self.jitter, self.each_ms = 0.0, [], jitter, each_ms
         self._capturing = None
 
+    def __str__(self):
+        return f"{self.gpu.name} (a fake)"
+
     def free_bytes(self):
         return 10**11
 
@@ -138,6 +141,22 @@ class FakeGpu(GpuDevice):
 
     def event(self):
         return _Event(self)
+
+
+class Clock:
+    """The fake GPU's time as the host's."""
+
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def perf_counter(self):
+        return self.gpu.clock / 1e3
+
+    def sleep(self, seconds):
+        pass
+
+    def perf_counter_ns(self):
+        return int(self.gpu.clock * 1e6)
 
 
 class _Capture:

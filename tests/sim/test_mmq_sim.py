@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minfer.cuda import simulator
-from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, mmq
+from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, mmq, reference
 from minfer.cuda.trace import Op, Trace, check, shared_lines
 from tests.cuda.mmq_cases import mmq_case, operands
 
@@ -26,6 +26,17 @@ SMALL = {
         unroll=2,
     ),
 }
+FOLDED = MmqConfig(
+    "folded",
+    "Q6_K",
+    tokens_tile=32,
+    rows_tile=32,
+    kd=4,
+    warps=2,
+    warps_tokens=2,
+    layout="padded",
+    rescale="magic",
+)
 
 
 def small(name: str, weight_type: str, **fields) -> MmqConfig:
@@ -78,6 +89,30 @@ def test_any_thread_order_and_no_race(weight_type, name):
     case, trace = mmq_case(config, 3, 17, 512 if config.k_quant else 320), Trace()
     case.run_simulated(seed=3, trace=trace)
     assert check(trace) == []
+
+
+@pytest.mark.parametrize(("nt", "od"), [(1, 1), (33, 31), (9, 67)])
+def test_folded_scales(nt, od):
+    mmq_case(FOLDED.checking(), nt, od, 256).run_simulated()
+    case, trace = mmq_case(FOLDED, nt, od, 512), Trace()
+    case.run_simulated(seed=2, trace=trace)
+    assert check(trace) == []
+    lines = [line for line in shared_lines(trace) if line.op is Op.LDMATRIX]
+    assert lines and max(line.degree for line in lines) == 1
+
+
+def test_folded_scales_at_their_extremes():
+    """All weights -32, all scales -128, all activations 127: the largest sum that there is."""
+    weights = np.zeros((1, 2 * 210), np.uint8)
+    blocks = weights.reshape(2, 210)
+    blocks[:, 192:208] = 128
+    blocks[:, 208:210] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
+    activations, out = (
+        reference.pad40(np.full((1, 512), 127), np.full((1, 16), 0.25)),
+        np.zeros((1, 1), np.float32),
+    )
+    simulator.launch(mmq(FOLDED), FOLDED.grid(1, 1), weights, activations, out, 1, 1, 512)
+    assert out[0, 0] == 512 * 127 * 4096 * 0.125
 
 
 def test_padding_frees_the_fragments_of_conflicts():

@@ -11,6 +11,7 @@ from minfer.cuda.mmq.config import (
     fast,
     narrow,
     r1,
+    stream,
     wide,
 )
 from minfer.cuda.mmq.kernel import mmq, shipped
@@ -27,5 +28,6 @@ __all__ = [
     "r1",
     "shipped",
     "shipped_configs",
+    "stream",
     "wide",
 ]

@@ -94,6 +94,11 @@ class LoadedKernel:
             )
         )
 
+    @functools.cached_property
+    def resident(self) -> int:
+        """Blocks that the device holds at a time."""
+        return self.occupancy() * self.device.sms
+
     def max_clusters(self) -> int:
         """Clusters that the device holds at a time, as the driver says."""
         cu = driver.bindings()
@@ -110,6 +115,9 @@ class LoadedKernel:
     def check_grid(self, grid: tuple[int, int, int]) -> None:
         """Raise LaunchRefused for a grid that CUDA does not allow, or that does not split into clusters."""
         x, y, z = grid
+        if self.kernel.cooperative and x * y * z > self.resident:
+            remedy = "launch as many as are resident at once: they wait for each other"
+            raise self._refused(x * y * z, self.resident, "blocks of a cooperative grid", remedy)
         if 0 < x <= GRID_LIMITS[0] and 0 < y <= GRID_LIMITS[1] and 0 < z <= GRID_LIMITS[2]:
             if x % self.kernel.cluster == 0:
                 return
@@ -172,17 +180,22 @@ class LoadedKernel:
 
 
 class LaunchFrame:
-    """The structures of one launch: CUlaunchConfig with its attribute, and the parameters."""
+    """The structures of one launch: CUlaunchConfig with its attributes, and the parameters."""
 
     def __init__(self, loaded: LoadedKernel) -> None:
         kernel = loaded.kernel
         self.loaded = loaded
-        self._programmatic = driver.LaunchAttribute(id=driver.ATTRIBUTE_PROGRAMMATIC)
-        self._programmatic.value[0] = 1
+        # The cooperative attribute first, if any: a launch without pdl leaves out the last one.
+        ids = [driver.ATTRIBUTE_COOPERATIVE] if kernel.cooperative else []
+        ids.append(driver.ATTRIBUTE_PROGRAMMATIC)
+        self._fixed = len(ids) - 1
+        self._attributes = (driver.LaunchAttribute * len(ids))()
+        for attribute, number in zip(self._attributes, ids, strict=True):
+            attribute.id, attribute.value[0] = number, 1
         self.config = driver.LaunchConfig(
             block=(kernel.threads, 1, 1),
             shared_bytes=kernel.shared_bytes,
-            attributes=ctypes.addressof(self._programmatic),
+            attributes=ctypes.addressof(self._attributes),
         )
         self.grid: Grid | None = None
         self.pdl = False
@@ -198,7 +211,7 @@ class LaunchFrame:
         blocks = grid_shape(grid)
         self.loaded.check_grid(blocks)
         self.config.grid[:] = blocks
-        self.config.count = pdl
+        self.config.count = self._fixed + pdl
         # A list may be changed by its owner: not kept, so that the next launch reads it again.
         self.grid, self.pdl = grid if isinstance(grid, int | tuple) else blocks, pdl
 

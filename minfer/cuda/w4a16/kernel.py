@@ -26,6 +26,7 @@ from __future__ import annotations
 from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
+from minfer.cuda.signature import signature_of
 from minfer.cuda.tile.hopper import ALIGNMENT
 from minfer.cuda.w4a16.config import TILES, W4A16Config
 from minfer.cuda.w4a16.formats import FORMATS, PAIRS, ROWS, SCALE_BYTES, WORDS
@@ -264,8 +265,7 @@ def w4a16(config: W4A16Config) -> Kernel:
 
     pitch_of_256 = config.packed.block_bytes
 
-    @device_function
-    def start_work(a, w, bias, c, nt, od, depth, first, width, group):
+    def w4a16_tiles(a, w, bias, c, nt, od, depth, first, width, group):
         if by_tma:
             source = ptx.tensor_map_address(w)
         else:
@@ -275,41 +275,25 @@ def w4a16(config: W4A16Config) -> Kernel:
         else:
             target = ptx.global_address(c)
         pitch = types.int32((depth >> 8) * pitch_of_256)
-        a_map = ptx.tensor_map_address(a)
-        work(a_map, source, bias, target, nt, od, depth, first, width, group, pitch)
-
-    def plain(a, w, c, nt, od, depth, first, width, group):
-        start_work(a, w, types.uint64(0), c, nt, od, depth, first, width, group)
-
-    def with_bias(a, w, bias, c, nt, od, depth, first, width, group):
-        start_work(a, w, ptx.global_address(bias), c, nt, od, depth, first, width, group)
+        a_map, added = ptx.tensor_map_address(a), ptx.global_address(bias)
+        work(a_map, source, added, target, nt, od, depth, first, width, group, pitch)
 
     tensor_map = Argument("w", "tensor_map", "uint8")
     arguments = (
         Argument("a", "tensor_map", "float16"),
         tensor_map if by_tma else Argument("w", "in", "uint8"),
-        *((Argument("bias", "in", "float32"),) if biased else ()),
+        Argument("bias", "in", "float32", present=config.bias),
         Argument("c", "tensor_map", "float16", stored=True)
         if stored_by_tma
         else Argument("c", "out", {"f16": "float16", "f32": "float32"}[config.out]),
         *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "first", "width", "group")),
     )
 
-    def signature():
-        def parameter(argument):
-            if argument.kind == "scalar":
-                return types.int32
-            if argument.kind == "tensor_map":
-                return types.CPointer(types.uint8)
-            return types.CPointer(getattr(types, argument.dtype))
-
-        return types.void(*map(parameter, arguments))
-
     return Kernel(
         name="w4a16",
         config=config,
-        function=with_bias if biased else plain,
-        signature=signature,
+        function=w4a16_tiles,
+        signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,

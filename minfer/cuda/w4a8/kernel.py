@@ -14,6 +14,7 @@ from __future__ import annotations
 from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
+from minfer.cuda.signature import signature_of
 from minfer.cuda.tile.hopper import ALIGNMENT
 from minfer.cuda.w4a8.config import W4A8Config
 from minfer.cuda.w4a8.formats import BLOCK_BYTES, GROUP, GROUP_BLOCKS, MINIMA_PITCH, PLANE_BYTES, RUNS
@@ -297,24 +298,22 @@ def w4a8(config: W4A8Config) -> Kernel:
                 first, group, consumer, within,
             )  # fmt: skip
 
-    def signature():
-        return types.void(*[types.CPointer(types.uint8)] * 5, *[types.int32] * 5)
-
+    arguments = (
+        Argument("a", "tensor_map", "int8"),
+        Argument("sums", "tensor_map", "float32"),
+        Argument("scales", "tensor_map", "float32"),
+        Argument("w", "tensor_map", "uint8"),
+        Argument("c", "tensor_map", "float16", stored=True),
+        *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "first", "group")),
+    )
     return Kernel(
         name="w4a8",
         config=config,
         function=kernel,
-        signature=signature,
+        signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,
-        arguments=(
-            Argument("a", "tensor_map", "int8"),
-            Argument("sums", "tensor_map", "float32"),
-            Argument("scales", "tensor_map", "float32"),
-            Argument("w", "tensor_map", "uint8"),
-            Argument("c", "tensor_map", "float16", stored=True),
-            *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "first", "group")),
-        ),
+        arguments=arguments,
         min_arch=90,
         arch_specific=True,
         min_blocks=1,

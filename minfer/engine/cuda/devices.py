@@ -17,6 +17,7 @@ from minfer.cuda.kernel import Kernel
 STAGING_BYTES = 32 << 20
 READ_BYTES = 1 << 20  # of a pinned buffer, for a token's logits
 WRITE_BYTES = 1 << 16  # of a pinned buffer, for a pass's tokens
+ARENA_BYTES = 64 << 20  # that the simulator's arrays lie in
 Progress = Callable[[int], None]
 
 
@@ -36,6 +37,12 @@ class Device(Protocol):
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
         """An array of unset memory."""
+
+    def offset(self, array: Any) -> int:
+        """Bytes from where `origin` begins to where `array` does, modulo 2**64."""
+
+    def origin(self) -> Any:
+        """An array of bytes that offsets count from."""
 
     def write(self, target: Any, source: np.ndarray) -> None:
         """Copy a small array in."""
@@ -76,6 +83,7 @@ class GpuDevice:
         self._results: list[Any] = []
         self._outbox: Any = None
         self._sent: Any = None
+        self._origin: Any = None
 
     def __str__(self) -> str:
         return str(self.gpu)
@@ -85,6 +93,14 @@ class GpuDevice:
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
         return self._runtime.empty(shape, dtype)
+
+    def offset(self, array: Any) -> int:
+        return (array.pointer - self.origin().pointer) % (1 << 64)
+
+    def origin(self) -> Any:
+        if self._origin is None:
+            self._origin = self._runtime.empty(16, np.uint8)
+        return self._origin
 
     def write(self, target: Any, source: np.ndarray) -> None:
         if source.nbytes > WRITE_BYTES or not source.flags.c_contiguous:
@@ -136,6 +152,7 @@ class SimulatedDevice:
         self.arch, self.sms, self.memory_bytes = arch, sms, memory_bytes
         self.shared_bytes = shared_limit(arch)
         self.launches: list[Kernel] = []
+        self._memory, self._used = np.empty(0, np.uint8), 0
 
     def __str__(self) -> str:
         return f"simulator ({self.arch}, {self.sms} SMs)"
@@ -144,10 +161,21 @@ class SimulatedDevice:
         return self.memory_bytes
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
-        # Poison, as bytes: NaN for f16 and f32.
-        array = np.empty(shape, dtype)
-        array.reshape(-1).view(np.uint8)[:] = 0xFF
-        return array
+        # One block of memory, as a GPU's is one space. Poison, as bytes: NaN for f16 and f32.
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if self._used + size > self._memory.nbytes:
+            self._memory = np.empty(max(ARENA_BYTES, size), np.uint8)
+            self._used = 0
+        memory = self._memory[self._used : self._used + size]
+        self._used += -(-size // 256) * 256
+        memory[:] = 0xFF
+        return memory.view(dtype).reshape(shape)
+
+    def offset(self, array: np.ndarray) -> int:
+        return array.ctypes.data - self._memory.ctypes.data
+
+    def origin(self) -> np.ndarray:
+        return self._memory
 
     def write(self, target: np.ndarray, source: np.ndarray) -> None:
         target[...] = source
@@ -197,6 +225,12 @@ class DryDevice:
         from minfer.cuda.runtime import DeviceArray
 
         return DeviceArray(None, 256, (shape,) if isinstance(shape, int) else shape, np.dtype(dtype))
+
+    def offset(self, array: Any) -> int:
+        return 0
+
+    def origin(self) -> Any:
+        return self.empty(16, np.uint8)
 
     def write(self, target: Any, source: np.ndarray) -> None:
         pass

@@ -33,7 +33,7 @@ class Products:
         self.device, self.route = device, route
         self._mmq = None if route.mmq is None else MmqProducts(device, route.mmq, tell)
         self._scratch = self._memory(plan.parts.get(SCRATCH, 0))
-        self._from_blocks = plan.weights == "blocks"
+        self._from_blocks, self._copies = plan.weights == "blocks", plan.weights != "scratch"
         self._panel: Any = None
         self._maps: dict[tuple, Any] = {}
         self._w4a16 = W4A16Products(device, self.tensor_map) if route.w4a16 else None
@@ -113,8 +113,9 @@ class Products:
             first += run.rows
 
     def _weights(self, stack: Stack) -> Any:
-        """The stack as f16: its copy, or what is now in the scratch."""
-        return self._dequantized(stack) if stack.half is None else stack.half
+        """The stack as f16: its copy, or what is now in the scratch. Shared weights may have copies that
+        the plan does without."""
+        return stack.half if self._copies and stack.half is not None else self._dequantized(stack)
 
     def _dequantized(self, stack: Stack) -> Any:
         """The stack as f16, in the scratch."""

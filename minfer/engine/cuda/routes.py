@@ -32,6 +32,7 @@ from minfer.cuda.gemm import GemmConfig, seed_config
 from minfer.engine.errors import EngineError, InputError
 
 MMQ_ROUTES = ("mmq", "mmq_raw", "mmq_raw_wide", "mmq_fast")
+MMQ_CHAINS = (*MMQ_ROUTES, "mmq_raw_kd4", "mmq_raw_wide_kd4")
 HOPPER_ROUTES = ("f16-wgmma", "w4a16", "w4a8")
 ROUTES = ("auto", "f16", *HOPPER_ROUTES, *MMQ_ROUTES)
 LARGE_TILE = GemmConfig(128, 128, 64, 3, layout="swizzled")
@@ -60,7 +61,7 @@ class Route:
         hopper_attention: Hopper's own attention instead, where the GEMM behind it reads f16.
         convert: how activations become f16: "fused" into the kernel that makes them, or by a pass over f32,
             8 elements a thread ("vector") or one ("scalar").
-        mmq: the chain of MMQ kernels that products take, a name in MMQ_ROUTES; None: f16 alone. The other
+        mmq: the chain of MMQ kernels that products take, a name in MMQ_CHAINS; None: f16 alone. The other
             fields are then of what no MMQ kernel takes.
         w4a16: products with Q4_K and Q6_K blocks read these; the other fields are of what is left.
         w4a8: the product with gate and up takes int8 activations, where both are Q4_K.
@@ -81,6 +82,7 @@ class Route:
     convert: str = "fused"
     fused: bool = True
     decode_step: bool = False
+    token_kernel: bool = False
     mmq: str | None = None
     w4a16: bool = False
     w4a8: bool = False
@@ -88,8 +90,8 @@ class Route:
     def __post_init__(self) -> None:
         if self.convert not in CONVERTS:
             raise InputError(f"convert={self.convert!r}: choose one of {', '.join(CONVERTS)}")
-        if self.mmq is not None and self.mmq not in MMQ_ROUTES:
-            raise InputError(f"mmq={self.mmq!r}: choose one of {', '.join(MMQ_ROUTES)}")
+        if self.mmq is not None and self.mmq not in MMQ_CHAINS:
+            raise InputError(f"mmq={self.mmq!r}: choose one of {', '.join(MMQ_CHAINS)}")
         if self.mmq is not None and (self.wgmma or self.activations != "f16"):
             raise InputError(
                 "an MMQ route falls back to an mma.sync GEMM on f16 activations: leave wgmma "

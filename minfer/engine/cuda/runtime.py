@@ -20,6 +20,7 @@ from minfer.cuda import attention as attn
 from minfer.cuda import elementwise as ew
 from minfer.cuda.convert import ConvertConfig, convert_f32_f16
 from minfer.cuda.gemv import GemvConfig, gemv
+from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.q8 import RUN, pad40_bytes, q8_record_bytes
 from minfer.cuda.quantize import QuantizePad40Config, QuantizeQ8Config, quantize_q8, quantize_q8_0_pad40
 from minfer.engine.backend import LayerWeights, Progress, Role, Weights
@@ -30,6 +31,7 @@ from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.routes import Route
 from minfer.engine.cuda.step import DecodeStep
+from minfer.engine.cuda.token import TokenStep
 from minfer.engine.cuda.weights import Loader, Run, Stack, kernel
 from minfer.engine.errors import EngineError
 from minfer.model.model import Model
@@ -89,6 +91,15 @@ class CudaRuntime:
         self._gated: tuple[Any, Stack] | None = None
         self._forms = self._decode_forms()
         self._fused: DecodeStep | None = None
+        self._token: TokenStep | None = None
+        if route.token_kernel:
+            try:
+                self._token = TokenStep(
+                    config, self.weights, device,
+                    self._positions(), self._rope_table, self._keys, self._values,
+                )  # fmt: skip
+            except ConfigRefused as error:
+                self.token_refused = str(error)
         if route.decode_step and DecodeStep.fits(config, self.weights, device):
             self._fused = DecodeStep(
                 config, self.weights, device, plan.n_ctx,
@@ -129,6 +140,8 @@ class CudaRuntime:
 
     def set_tokens(self, ids: Sequence[int], position: int) -> None:
         """See Runtime.set_tokens."""
+        if self._token is not None:
+            self._token.settle()
         n, chunk = len(ids), self.plan.chunk
         self._state[:n] = ids
         self._state[chunk : chunk + n] = np.arange(position, position + n)
@@ -162,9 +175,9 @@ class CudaRuntime:
         return self._pdl and self._count == 1
 
     @property
-    def _step(self) -> DecodeStep | None:
+    def _step(self) -> DecodeStep | TokenStep | None:
         """What takes this pass's operations, if it is a decode step of a model that has fused kernels."""
-        return self._fused if self._count == 1 else None
+        return (self._token or self._fused) if self._count == 1 else None
 
     def _form(self, role: str, rows: int) -> str:
         """What to write an operand of `rows` tokens as."""

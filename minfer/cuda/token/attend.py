@@ -1,0 +1,259 @@
+"""The attention of the token kernel: bias, head norms and RoPE, the KV store, split-KV attention on tensor cores
+and the combination of the splits, between two of the grid's barriers.
+
+One query row per head leaves tensor cores mostly idle, but the query heads that share a kv head are rows of
+one matrix, and K and V are read once for all of them. What does not depend on the projection is done before the
+barrier: older rows of the cache are on their way, the new token's row goes from the projection to the scores
+without a detour through the cache. Up to a few turns of rows are one block's work; longer contexts are split,
+and the last block of a head group combines the splits, in their order, whoever it is.
+
+Dao et al. 2023, "Flash-Decoding".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from numba import cuda
+from numba.cuda.types import float32, int32, uint32, uint64
+
+from minfer.cuda import ptx
+from minfer.cuda.attention.config import LOG2_E, NEVER
+from minfer.cuda.attention.fragments import make_fragments
+from minfer.cuda.attention.splits import make_combine, make_gather, make_is_last
+from minfer.cuda.attention.step import MOST_HEADS
+from minfer.cuda.elementwise.rotary import head_part
+from minfer.cuda.gemv.fine import store_fine
+from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.token.config import TokenConfig
+
+ONE_BLOCK_TURNS = 3  # up to so many another turn is faster than a combination
+
+
+def make_attend(config: TokenConfig, wait: Callable) -> Callable:
+    """Device function (shared, block, counter, target, qkv, bias, q_norm, k_norm, eps, positions, table,
+    k_cache, v_cache, partial, statistics, counters, out, scale): all threads of all blocks call it; addresses
+    but for eps and scale; `shared` is room for `config.attention_bytes`; it waits for the grid by
+    wait(counter, target)."""
+    attention = config.attention
+    heads, kv_heads, head_dim = attention.heads, attention.kv_heads, attention.head_dim
+    served, splits, groups = attention.block_heads, attention.splits, config.groups
+    threads, warps = config.threads, config.attention_warps
+    turn_rows = 16 * warps
+    pieces = head_dim // 32  # 16-byte pieces of a row that a lane takes for the scores
+    per_lane = head_dim // 8  # dims that a lane has for the output, and mma tiles of it
+    lanes = head_dim // 8  # that stage a head
+    pitch = kv_heads * head_dim * 2
+    per_kv_head = heads // kv_heads // served
+    key_at, value_at = MOST_HEADS * head_dim * 2, (MOST_HEADS + 1) * head_dim * 2
+    flag_at, sums_at = value_at + head_dim * 2, attention.query_bytes
+    slot = (head_dim + 4) * 4  # bytes of a head's sums, maximum, sum of weights
+    units = (served + 2) * lanes
+    unit_rounds = -(-units // threads)
+    fours = served * head_dim // 4
+    four_rounds = -(-fours // threads)
+    key_words, value_words = 8 * pieces, 2 * per_lane
+    take = head_part(attention.row)
+    parts = make_fragments(served, kv_heads, head_dim)
+    load_keys, load_values, put_new_row = parts.load_keys, parts.load_values, parts.put_new_row
+    scores, add_values, put_sums = parts.scores, parts.add_values, parts.put_sums
+    gather, is_last = make_gather(served, head_dim, warps), make_is_last(flag_at)
+    split_factors, combine = make_combine(served, head_dim, splits, config.warps)
+    total, biased, rotary = heads * head_dim, attention.bias, attention.rotary
+    one_block = ONE_BLOCK_TURNS * turn_rows
+
+    @device_function
+    def unit_place(i, kv_head, first_head):
+        """(whether there is such a unit, its head in the stacked row, local head, part)."""
+        unit = int32(cuda.threadIdx.x) + int32(i * threads)
+        inside = unit < units
+        if not inside:
+            unit = int32(0)
+        local = unit // lanes
+        head = first_head + local
+        if local >= served:
+            head = heads + (local - served) * kv_heads + kv_head
+        return inside, head, local, unit - local * lanes
+
+    @device_function
+    def warm(bias, angles, kv_head, first_head):
+        """Load the row's constants once before they are wanted: they come from memory, not from L2."""
+        for i in range(unit_rounds):
+            inside, head, _, part = unit_place(i, kv_head, first_head)
+            if biased and inside:
+                ptx.ld_global_nc_u32(bias + uint64((head * head_dim + part * 8) * 4))
+            if inside and part < rotary // 8:
+                ptx.ld_global_nc_u32(angles + uint64(part * 32))
+
+    @device_function
+    def stage_row(shared, qkv, bias, q_norm, k_norm, eps, position, table, kv_head, first_head):
+        """Rotated queries and the new key and value as f16 to shared memory."""
+        for i in range(unit_rounds):
+            inside, head, local, part = unit_place(i, kv_head, first_head)
+            low, high, a0, a1, a2, a3, b0, b1, b2, b3 = take(
+                qkv, bias, q_norm, k_norm, uint64(position), table, head, part, eps
+            )
+            if inside:
+                row = shared + uint32(local * (head_dim * 2))
+                if local >= served:
+                    row = shared + uint32(key_at + (local - served) * (head_dim * 2))
+                at = row + uint32(low * 2)
+                ptx.st_shared_v2_u32(at, ptx.pack_f16x2(a0, a1), ptx.pack_f16x2(a2, a3))
+                at = row + uint32(high * 2)
+                ptx.st_shared_v2_u32(at, ptx.pack_f16x2(b0, b1), ptx.pack_f16x2(b2, b3))
+
+    @device_function
+    def store_row(shared, keys, values, position):
+        """The new key and value to the cache."""
+        thread = int32(cuda.threadIdx.x)
+        if thread < lanes:
+            at = uint64(position) * uint64(pitch) + uint64(thread * 16)
+            w0, w1, w2, w3 = ptx.ld_shared_v4_u32(shared + uint32(key_at + thread * 16))
+            ptx.st_global_v4_u32(keys + at, w0, w1, w2, w3)
+            w0, w1, w2, w3 = ptx.ld_shared_v4_u32(shared + uint32(value_at + thread * 16))
+            ptx.st_global_v4_u32(values + at, w0, w1, w2, w3)
+
+    @device_function
+    @unrolled
+    def attend_rows(shared, keys, values, key_buffer, warp, first, end, position, scale):
+        """One warp's rows first ..., every turn_rows: its sums to shared memory. The first turn's older keys
+        are in key_buffer."""
+        t = int32(ptx.lane_id()) & 3
+        value_buffer = cuda.local.array(value_words, uint32)
+        sums = cuda.local.array(value_words, float32)
+        for i in unroll(2 * per_lane):
+            sums[i] = float32(0)
+        found = cuda.local.array(4, float32)
+        largest = float32(NEVER)
+        weight = float32(0)
+        factor = scale * float32(LOG2_E)
+        old = int32(min(end, position))
+        for base in range(first, end, turn_rows):
+            row = int32(base)
+            load_values(values, value_buffer, row, old)
+            if row > first:
+                load_keys(keys, key_buffer, row, old)
+            put_new_row(shared + uint32(key_at), key_buffer, value_buffer, row, position)
+            scores(shared, key_buffer, found)
+            top = largest
+            for i in unroll(4):
+                found[i] = found[i] * factor
+                if row + 2 * t + (i & 1) + (i >> 1) * 8 >= end:
+                    found[i] = float32(NEVER)
+                top = ptx.max_f32(top, found[i])
+            top = ptx.max_f32(top, ptx.shfl_xor_f32(top, uint32(1)))
+            top = ptx.max_f32(top, ptx.shfl_xor_f32(top, uint32(2)))
+            past = ptx.ex2_approx(largest - top)
+            largest = top
+            weight *= past
+            for i in unroll(4):
+                found[i] = ptx.ex2_approx(found[i] - top)
+                weight += found[i]
+            if row > first:
+                past0 = ptx.shfl_idx_f32(past, uint32(t * 8))
+                past1 = ptx.shfl_idx_f32(past, uint32(t * 8 + 4))
+                for i in unroll(per_lane // 2):
+                    sums[i * 4] *= past0
+                    sums[i * 4 + 1] *= past1
+                    sums[i * 4 + 2] *= past0
+                    sums[i * 4 + 3] *= past1
+            add_values(
+                value_buffer, ptx.pack_f16x2(found[0], found[1]), ptx.pack_f16x2(found[2], found[3]), sums
+            )
+        put_sums(shared + uint32(sums_at + warp * (served * slot)), sums, largest, weight)
+
+    @device_function
+    def put_out(shared, partial, statistics, out, first_head, split, active):
+        """The warps' sums to the output if there is one split, else to the workspace."""
+        # Whole warps go round together: the store shuffles.
+        for i in range(four_rounds):
+            item = int32(cuda.threadIdx.x) + i * threads
+            inside = item < fours
+            if not inside:
+                item = int32(0)
+            h = item * 4 // head_dim
+            d = item * 4 - h * head_dim
+            a0, a1, a2, a3, top, weight = gather(shared + uint32(sums_at), h, d)
+            if active == 1:
+                inverse = ptx.rcp_approx(weight)
+                index = int32(total)
+                if inside:
+                    index = first_head * head_dim + item * 4
+                store_fine(out, index, int32(total), a0 * inverse, a1 * inverse, a2 * inverse, a3 * inverse)
+            elif inside:
+                place = uint64((first_head + h) * splits + split)
+                target = partial + (place * uint64(head_dim) + uint64(d)) * uint64(4)
+                ptx.st_global_v4_f32(target, a0, a1, a2, a3)
+                if d == 0:
+                    ptx.st_global_v2_f32(statistics + place * uint64(8), top, weight)
+
+    @device_function
+    def combine_splits(shared, partial, statistics, out, first_head, active):
+        """All splits' sums to the output."""
+        factors = shared + uint32(sums_at)
+        split_factors(factors, statistics, first_head, active)
+        cuda.syncthreads()
+        for i in range(four_rounds):
+            item = int32(cuda.threadIdx.x) + i * threads
+            inside = item < fours
+            if not inside:
+                item = int32(0)
+            h = item * 4 // head_dim
+            a0, a1, a2, a3 = combine(factors, partial, first_head, h, item * 4 - h * head_dim, active)
+            index = int32(total)
+            if inside:
+                index = first_head * head_dim + item * 4
+            store_fine(out, index, int32(total), a0, a1, a2, a3)
+
+    @device_function
+    def attend(
+        shared, block, counter, target, qkv, bias, q_norm, k_norm, eps, positions, table, k_cache, v_cache,
+        partial, statistics, counters, out, scale,
+    ):  # fmt: skip
+        warp = ptx.uniform(int32(cuda.threadIdx.x) >> 5)
+        split = block // int32(groups)
+        group = block - split * int32(groups)
+        first_head = group * served
+        kv_head = group // per_kv_head
+        keys = k_cache + uint64(kv_head * (head_dim * 2))
+        values = v_cache + uint64(kv_head * (head_dim * 2))
+        position = int32(ptx.ld_global_u32(positions))
+        rows = position + 1
+        share = rows
+        if rows > one_block:
+            share = int32(max(turn_rows, (rows + (splits - 1)) // splits))
+        active = (rows + (share - 1)) // share
+        begin = split * share
+        end = int32(min(begin + share, rows))
+        first = begin + warp * 16
+        if split >= active:
+            wait(counter, target)
+        else:
+            key_buffer = cuda.local.array(key_words, uint32)
+            if warp < warps:
+                old = int32(min(end, position))
+                load_keys(keys, key_buffer, first, old)
+                lane = int32(ptx.lane_id())
+                row = first + (lane >> 1)
+                if row < old:  # registers are too few for the values too
+                    ptx.prefetch_global_l2(
+                        values + uint64(row) * uint64(pitch) + uint64((lane & 1) * head_dim)
+                    )
+            warm(bias, table + uint64(position) * uint64(rotary * 4), kv_head, first_head)
+            # Columns without a head: zero.
+            empty = served * head_dim * 2
+            for i in range(empty + int32(cuda.threadIdx.x) * 4, MOST_HEADS * head_dim * 2, threads * 4):
+                ptx.st_shared_u32(shared + uint32(i), uint32(0))
+            wait(counter, target)
+            stage_row(shared, qkv, bias, q_norm, k_norm, eps, position, table, kv_head, first_head)
+            cuda.syncthreads()
+            if split == active - 1 and group == kv_head * per_kv_head:
+                store_row(shared, keys, values, position)
+            if warp < warps:
+                attend_rows(shared, keys, values, key_buffer, warp, first, end, position, scale)
+            cuda.syncthreads()
+            put_out(shared, partial, statistics, out, first_head, split, active)
+            if active > 1 and is_last(shared, counters + uint64(group) * uint64(4), active):
+                combine_splits(shared, partial, statistics, out, first_head, active)
+
+    return attend

@@ -1,0 +1,146 @@
+"""A decode step in one kernel, where the device and the model's formats allow (sm_90; Q4_K, Q6_K).
+
+The forward states its operations one by one; all but the embedding are only noted, and the last one launches
+`minfer.cuda.token`, which does them all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minfer.cuda.attention import AttentionStepConfig
+from minfer.cuda.attention.splits import MOST_SPLITS
+from minfer.cuda.gemv.fine import fine_record_bytes
+from minfer.cuda.kernel import ConfigRefused
+from minfer.cuda.token import TokenConfig, decode_token
+from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
+from minfer.engine.backend import Weights
+from minfer.engine.cuda.activations import Activations
+from minfer.engine.cuda.devices import Device
+from minfer.engine.cuda.weights import Run, Stack, kernel
+from minfer.model.config import ModelConfig
+
+FORMATS = ("Q4_K", "Q6_K")
+PDL = False
+
+
+class TokenStep:
+    """One token through all layers. Raises ConfigRefused where the kernel has no place for the model."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        device: Device,
+        positions: Any,
+        rope_table: Any,
+        keys: list[Any],
+        values: list[Any],
+    ):
+        self.config, self.device = config, device
+        _check(weights, device)
+        layers = [
+            self._layer(layer, *caches) for layer, *caches in zip(weights.layers, keys, values, strict=True)
+        ]
+        output = self._matrix(weights.output.runs[0])
+        entries = model_schedule(layers, device.offset(weights.output_norm), output)
+        biased = weights.layers[0].qkv.bias is not None
+        shape = config.n_heads, config.n_kv_heads, config.head_dim
+        groups = AttentionStepConfig(*shape, config.rope.dimension_count).counters
+        splits = max(1, min(device.sms // groups, MOST_SPLITS))
+        attention = AttentionStepConfig(
+            *shape, config.rope.dimension_count, config.rope.interleaved, bias=biased, splits=splits
+        )
+        self._config = TokenConfig(attention, config.hidden, config.ffn, len(entries), device.sms)
+        schedule = table(entries)
+        self._schedule = device.empty(schedule.shape, np.uint32)
+        device.write(self._schedule, schedule)
+        q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        self._qkv = device.empty(q_dim + 2 * kv_dim, np.float32)
+        self._records = [device.empty(fine_record_bytes(n), np.uint8) for n in (q_dim, config.ffn)]
+        self._split_sums = [
+            device.empty(n, np.float32) for n in (attention.partial_shape, attention.statistics_shape)
+        ]
+        self._counters = [device.empty(n, np.uint32) for n in (attention.counters, 2)]
+        for counters in self._counters:
+            device.write(counters, np.zeros(counters.shape, np.uint32))
+        self._table = positions, rope_table
+        self._spare = device.empty(config.vocab_size, np.float32)
+        self._x: Any = None
+
+    def _matrix(self, run: Run) -> Matrix:
+        return Matrix(self.device.offset(run.blocks), run.format, run.rows, run.columns)
+
+    def _layer(self, layer: Any, keys: Any, values: Any) -> Layer:
+        offset = self.device.offset
+        return Layer(
+            attn_norm=offset(layer.attn_norm),
+            ffn_norm=offset(layer.ffn_norm),
+            bias=0 if layer.qkv.bias is None else offset(layer.qkv.bias),
+            qkv=tuple(self._matrix(run) for run in layer.qkv.runs),
+            o=self._matrix(layer.o.runs[0]),
+            gate_up=self._matrix(layer.gate_up.runs[0]),
+            down=self._matrix(layer.down.runs[0]),
+            keys=offset(keys),
+            values=offset(values),
+        )
+
+    def begin(self) -> None:
+        """Nothing of the step has been launched."""
+        self._x = None
+
+    def rmsnorm(self, out: Activations, x: Activations, weights: Any) -> None:
+        """The first one's x is the embedded token."""
+        if self._x is None:
+            self._x = x.matrix("f32")[0]
+
+    def linear(self, out: Activations, x: Activations, matrix: Stack, add: bool) -> None:
+        """The last one is that of the logits: launch everything."""
+        if out.storage.role == "logits":
+            self._launch(out.matrix("f32")[0])
+            out.storage.mark("f32")
+
+    def attention(self, layer: int, out: Activations, q: Activations) -> None:
+        """Part of the kernel."""
+
+    def swiglu(self, out: Activations, gate_up: Activations) -> None:
+        """Part of the kernel."""
+
+    def settle(self) -> None:
+        """Store the keys and values of a step whose logits nobody wanted."""
+        if self._x is not None:
+            self._launch(self._spare)
+
+    def _launch(self, logits: Any) -> None:
+        config, origin = self._config, self.device.origin()
+        self.device.launch(
+            kernel(decode_token, config), config.grid,
+            self._schedule, origin, origin.view(np.float32), origin.view(np.float16), origin.view(np.float16),
+            self._x, self._qkv, *self._records, logits, *self._table, *self._split_sums, *self._counters,
+            self.config.rms_eps, self.config.head_dim**-0.5, pdl=PDL,
+        )  # fmt: skip
+        self._x = None
+
+
+def _check(weights: Weights, device: Device) -> None:
+    """Raise ConfigRefused where a product has no kernel here."""
+    if device.arch != "sm_90a":
+        raise ConfigRefused(f"decode_token: {device.arch}; it is for sm_90a")
+
+    def check(name: str, stack: Stack, formats: tuple[str, ...], most: int = 1) -> None:
+        found = [run.format for run in stack.runs]
+        if len(found) > most or any(format not in formats for format in found):
+            raise ConfigRefused(f"decode_token: {name} of {', '.join(found)}")
+        if any(run.blocks.nbytes % 16 for run in stack.runs):
+            raise ConfigRefused(f"decode_token: {name} ends within 16 bytes")
+
+    for layer in weights.layers:
+        if layer.q_norm is not None:
+            raise ConfigRefused("decode_token: norms of heads")
+        check("qkv", layer.qkv, FORMATS, 3)
+        check("o", layer.o, FORMATS)
+        check("gate and up", layer.gate_up, ("Q4_K",))
+        check("down", layer.down, FORMATS)
+    check("the output matrix", weights.output, FORMATS)

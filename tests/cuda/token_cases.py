@@ -1,0 +1,152 @@
+"""A decode step of a small model as one launch of the token kernel, and what it must give."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+
+from minfer.cuda import reference
+from minfer.cuda.elementwise import rope_table
+from minfer.cuda.gemv.fine import fine_record_bytes
+from minfer.cuda.token import TokenConfig, decode_token
+from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
+from minfer.model.quants import pack
+from tests.cuda.parity import Case, poisoned
+
+EPS = 1e-6
+
+
+class Arena:
+    """Arrays one behind the other in one, each at a multiple of 256 bytes."""
+
+    def __init__(self):
+        self.parts, self.size = [], 0
+
+    def add(self, array: np.ndarray) -> int:
+        """The array's offset in bytes."""
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        data = np.concatenate([data, np.zeros(-data.size % 256, np.uint8)])
+        self.parts.append(data)
+        self.size += data.size
+        return self.size - data.size
+
+    def bytes(self) -> np.ndarray:
+        return np.concatenate(self.parts)
+
+
+@dataclass
+class Weights:
+    values: np.ndarray
+    place: Matrix
+
+
+def matrix(arena: Arena, rng, format: str, rows: int, columns: int, gain: float = 1.0) -> Weights:
+    values = (rng.standard_normal((rows, columns)) * gain / columns**0.5).astype(np.float32)
+    raw = pack(values, Type[format])
+    return Weights(
+        dequantize(raw, Type[format]).astype(np.float32), Matrix(arena.add(raw), format, rows, columns)
+    )
+
+
+def quantized(x: np.ndarray) -> np.ndarray:
+    return reference.dequantize_fine(reference.pack_fine(x))
+
+
+def token_case(
+    config: TokenConfig, formats: list[tuple[str, str]], vocab: int = 200, position: int = 5, seed: int = 0
+) -> Case:
+    """A model of len(formats) layers, each with its formats of V and down."""
+    rng = np.random.default_rng(seed + position)
+    shape = config.attention
+    heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
+    q_dim, kv_dim, hidden, ffn = heads * head_dim, kv_heads * head_dim, config.hidden, config.ffn
+    capacity = position + 3
+    weights, vectors = Arena(), Arena()
+    rope = rope_table(10000.0 ** (-np.arange(shape.rotary // 2) * 2 / shape.rotary), capacity)
+    caches = rng.normal(size=(2, len(formats), capacity, kv_dim)).astype(np.float16)
+    caches[:, :, position:] = np.nan
+    start = rng.normal(size=hidden).astype(np.float32)
+    x, layers, stored = start.astype(np.float64), [], caches.copy()
+    for n, (v_format, down_format) in enumerate(formats):
+        gains = 1 + 0.1 * rng.standard_normal((2, hidden)).astype(np.float32)
+        bias = rng.normal(size=q_dim + 2 * kv_dim).astype(np.float32)
+        if v_format == "Q4_K":
+            qkv = [matrix(weights, rng, "Q4_K", q_dim + 2 * kv_dim, hidden, 2.0)]
+        else:
+            qkv = [
+                matrix(weights, rng, "Q4_K", q_dim + kv_dim, hidden, 2.0),
+                matrix(weights, rng, v_format, kv_dim, hidden, 2.0),
+            ]
+        o = matrix(weights, rng, "Q4_K", hidden, q_dim)
+        gate_up = matrix(weights, rng, "Q4_K", 2 * ffn, hidden)
+        down = matrix(weights, rng, down_format, hidden, ffn)
+        normed = quantized(reference.rmsnorm(x, gains[0], EPS)[1])
+        row = np.concatenate([part.values @ normed for part in qkv]) + (bias if shape.bias else 0)
+        q, k, v = (part.reshape(1, -1, head_dim) for part in np.split(row, [q_dim, q_dim + kv_dim]))
+        q, k = (reference.rope(part, [position], rope, shape.interleaved) for part in (q, k))
+        stored[0, n, position], stored[1, n, position] = k.reshape(-1), v.reshape(-1)
+        filled = [rows[n, : position + 1].reshape(-1, kv_heads, head_dim) for rows in stored]
+        x = x + o.values @ quantized(reference.attention(q, *filled, position).reshape(-1))
+        gate, up = np.split(gate_up.values @ quantized(reference.rmsnorm(x, gains[1], EPS)[1]), 2)
+        x = x + down.values @ quantized(reference.swiglu(gate, up))
+        layers.append(
+            Layer(
+                attn_norm=vectors.add(gains[0]), ffn_norm=vectors.add(gains[1]), bias=vectors.add(bias),
+                qkv=tuple(part.place for part in qkv), o=o.place, gate_up=gate_up.place, down=down.place,
+                keys=n * capacity * kv_dim * 2, values=n * capacity * kv_dim * 2,
+            )
+        )  # fmt: skip
+    gains = 1 + 0.1 * rng.standard_normal(hidden).astype(np.float32)
+    output = matrix(weights, rng, "Q6_K", vocab, hidden, 2.0)
+    logits = output.values @ quantized(reference.rmsnorm(x, gains, EPS)[1])
+    entries = model_schedule(layers, vectors.add(gains), output.place)
+    assert len(entries) == config.entries
+
+    def near(wanted: np.ndarray, limit: float = 0.02):
+        """Within so much relative RMS: an activation that is quantized from another f32 may round the other
+        way, by 1 / 127 of its run's largest."""
+
+        def check(got: np.ndarray) -> None:
+            error = np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2))
+            assert error < limit, error
+
+        return check
+
+    def cached(which: int):
+        def check(got: np.ndarray) -> None:
+            np.testing.assert_array_equal(got[:, :position], caches[which, :, :position])
+            near(stored[which, :, position].astype(np.float64))(got[:, position].astype(np.float64))
+            assert np.isnan(got[:, position + 1 :]).all()
+
+        return check
+
+    arguments = {
+        "schedule": table(entries),
+        "weights": weights.bytes(),
+        "vectors": vectors.bytes().view(np.float32),
+        "keys": caches[0],
+        "values": caches[1],
+        "x": start,
+        "qkv": poisoned(q_dim + 2 * kv_dim, np.float32),
+        "attended": poisoned(fine_record_bytes(q_dim), np.uint8),
+        "activated": poisoned(fine_record_bytes(ffn), np.uint8),
+        "logits": poisoned(vocab, np.float32),
+        "positions": np.array([position], np.int32),
+        "rope_table": rope,
+        "partial": poisoned(shape.partial_shape, np.float32),
+        "statistics": poisoned(shape.statistics_shape, np.float32),
+        "counters": np.zeros(config.groups, np.uint32),
+        "barriers": np.zeros(2, np.uint32),
+        "eps": EPS,
+        "scale": head_dim**-0.5,
+    }
+    checks = {
+        "x": near(x),
+        "logits": near(logits),
+        "keys": cached(0),
+        "values": cached(1),
+        "barriers": np.zeros(2, np.uint32),
+        "counters": np.zeros(config.groups, np.uint32),
+    }
+    return Case(decode_token(config), config.grid, arguments, checks, 1e-9, 0, f"position={position}")
