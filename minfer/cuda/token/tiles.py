@@ -1,0 +1,48 @@
+"""How a block's rows of a product are cut into tiles: 16 rows (8 of gate and 8 of up for gated activations) by a
+slice of their columns. Everyone in the block counts through the same tiles in the same order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from numba.cuda.types import int32, uint32
+
+from minfer.cuda import ptx
+from minfer.cuda.blocks import BLOCKS
+from minfer.cuda.gemv.fine import FINE_RUN
+from minfer.cuda.instruction import device_function
+from minfer.cuda.token.config import TILE_ROWS, TILE_UNITS
+from minfer.cuda.token.records import WEIGHTS
+from minfer.cuda.token.schedule import PAIRS, SIX_BIT
+
+Q4_BYTES, Q6_BYTES = (BLOCKS[format].row_bytes(WEIGHTS) for format in ("Q4_K", "Q6_K"))
+Q4_UNITS, Q6_UNITS = TILE_UNITS["Q4_K"], TILE_UNITS["Q6_K"]
+
+
+@device_function
+def block_rows(flags, rows, block, blocks):
+    """(first, last) output of a block; whole runs of gated activations."""
+    grain = int32(1)
+    if flags & PAIRS:
+        grain = int32(FINE_RUN)
+    grains = int32(ptx.udiv_u32(rows, grain))
+    first = int32(ptx.udiv_u32(block * grains, blocks)) * grain
+    return first, int32(ptx.udiv_u32((block + 1) * grains, blocks)) * grain
+
+
+@device_function
+def cut(flags, units):
+    """(outputs of a tile, bytes of a block of weights, slices of a row of `units` blocks)."""
+    each = int32(TILE_ROWS)
+    if flags & PAIRS:
+        each = int32(TILE_ROWS // 2)
+    if flags & SIX_BIT:
+        return each, int32(Q6_BYTES), int32(units + (Q6_UNITS - 1)) // int32(Q6_UNITS)
+    return each, int32(Q4_BYTES), int32(units + (Q4_UNITS - 1)) // int32(Q4_UNITS)
+
+
+@device_function
+def slice_of(units, slices, s):
+    """(first block of weights, number of them) of slice s."""
+    first = int32(ptx.udiv_u32(s * units, slices))
+    return first, int32(ptx.udiv_u32((s + 1) * units, slices)) - first
