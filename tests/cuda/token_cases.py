@@ -8,8 +8,8 @@ from gguf.quants import dequantize
 
 from minfer.cuda import reference
 from minfer.cuda.elementwise import rope_table
-from minfer.cuda.token.records import record_bytes
 from minfer.cuda.token import TokenConfig, decode_token
+from minfer.cuda.token.records import record_bytes
 from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
 from minfer.model.quants import pack
 from tests.cuda.parity import Case, poisoned

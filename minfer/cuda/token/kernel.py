@@ -13,12 +13,11 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.instruction import device_function, unrolled
+from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.signature import signature_of
 from minfer.cuda.token.attend import make_attend
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
-from minfer.cuda.token.dots import masks
 from minfer.cuda.token.multiply import make_multiply
 from minfer.cuda.token.records import make_copy, make_norm
 from minfer.cuda.token.ring import make_stream
@@ -88,8 +87,6 @@ def decode_token(config: TokenConfig) -> Kernel:
         state[0] = uint32(0)
         state[1] = uint32(0)
         state[2] = uint32(0)
-        mask = cuda.local.array(4, uint32)
-        masks(mask)
         target = uint32(0)
         for e in range(entries):
             at = table + uint32(e * ENTRY_BYTES)
@@ -119,7 +116,7 @@ def decode_token(config: TokenConfig) -> Kernel:
                         copy_activated(region, activated)
                     sync()
                 multiply(
-                    shared, region, flags, int32(w4), int32(w5) & 255, w0, state, mask, block, blocks, warp
+                    shared, region, flags, int32(w4), int32(w5) & 255, w0, state, block, blocks, warp
                 )
             if flags & ARRIVE:
                 target += uint32(blocks)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from numba import cuda
 from numba.cuda.types import int32, uint32
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
 from minfer.cuda.token.config import PITCH, SLOT_BYTES, TILE_ROWS, TokenConfig
-from minfer.cuda.token.dots import dots_q4_k, dots_q6_k
+from minfer.cuda.token.dots import dots_q4_k, dots_q6_k, masks
 from minfer.cuda.token.records import RECORD_BYTES
 from minfer.cuda.token.schedule import PAIRS, SIX_BIT
 from minfer.cuda.token.tiles import block_rows, cut, slice_of
@@ -18,7 +19,7 @@ NUMBER, PARITY, TURN = range(3)  # of a state: slot, its phase's parity, the war
 
 
 def make_multiply(config: TokenConfig) -> Callable:
-    """Device function (shared, region, flags, rows, units, matrix, state, mask, block, blocks, warp): this
+    """Device function (shared, region, flags, rows, units, matrix, state, block, blocks, warp): this
     warp's share of a product. `matrix` is the low word of its offset."""
     slots, warps = config.slots, config.warps
     full_at, done_at = 0, slots * 8
@@ -30,10 +31,12 @@ def make_multiply(config: TokenConfig) -> Callable:
         return uint32(matrix + uint32(int32(row * units + first_unit) * unit)) & uint32(15)
 
     @device_function
-    def multiply(shared, region, flags, rows, units, matrix, state, mask, block, blocks, warp):
+    def multiply(shared, region, flags, rows, units, matrix, state, block, blocks, warp):
+        mask = cuda.local.array(4, uint32)
+        masks(mask)
         lane = int32(ptx.lane_id())
         first, last = block_rows(flags, rows, block, blocks)
-        each, unit, slices = cut(flags, units)
+        each, unit, slices, share = cut(flags, units)
         for at in range(first, last, each):
             begin = int32(at)
             # Rows past the end are computed from the last one, and not used.
@@ -46,7 +49,7 @@ def make_multiply(config: TokenConfig) -> Callable:
             low_at = uint32(low_row * PITCH)
             high_at = uint32(high_row * PITCH)
             for s in range(slices):
-                first_unit, count = slice_of(units, slices, int32(s))
+                first_unit, count = slice_of(units, share, int32(s))
                 number = state[NUMBER]
                 ptx.mbarrier_wait(shared + uint32(full_at) + number * uint32(8), state[PARITY])
                 u = warp - int32(state[TURN])

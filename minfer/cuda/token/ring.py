@@ -60,8 +60,8 @@ def make_stream(config: TokenConfig) -> Callable:
             rows, shape, word, _ = ptx.ld_shared_v4_u32(at + uint32(16))
             flags = int32(word)
             units = int32(shape) & 255
-            each, unit, slices = cut(flags, units)
-            first_unit, count = slice_of(units, slices, cursor[SLICE])
+            each, unit, slices, share = cut(flags, units)
+            first_unit, count = slice_of(units, share, cursor[SLICE])
             lane = int32(ptx.lane_id())
             row = cursor[BEGIN] + lane
             inside = lane < TILE_ROWS and row < cursor[LAST]
@@ -121,13 +121,14 @@ def make_stream(config: TokenConfig) -> Callable:
         ptx.griddepcontrol_wait()
         number = uint32(0)
         parity = uint32(0)
+        freed = int32(-1)  # a slot to be filled again
         for e in range(entries):
             rows, shape, word, _ = ptx.ld_shared_v4_u32(table + uint32(e * ENTRY_BYTES + 16))
             flags = int32(word)
             if not flags & ATTENTION:
                 units = int32(shape) & 255
                 first, last = block_rows(flags, int32(rows), block, blocks)
-                each, _, slices = cut(flags, units)
+                each, _, slices, share = cut(flags, units)
                 y = logits
                 if flags & ADD:
                     y = x
@@ -140,14 +141,16 @@ def make_stream(config: TokenConfig) -> Callable:
                     if flags & ADD and writer:
                         total = ptx.ld_global_f32(y + uint64(row) * uint64(4))
                     for s in range(slices):
-                        _, count = slice_of(units, slices, int32(s))
-                        full = shared + uint32(full_at) + number * uint32(8)
+                        if freed >= 0:
+                            full = shared + uint32(full_at + freed * 8)
+                            slot = ring + uint32(freed * SLOT_BYTES)
+                            size = fetch(cursor, table, weights, slot, full, block, blocks)
+                            ptx.mbarrier_arrive_expect_tx(full, size)
+                        _, count = slice_of(units, share, int32(s))
                         ptx.mbarrier_wait(shared + uint32(done_at) + number * uint32(8), parity)
-                        slot = ring + number * uint32(SLOT_BYTES)
-                        size = fetch(cursor, table, weights, slot, full, block, blocks)
                         total += add_up(shared + uint32(partials_at) + number * uint32(partial_bytes), count)
                         ptx.syncwarp()
-                        ptx.mbarrier_arrive_expect_tx(full, size)
+                        freed = int32(number)
                         number += uint32(1)
                         if number == uint32(slots):
                             number = uint32(0)

@@ -3,9 +3,7 @@ slice of their columns. Everyone in the block counts through the same tiles in t
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from numba.cuda.types import int32, uint32
+from numba.cuda.types import int32
 
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS
@@ -32,17 +30,21 @@ def block_rows(flags, rows, block, blocks):
 
 @device_function
 def cut(flags, units):
-    """(outputs of a tile, bytes of a block of weights, slices of a row of `units` blocks)."""
+    """(outputs of a tile, bytes of a block of weights, slices of a row of `units` blocks, blocks of a slice)."""
     each = int32(TILE_ROWS)
     if flags & PAIRS:
         each = int32(TILE_ROWS // 2)
+    unit = int32(Q4_BYTES)
+    most = int32(Q4_UNITS)
     if flags & SIX_BIT:
-        return each, int32(Q6_BYTES), int32(units + (Q6_UNITS - 1)) // int32(Q6_UNITS)
-    return each, int32(Q4_BYTES), int32(units + (Q4_UNITS - 1)) // int32(Q4_UNITS)
+        unit = int32(Q6_BYTES)
+        most = int32(Q6_UNITS)
+    slices = int32(ptx.udiv_u32(units + most - 1, most))
+    return each, unit, slices, int32(ptx.udiv_u32(units + slices - 1, slices))
 
 
 @device_function
-def slice_of(units, slices, s):
-    """(first block of weights, number of them) of slice s."""
-    first = int32(ptx.udiv_u32(s * units, slices))
-    return first, int32(ptx.udiv_u32((s + 1) * units, slices)) - first
+def slice_of(units, share, s):
+    """(first block of weights, number of them) of slice s; the last one may have fewer than `share`."""
+    first = s * share
+    return first, int32(min(share, units - first))
