@@ -29,7 +29,7 @@ def small_share(run: ProbeRun, records: Sequence[Record] = ()) -> str:
     if not (noise or 0 <= foretold <= run.bar):
         return ""
     return (
-        f"The kernels go from {a:.2f} to {b:.2f} ms ({a / b - 1:+.0%}), {foretold:+.1%} of a prefill of "
+        f"The kernels go from {a:.2f} to {b:.2f} ms ({a / b - 1:+.0%}), {foretold:+.2%} of a prefill of "
         f"{prefill:.0f} ms here: {'inside the noise' if noise else f'under the bar of {run.bar:+.0%}'}."
     )
 

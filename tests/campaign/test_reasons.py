@@ -32,7 +32,8 @@ def run(kernels: tuple[float, float], prefill: tuple[float, float], verdict: str
 def test_a_small_share_explains_what_stays_under_the_bar():
     told = reasons.small_share(run((5.0, 3.0), (100.0, 98.0), "REVERTED"))
     assert told == (
-        "The kernels go from 5.00 to 3.00 ms (+67%), +2.0% of a prefill of 100 ms here: under the bar of +3%."
+        "The kernels go from 5.00 to 3.00 ms (+67%), +2.04% of a prefill of 100 ms here: under the bar of "
+        "+3%."
     )
     assert reasons.small_share(run((9.0, 3.0), (100.0, 98.0), "REVERTED")) == ""  # 6.4 % would have landed
     assert reasons.small_share(run((5.0, 3.0), (100.0, 98.0), "LANDED")) == ""

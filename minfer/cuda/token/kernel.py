@@ -115,9 +115,7 @@ def decode_token(config: TokenConfig) -> Kernel:
                     elif flags & ACTIVATED:
                         copy_activated(region, activated)
                     sync()
-                multiply(
-                    shared, region, flags, int32(w4), int32(w5) & 255, w0, state, block, blocks, warp
-                )
+                multiply(shared, region, flags, int32(w4), int32(w5) & 255, w0, state, block, blocks, warp)
             if flags & ARRIVE:
                 target += uint32(blocks)
 
