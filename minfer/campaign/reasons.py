@@ -34,6 +34,17 @@ def small_share(run: ProbeRun, records: Sequence[Record] = ()) -> str:
     )
 
 
+def only_bounded(run: ProbeRun, records: Sequence[Record] = ()) -> str:
+    """No whole prefill was timed, since no route of the engine takes the variant."""
+    if run.bound is None or run.verdict != "MEAS-ONLY":
+        return ""
+    a, b = run.kernel_ms()
+    return (
+        f"No route runs these kernels ({a / b - 1:+.0%}): {run.bound.bucket} has {run.bound.share:.1%} of the wall "
+        f"here, which bounds the gain."
+    )
+
+
 def same_blocks(run: ProbeRun, records: Sequence[Record] = ()) -> str:
     """What the variant costs in resident blocks on the seed's GPU, it does not cost here. Borne out by the
     driver's blocks an SM, and by the seed's GPU's limits for the same registers and shared memory."""
