@@ -30,7 +30,6 @@ __all__ = [
     "SCHEMA",
     "Bench",
     "GpuTests",
-    "Prefill",
     "ProbeRun",
     "Record",
     "RecordError",
@@ -84,25 +83,6 @@ class GpuTests(Record):
             alike = [known for known in self.measured if known.split(" ")[0] == name.split(" ")[0]]
             raise KeyError(f"{self.file} has no figure {name!r}; alike: {', '.join(alike) or 'none'}")
         return float(self.measured[name])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prefill(Record):
-    """One prefill variant: `ms` and `avg_ts` (tokens a second) of a prompt of `n_prompt` tokens."""
-
-    kind: ClassVar[str] = "prefill"
-
-    model: str
-    n_prompt: int
-    cuda: str
-    settings: dict[str, str]
-    ms: float
-    avg_ts: float
-
-    def check(self) -> None:
-        super().check()
-        checked_positive(self, "n_prompt", "ms", "avg_ts")
-        _agrees("avg_ts", self.avg_ts, self.n_prompt / self.ms * 1e3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,15 +174,23 @@ class Sweep(Measured):
         """The results by the variants' names."""
         return {result.settings["variant"]: result for result in self.results}
 
+    def variant(self, name: str) -> BenchResult:
+        """The result of a variant.
+
+        Raises:
+            RecordError: the sweep has no such variant.
+        """
+        if name not in self.variants:
+            raise RecordError(f"{self.file}: results: no variant {name}, only {', '.join(self.variants)}")
+        return self.variants[name]
+
     @property
     def stem(self) -> str:
         """The beginning of its file's name."""
         return f"sweep-{self.model}-{self.results[0].test}"
 
 
-KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (GpuTests, Bench, Sweep, Prefill, ProbeRun, Wall)
-}
+KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (GpuTests, Bench, Sweep, ProbeRun, Wall)}
 """Every kind of record by its name."""
 
 
