@@ -75,11 +75,10 @@ def _row(name: str, prefill: tuple[float, float], decode: tuple[float, float]) -
 
 def from_records(records: Sequence[Record], why: str = "") -> Speeds:
     """What the records hold of the H200. `why`: the reason that nothing is measured here."""
-    benches = routes(records)
-    origins = "; ".join(sorted({bench.origin for bench in benches.values()}))
-    return Speeds(
-        benches, newest_sweep(records), llamacpp(), DEVICES[DEVICE], False, f"From records: {origins}", why
-    )
+    benches, sweep = routes(records), newest_sweep(records)
+    used = [*benches.values(), *([] if sweep is None else [sweep])]
+    origins = "; ".join(sorted({record.origin for record in used}))
+    return Speeds(benches, sweep, llamacpp(), DEVICES[DEVICE], False, f"From records: {origins}", why)
 
 
 def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | None = None) -> Speeds:
