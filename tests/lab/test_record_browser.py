@@ -58,13 +58,13 @@ def test_what_there_is_not(runs):
         browser.browse(PROBES, runs, "h200", browser.ALL, "x")
 
 
-def test_a_run_in_full(runs):
+def test_a_run_in_full(runs, sound):
     found = browser.browse(PROBES, runs, "h200", browser.ALL, "ks64")
     assert found.run is runs[0]
     html = browser.browsed_html(found)
     for words in ("Seed: <b>REVERTED</b>", "Ours: <b>LANDED</b>", "Gates: parity passed", "Predicted:"):
         assert words in html
-    picture = browser.draw_run(found)
+    picture = sound(browser.draw_run(found))
     assert len(picture.rows) == 3 * 3 * 9 and {row["side"] for row in picture.rows} == {
         "baseline", "variant", "baseline again"
     }  # fmt: skip
@@ -77,8 +77,8 @@ def test_runs_without_samples(runs, name, words):
     assert browser.draw_run(found).rows == [] and browser.draw_run(found).png()
 
 
-def test_every_gain_with_its_verdict(runs):
-    rows = browser.draw_verdicts(PROBES, runs, "h200").rows
+def test_every_gain_with_its_verdict(runs, sound):
+    rows = sound(browser.draw_verdicts(PROBES, runs, "h200")).rows
     assert [(row["probe"], row["ours"], row["seed"]) for row in rows] == [
         ("ks64", "LANDED", "REVERTED"),
         ("tm256", "REVERTED", "REVERTED"),
