@@ -368,7 +368,7 @@ class MmqConfig:
     def checking(self) -> MmqConfig:
         """The same kernel writing its integer accumulators."""
         rescale = "magic" if self.variant == "folded" else "convert"
-        return replace(self, out="sums", minimum="fma", rescale=rescale)
+        return replace(self, out="sums", minimum="fma", rescale=rescale, min_blocks=None)
 
 
 def narrow(weight_type: str = "Q4_K", kd: int = 8) -> MmqConfig:
