@@ -8,10 +8,6 @@ from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 from tests.cuda.elementwise_cases import rmsnorm_case, swiglu_case
 from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case, restore_case
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runtime.available(), reason="no GPU"),
-]
 CONFIGS = [QuantizePad40Config(form) for form in FORMS]
 CONFIGS += [QuantizePad40Config(unroll=2), QuantizePad40Config(source="f16", unroll=2)]
 
