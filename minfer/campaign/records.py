@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+from minfer.campaign.against import Against
 from minfer.campaign.probe_record import ProbeRun
 from minfer.campaign.record import SCHEMA, Record, RecordError, Telemetry, checked_positive
 from minfer.campaign.schema import build, plain
@@ -28,6 +29,7 @@ __all__ = [
     "FOLDER",
     "KINDS",
     "SCHEMA",
+    "Against",
     "Bench",
     "GpuTests",
     "Prefill",
@@ -201,7 +203,7 @@ class Sweep(Measured):
 
 
 KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (GpuTests, Bench, Sweep, Prefill, ProbeRun, Wall)
+    kind.kind: kind for kind in (GpuTests, Bench, Sweep, Prefill, ProbeRun, Wall, Against)
 }
 """Every kind of record by its name."""
 

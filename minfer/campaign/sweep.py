@@ -97,17 +97,17 @@ def measure(
     readings: list[list[dict[str, float]]] = [[] for _ in running]
     for turn in range(repetitions):
         for place in np.random.default_rng(turn).permutation(len(running)):
-            session = running[place][1]
+            variant, session, wanted = running[place]
             time.sleep(REST_S)
             start = time.perf_counter_ns()
-            prefill(session, ids)
+            logits = prefill(session, ids)
             samples[place].append(time.perf_counter_ns() - start)
             readings[place].append(session.backend.sensors())
             watch.look()
+            if not np.array_equal(logits, wanted):
+                raise EngineError(f"{variant.name}: the logits changed while they were timed")
     results = []
-    for (variant, session, logits), times, seen in zip(running, samples, readings, strict=True):
-        if not np.array_equal(prefill(session, ids), logits):
-            raise EngineError(f"{variant.name}: the logits changed while they were timed")
+    for (variant, session, _), times, seen in zip(running, samples, readings, strict=True):
         found = result_of("pp", tokens, times, session, readings=seen)
         named = {"variant": variant.name, "changes": variant.changes}
         results.append(replace(found, settings=named | found.settings))

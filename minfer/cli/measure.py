@@ -74,7 +74,13 @@ def bench(
     ] = None,
     kv_type: KVTypeOption = KVType.f16,
     backend: BackendOption = Backend.auto,
-    route: RouteOption = "auto",
+    route: Annotated[
+        str,
+        typer.Option(
+            "--route",
+            help="As for `run`; or several, separated by commas: each in turn on one copy of the weights.",
+        ),
+    ] = "auto",
     weights: WeightsOption = Weights.auto,
     record: Annotated[bool, typer.Option(help="Keep a record (of a GPU's speeds).")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the record [default: data/records].")] = None,
@@ -101,36 +107,53 @@ def bench(
             raise typer.BadParameter("--variant measures one prompt: give -p once, above 0")
         _bench_variants(model, variant, (prompt or [2048])[0], repetitions, keep, out, as_json)
         return
-    from minfer.engine.backend import choose_backend
-    from minfer.engine.bench import bench as measure
-    from minfer.model.model import Model
+    tests = {
+        "prompts": [512] if prompt is None else prompt,
+        "generations": [128] if generate is None else generate,
+        "repetitions": repetitions,
+        "sustained": sustained,
+        "on_sample": _progress if sys.stderr.isatty() else None,
+    }
+    why = ""
+    if "," in route:
+        if (backend, weights, kv_type) != ("auto", "auto", "f16"):
+            raise typer.BadParameter("several routes: leave out --backend, --weights and --kv-type")
+        from minfer.campaign.route_benches import bench_routes
 
-    loaded = Model.load(model)
-    chosen, why = choose_backend(backend.value, route, weights.value)
-    if keep and chosen.name != "cuda":
-        raise typer.BadParameter(f"records are of a GPU's speeds: leave out --record and --out ({why})")
-    results = measure(
-        loaded,
-        chosen,
-        prompts=[512] if prompt is None else prompt,
-        generations=[128] if generate is None else generate,
-        repetitions=repetitions,
-        kv_dtype=kv_type.value,
-        sustained=sustained,
-        on_sample=_progress if sys.stderr.isatty() else None,
-    )
-    if as_json:
-        print_json([result.as_dict() for result in results])
+        runs = bench_routes(model, route.split(","), **tests, say=_tell)
     else:
-        for result in results:
-            print(_line(result.test, result))
-    if keep:
-        from minfer.campaign.environment import stamps
-        from minfer.campaign.records import Bench
+        from minfer.engine.backend import choose_backend
+        from minfer.engine.bench import bench as measure
+        from minfer.model.model import Model
 
-        command = _command(results, route=route, weights=weights.value, sustained=sustained)
-        _keep(Bench(**stamps(chosen.device.gpu), command=command, results=results), out)
-    print(why, file=sys.stderr)
+        loaded = Model.load(model)
+        chosen, why = choose_backend(backend.value, route, weights.value)
+        if keep and chosen.name != "cuda":
+            raise typer.BadParameter(f"records are of a GPU's speeds: leave out --record and --out ({why})")
+        runs = [measure(loaded, chosen, **tests, kv_dtype=kv_type.value)]
+    found = []
+    for results in runs:
+        found += results
+        if not as_json:
+            _print_results(results, "," in route)
+        if keep:
+            from minfer.campaign.environment import stamps
+            from minfer.campaign.records import Bench
+            from minfer.cuda.runtime import device
+
+            command = _command(results, route=route, weights=weights.value, sustained=sustained)
+            _keep(Bench(**stamps(device()), command=command, results=results), out)
+    if as_json:
+        print_json([result.as_dict() for result in found])
+    elif why:
+        _tell(why)
+
+
+def _print_results(results: list[BenchResult], named: bool) -> None:
+    """A line a test; named: each with its route."""
+    for result in results:
+        name = f"{result.settings['route']:<13} {result.test}" if named else result.test
+        print(_line(name, result, 22 if named else 8), flush=True)
 
 
 def _bench_variants(

@@ -64,6 +64,13 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=str(error)))
 
 
+@pytest.fixture
+def hopper():
+    """Skips the test where the GPU is not Hopper's."""
+    if device().arch != "sm_90a":
+        pytest.skip(f"needs sm_90a (wgmma, TMA); this is {device().arch}")
+
+
 # ---- in a child: report every test as it ends, stop when the context is useless
 
 
