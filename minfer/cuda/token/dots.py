@@ -1,13 +1,13 @@
 """Sixteen rows of one block of 256 quantized weights times a record of activations, by integer mma.
 
-A dot product needs one column of an mma's eight. The columns serve as places instead: run r of 16 activations
-stands in a column of its own, zero elsewhere, so that the sums of all 16 runs, which have scales of their own,
-come out apart: 2 fragments of 8 columns. Each lane (g, t) = (lane / 4, lane % 4) then has two rows (g and g + 8)
-and four runs (8 h + 2 t, + 1): one 32-weight sub-block of each half of the block. Which of a sub-block's weights
-an mma calls k is free: lane t takes bytes 8 t ... 8 t + 7 as they lie.
+A dot product needs one column of an mma's eight. The columns serve as places instead: each run of 16
+activations stands in a column of its own, zero elsewhere, so that the sums of all 16 runs, which have scales
+of their own, come out apart: 2 fragments of 8 columns. Each lane (g, t) = (lane / 4, lane % 4) then has two
+rows (g and g + 8) and four runs (8 h + 2 t, + 1): one 32-weight sub-block of each half h of the block. Which
+of a sub-block's weights an mma calls k is free: lane t takes bytes 8 t ... 8 t + 7 as they lie.
 
-Accumulators start at 1.5 * 2**23 as a bit pattern: as long as sums stay below 2**22 they are floats whenever one
-looks at them, without a conversion (a quarter of the rate).
+Accumulators start at 1.5 * 2**23 as a bit pattern: as long as sums stay below 2**22, they are floats
+whenever one looks at them, without a conversion.
 """
 
 from __future__ import annotations

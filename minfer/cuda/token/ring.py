@@ -1,8 +1,8 @@
 """The stream of weights, and what becomes of the tiles: one warp's work.
 
-Weights depend on nothing, so that the next tile is asked for as soon as a slot is free, whatever phase it belongs
-to: while blocks wait for each other, and while they attend, the ring fills with the weights of the phases to
-come. The same warp adds up what the others have made of a tile, and writes the outputs.
+Weights depend on nothing, so that the next tile is asked for as soon as a slot is free, whatever phase it
+belongs to: while blocks wait for each other, and while they attend, the ring fills with the weights of the
+phases to come. The same warp adds up what the others have made of a tile, and writes the outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ ENTRY, BEGIN, LAST, SLICE = range(
 
 
 def make_stream(config: TokenConfig) -> Callable:
-    """Device function (shared, table, weights, x, qkv, activated, logits, barriers, block, blocks) of one warp."""
+    """Device function (shared, table, weights, x, qkv, activated, logits, barriers, block, blocks), for one
+    warp. The first two are shared addresses, block and blocks numbers, the others global addresses."""
     entries, slots = config.entries, config.slots
     outputs = config.outputs
     full_at, done_at = 0, slots * 8
@@ -50,8 +51,8 @@ def make_stream(config: TokenConfig) -> Callable:
 
     @device_function
     def fetch(cursor, table, weights, slot, barrier, block, blocks):
-        """Start the copies of the cursor's tile, a row a lane, and go on to the next; the bytes that this lane
-        has asked for."""
+        """Start the copies of the cursor's tile, a row a lane, and go on to the next tile. Returns the bytes
+        that this lane has asked for."""
         seek(cursor, table, block, blocks)
         size = uint32(0)
         if cursor[ENTRY] < entries:

@@ -1,5 +1,5 @@
-"""How a block's rows of a product are cut into tiles: 16 rows (8 of gate and 8 of up for gated activations) by a
-slice of their columns. Everyone in the block counts through the same tiles in the same order."""
+"""How a block's rows of a product are cut into tiles: 16 rows (8 of gate and 8 of up for gated activations)
+by a slice of their columns. Everyone in the block counts through the same tiles in the same order."""
 
 from __future__ import annotations
 
