@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
+from minfer.campaign.record import Record, checked_positive
 from minfer.engine.errors import EngineError
 
 SHAPES = {"q+k+v": (4608, 3584), "o": (3584, 3584), "gate+up": (37888, 3584), "down": (3584, 18944)}
@@ -34,6 +35,7 @@ class Comparison:
     Attributes:
         product: its name. nt, od, depth: sizes. config: our kernel's.
         ours_us, theirs_us: medians, microseconds. regime: "burst" or "sustained".
+        ours_mhz, theirs_mhz: medians of NVML's SM clock while it ran, None: it does not tell.
     """
 
     product: str
@@ -44,6 +46,15 @@ class Comparison:
     ours_us: float
     theirs_us: float
     regime: str
+    ours_mhz: float | None = None
+    theirs_mhz: float | None = None
+
+    @property
+    def cycles(self) -> tuple[float, float] | None:
+        """Clock cycles of a launch: (ours, cuBLAS's)."""
+        if self.ours_mhz is None or self.theirs_mhz is None:
+            return None
+        return self.ours_us * self.ours_mhz, self.theirs_us * self.theirs_mhz
 
     @property
     def ratio(self) -> float:
@@ -59,11 +70,50 @@ class Comparison:
     def __str__(self) -> str:
         ours, theirs = self.tflops
         what = f"{self.product:<8} {self.nt:>5} tokens {self.regime:<9}"
-        return f"{what} {ours:6.0f} TFLOPS, cuBLAS {theirs:4.0f}: {self.ratio:.3f}  ({self.config})"
+        text = f"{what} {ours:6.0f} TFLOPS, cuBLAS {theirs:4.0f}: {self.ratio:.3f}  ({self.config})"
+        if self.cycles is not None:
+            clocks = f"{self.ours_mhz:.0f} and {self.theirs_mhz:.0f} MHz"
+            text += f"  {self.cycles[0] / 1e3:.1f} and {self.cycles[1] / 1e3:.1f} kilocycles at {clocks}"
+        return text
 
     def as_dict(self) -> dict:
         """The fields and the ratio, ready for JSON."""
         return asdict(self) | {"ratio": self.ratio}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against(Record):
+    """Our products beside another library's, interleaved in one process; `command` is its command line.
+
+    Attributes:
+        library: whose, with its version.
+    """
+
+    kind: ClassVar[str] = "against"
+
+    command: str
+    library: str
+    results: list[Comparison]
+
+    def check(self) -> None:
+        super().check()
+        if len({result.regime for result in self.results}) != 1:
+            raise ValueError("results: a list of at least one product is needed, all of one regime")
+        for place, result in enumerate(self.results):
+            try:
+                checked_positive(result, "nt", "od", "depth", "ours_us", "theirs_us")
+            except ValueError as error:
+                raise ValueError(f"results[{place}].{error}") from None
+
+    @property
+    def regime(self) -> str:
+        """ "burst" or "sustained"."""
+        return self.results[0].regime
+
+    @property
+    def stem(self) -> str:
+        """The beginning of its file's name."""
+        return f"against-cublas-{self.regime}"
 
 
 def geometric_mean(rows: Sequence[Comparison]) -> float:
@@ -121,8 +171,10 @@ def _torch() -> Any:
 def _compare(torch: Any, name: str, nt: int, od: int, depth: int, rounds: int, soak: float) -> Comparison:
     from minfer.cuda import runtime
     from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
+    from minfer.cuda.runtime.sensors import read_sensors
 
-    sms = runtime.device().sms
+    device = runtime.device()
+    sms = device.sms
     config = choose(nt, od, depth, sms)
     loaded = runtime.load(make_gemm_hopper(config))
     a = torch.randn(nt, depth, device="cuda", dtype=torch.float16)
@@ -158,11 +210,14 @@ def _compare(torch: Any, name: str, nt: int, od: int, depth: int, rounds: int, s
             for i in range(count):
                 calls[side][i % len(weights)]()
 
+    clocks: dict[str, list[float]] = {side: [] for side in calls}
+
     def replay(side: str) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graphs[side].replay()
         end.record()
+        clocks[side].append(read_sensors(device).get("sm_mhz", 0.0))
         end.synchronize()
         return start.elapsed_time(end) / count * 1e3
 
@@ -172,6 +227,7 @@ def _compare(torch: Any, name: str, nt: int, od: int, depth: int, rounds: int, s
         replay("ours"), replay("theirs")
     for side in calls:
         replay(side)
+        clocks[side].clear()
     for _ in range(rounds):
         for side in random.sample(list(calls), len(calls)):
             if soak:
@@ -181,5 +237,15 @@ def _compare(torch: Any, name: str, nt: int, od: int, depth: int, rounds: int, s
             times[side].append(replay(side))
     for side in calls:
         check(side)
-    ours, theirs = (statistics.median(times[side]) for side in ("ours", "theirs"))
-    return Comparison(name, nt, od, depth, str(config), ours, theirs, "sustained" if soak else "burst")
+    medians = [statistics.median(found[side]) for found in (times, clocks) for side in ("ours", "theirs")]
+    ours, theirs, *mhz = medians
+    seen = [clock or None for clock in mhz]
+    return Comparison(name, nt, od, depth, str(config), ours, theirs, "sustained" if soak else "burst", *seen)
+
+
+def library() -> str:
+    """The other side: torch's version and cuBLAS's.
+
+    Raises EngineError as `compare_products` does."""
+    torch = _torch()
+    return f"torch {torch.__version__}, CUDA {torch.version.cuda}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -14,14 +15,14 @@ from minfer.campaign.launch_times import GRAPHS, Pass, class_graphs, timer
 from minfer.campaign.observe import ObservedRuntime, observing
 from minfer.campaign.prefills import REST_S, SharedModel
 from minfer.campaign.telemetry import Watch, reader_of
-from minfer.campaign.wall_record import CONSERVATION, Wall
+from minfer.campaign.wall_record import Wall
 from minfer.engine.cuda.devices import GpuDevice
-from minfer.engine.cuda.routes import Route, choose_route
+from minfer.engine.cuda.routes import ROUTES, Route, choose_route
 from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 
 ObservingGpu = observing(GpuDevice)
-PASSES = 5
+PASSES = 4
 DECODE_CONTEXT = 128
 NOTES = (
     "q, k and v are one product; in the last layer its k and v take all tokens and its q the last one",
@@ -102,33 +103,42 @@ def decompose(
         notes=[*NOTES, *([f"not by CUPTI: {why}"] if why else [])],
     )
     say(summary(wall))
-    if abs(wall.conservation) > CONSERVATION:
+    try:
+        wall.check()
+    except ValueError as error:
+        took = statistics.median(one.total for one in observed)
         raise EngineError(
-            f"{phase} {route.name}: buckets and gaps are {wall.charged_ms:.3f} ms, the wall clock "
-            f"{wall.ms:.3f} ms: {wall.conservation:+.1%}, allowed {CONSERVATION:.0%}; observed passes took "
-            f"{statistics.median(one.total for one in observed):.3f} ms: nothing is recorded"
-        )
+            f"{error}; observed passes took {took:.3f} ms, the wall clock's samples "
+            f"{min(walls):.3f} to {max(walls):.3f} ms: nothing is recorded"
+        ) from None
     return wall
 
 
-def usual_routes(arch: str) -> list[Route]:
-    """Those whose prefill is taken apart: f16, Hopper's f16, raw quantized bytes, and those at their best."""
-    names = ["f16", *(["f16-wgmma"] if arch == "sm_90a" else []), "mmq_raw", "mmq_fast"]
-    return [choose_route(name, arch, {}) for name in names]
+def prefill_routes(arch: str) -> list[Route]:
+    """Every route of an architecture."""
+    found = []
+    for name in ROUTES[1:]:  # "auto" is one of the others
+        with contextlib.suppress(EngineError):  # a route of another architecture
+            found.append(choose_route(name, arch, {}))
+    return found
 
 
-def decompose_all(shared: SharedModel, tokens: int, say: Callable[[str], None]) -> list[Wall]:
-    """The prefill of the usual routes, and a decode; those that fail say why."""
-    routes = usual_routes(shared.device.arch)
+def decompose_all(
+    shared: SharedModel, tokens: int, say: Callable[[str], None]
+) -> tuple[list[Wall], dict[str, str]]:
+    """The prefill of every route, and a decode: the walls, and why others were not taken apart, by
+    "<phase> <route>"."""
+    routes = prefill_routes(shared.device.arch)
     wanted = [(route, "prefill", tokens, 0) for route in routes]
     wanted.append((routes[0], "decode", 1, DECODE_CONTEXT))
-    found = []
+    found, failed = [], {}
     for route, phase, count, context in wanted:
         try:
             found.append(decompose(shared, route, phase, tokens=count, context=context, say=say))
-        except (EngineError, InputError, RuntimeError) as error:
+        except (EngineError, InputError, RuntimeError, MemoryError) as error:
+            failed[f"{phase} {route.name}"] = f"{type(error).__name__}: {error}"
             say(f"{phase} {route.name}: not recorded: {error}")
-    return found
+    return found, failed
 
 
 def summary(wall: Wall) -> str:

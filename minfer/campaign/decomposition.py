@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from minfer.campaign.observe import PRODUCTS, Observed
+from minfer.campaign.observe import INT8_KERNELS, PRODUCTS, Observed
 from minfer.campaign.wall_record import Bucket, Wall
 
 GAP = "host gap"
@@ -67,6 +67,7 @@ def _bucket(name: str, members: Sequence[tuple[Observed, float]]) -> Bucket:
         ms=math.fsum(kernels.values()),
         launches=len(members),
         gmac=gmac,
+        int8_gmac=math.fsum(launch.gmac for launch, _ in members if launch.kernel.name in INT8_KERNELS),
         nbytes=math.fsum(launch.nbytes for launch, _ in members),
         weight_bits=weighted / gmac if gmac else 0.0,
         kernels=kernels,
@@ -77,10 +78,11 @@ def rows(wall: Wall) -> list[dict]:
     """The decomposition as a table, largest bucket first, the gap last.
 
     Each row: bucket, ms, share (of the wall clock), launches, GMAC, us/GMAC, TFLOPS, GB/s, memory SOL and
-    compute SOL (shares of what the device reaches), if free (tokens a second without the bucket), gain.
+    compute SOL (shares of what the device reaches: memory as measured, tensor cores as specified for f16 or
+    int8, whichever a product takes), if free (tokens a second without the bucket), gain.
     A quantity that a bucket does not have is None.
     """
-    copy, tensor = wall.ceilings.get("copy_gb_s"), wall.ceilings.get("f16_tops")
+    copy = wall.ceilings.get("copy_gb_s")
     made = []
     for bucket in sorted(wall.buckets, key=lambda bucket: -bucket.ms):
         seconds = bucket.ms / 1e3
@@ -97,13 +99,25 @@ def rows(wall: Wall) -> list[dict]:
                 "TFLOPS": tflops,
                 "GB/s": rate,
                 "memory SOL": rate / copy if rate and copy else None,
-                "compute SOL": tflops / tensor if tflops and tensor else None,
+                "compute SOL": _compute_sol(wall, bucket),
             }
             | _free(wall, bucket.ms)
         )
     gap = {"bucket": GAP, "ms": wall.gap_ms, "share": wall.gap_ms / wall.ms, "launches": 0}
     empty = dict.fromkeys(("GMAC", "us/GMAC", "TFLOPS", "GB/s", "memory SOL", "compute SOL"))
     return [*made, gap | empty | _free(wall, wall.gap_ms)]
+
+
+def _compute_sol(wall: Wall, bucket: Bucket) -> float | None:
+    """What the tensor cores take at their rates, over the bucket's time; None: unknown, or no products."""
+    ms = 0.0
+    for dtype, gmac in (("f16", bucket.gmac - bucket.int8_gmac), ("int8", bucket.int8_gmac)):
+        if gmac > 0:
+            tops = wall.ceilings.get(f"{dtype}_tops")
+            if tops is None:
+                return None
+            ms += 2 * gmac / tops
+    return ms / bucket.ms if ms and bucket.ms else None
 
 
 def _free(wall: Wall, ms: float) -> dict:

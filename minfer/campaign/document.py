@@ -10,7 +10,7 @@ from minfer.arithmetic.reference import figure
 from minfer.campaign.decomposition import byte_width_rows, products_us_per_gmac, rows, seed_classes, what_if
 from minfer.campaign.discovery import shipped
 from minfer.campaign.probe import Probe
-from minfer.campaign.records import ProbeRun, Record, Wall
+from minfer.campaign.records import ProbeRun, Record, RecordError, Wall
 from minfer.campaign.table import probe_rows
 
 SHARES = {
@@ -105,12 +105,12 @@ def campaign_table(
             continue
         origins.add(run["origin"])
         gain = "-" if run["gain"] is None else f"{run['gain']:+.1%}"
-        if run["source"].startswith("kernels"):
-            gain += " *"
+        if run["most"] is not None:
+            gain = f"{run['most']:+.1%} *"
         kernels = "-" if run["kernels"] is None else f"{run['kernels']:+.1%}"
         why = run["reason"]
         if not why and row["seed verdict"] not in ("", run["verdict"]):
-            why = f"not quiet: {'; '.join(run['unquiet'])}" if run["unquiet"] else run["mechanism"]
+            why = f"not quiet: {'; '.join(run['unquiet'])}" if run["unquiet"] else "not determined"
         made.append(
             (
                 f"`{row['probe']}`",
@@ -123,8 +123,9 @@ def campaign_table(
             )
         )
     note = (
-        "Gain: tokens a second of the whole prefill; `*`: from the kernels' own gain over the wall "
-        "decomposition, where no route of the engine has the variant. Kernels: the changed kernels alone."
+        "Gain: tokens a second of the whole prefill, measured; `*`: no route of the engine has the variant, "
+        "and this is an upper bound: all of its class of work on the wall, gaining as these kernels do. "
+        "Kernels: the changed kernels alone."
     )
     if origins:
         note += f"\nMeasured on {'; '.join(sorted(origins))}."
@@ -163,9 +164,11 @@ def wall_table(wall: Wall) -> Table:
     ]
     note = (
         f"Wall clock {wall.ms:.3f} ms, {wall.tok_s:,.0f} tokens a second; buckets and gaps add up to "
-        f"{wall.conservation:+.2%} of it. {wall.source}. SOL: share of what memory was measured to copy, "
-        f"and of the tensor cores' specified f16 rate. {'. '.join(wall.notes)}. {wall.origin}."
+        f"{wall.conservation:+.2%} of it. {wall.source}. SOL: share of what memory was measured to copy, and "
+        f"of the tensor cores' specified rate, f16 or int8. {'. '.join(wall.notes)}. {wall.origin}."
     )
+    if disturbed := wall.unquiet():
+        note += f" Not quiet: {'; '.join(disturbed)}."
     what = f"{wall.tokens} tokens" if wall.phase == "prefill" else f"one token after {wall.context}"
     return Table(f"Wall of a {wall.phase}, route {wall.route}, {what}", ("bucket", *formats), made, note)
 
@@ -219,7 +222,15 @@ def target_table(walls: Sequence[Wall]) -> Table:
 
 
 def document(records: Sequence[Record], device: str = "h200") -> list[Table]:
-    """Every table that the records of a device give."""
+    """Every table that the records of a device give.
+
+    Raises:
+        RecordError: they have no probe and no wall of this device.
+    """
+    known = {record.device_key or record.device for record in records if isinstance(record, ProbeRun | Wall)}
+    if device not in known:
+        there = ", ".join(sorted(known)) or "no device"
+        raise RecordError(f"no probe and no wall of {device} is recorded; there are records of {there}")
     tables = [campaign_table(records, device)]
     walls = newest_walls(records, device)
     if walls:

@@ -28,6 +28,8 @@ TAIL = "tail"
 ROLES = {"qkv": "q+k+v", "q": "q+k+v", "kv": "q+k+v", "o": "o", "gate_up": "gate+up", "down": "down"}
 F16_WEIGHTS = ("gemm_f16", "gemm_hopper")
 """Kernels that read a matrix's f16 copy; all others read its blocks."""
+INT8_KERNELS = ("mmq", "w4a8")
+"""Kernels whose tensor cores multiply int8; those of all others multiply f16."""
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,19 @@ def routes_of(probes: Iterable[Probe], arch: str) -> list[Route]:
 
 
 def route_kernels(
-    model: Model, route: Route, prompts: Sequence[int], arch: str = "sm_90a", sms: int = 132
+    model: Model,
+    route: Route,
+    prompts: Sequence[int],
+    arch: str = "sm_90a",
+    sms: int = 132,
+    weights: str = "auto",
 ) -> list[Kernel]:
-    """The kernels that load a model, prefill prompts of these lengths and decode; nothing runs."""
+    """The kernels that load a model, prefill prompts of these lengths and decode; nothing runs. weights: as
+    `CudaBackend` takes it."""
     chunk = max(prompts)
     device = DryDevice(arch, sms)
-    runtime = CudaRuntime(model, device, route, CudaBackend(route, device).plan(model, chunk, chunk))
+    plan = CudaBackend(route, device, weights=weights).plan(model, chunk, chunk)
+    runtime = CudaRuntime(model, device, route, plan)
     buffers = Buffers.allocate(runtime, model.config, chunk, 1)
     for n in (*prompts, 1):
         runtime.set_tokens([0] * n, 0)

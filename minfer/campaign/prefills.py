@@ -28,38 +28,51 @@ class SharedModel:
     """A model on a GPU. Sessions of different routes share its weights: blocks, and f16 copies.
 
     Args:
-        path: a GGUF file, or the name of a pulled model. n_ctx: most tokens of a prompt.
-        tell: gets the backend's lines (memory, compiling).
+        path: a GGUF file, or the name of a pulled model. n_ctx: most tokens of a context.
+        tell: gets the backend's lines (memory, compiling). chunk: most tokens of a pass, None: `n_ctx`.
     """
 
     def __init__(
-        self, path: str | Path, device: GpuDevice, n_ctx: int = 2048, tell: Callable[[str], None] = print
+        self,
+        path: str | Path,
+        device: GpuDevice,
+        n_ctx: int = 2048,
+        tell: Callable[[str], None] = print,
+        chunk: int | None = None,
     ) -> None:
         self.model = Model.load(str(path))
         self.name = self.model.file.paths[0].name
         self.device, self.n_ctx, self.tell = device, min(n_ctx, self.model.config.context_length), tell
+        self.chunk = chunk or self.n_ctx
         self.loaded: Any = None
-        self._sessions: dict[tuple[Route, int], Session] = {}
+        self._sessions: dict[tuple[Route, str, int], Session] = {}
 
-    def session(self, route: Route, device: GpuDevice | None = None, wrap: Wrap | None = None) -> Session:
+    def session(
+        self,
+        route: Route,
+        device: GpuDevice | None = None,
+        wrap: Wrap | None = None,
+        weights: str = "auto",
+    ) -> Session:
         """A session on a route, made when it is first asked for.
 
         Args:
             device: another one on the same GPU, with `wrap`: what to put around its runtimes.
+            weights: as `CudaBackend` takes it.
         """
-        if self.loaded is None and route.reads_blocks:
+        if self.loaded is None and (route.reads_blocks or weights != "auto"):
             self.session(choose_route("f16", self.device.arch, {}))  # with the copies that other routes read
         where = self.device if device is None else device
-        key = route, id(where)
+        key = route, weights, id(where)
         if key not in self._sessions:
-            backend = _Sharing(route, where, self, wrap)
-            made = Session(self.model, backend, self.n_ctx, chunk=self.n_ctx)
+            backend = _Sharing(route, where, self, wrap, weights)
+            made = Session(self.model, backend, self.n_ctx, chunk=self.chunk)
             self._sessions[key] = made
         return self._sessions[key]
 
     def forget(self, device: GpuDevice) -> None:
         """Let go of the sessions on a device."""
-        for key in [key for key in self._sessions if key[1] == id(device)]:
+        for key in [key for key in self._sessions if key[2] == id(device)]:
             del self._sessions[key]
 
     def prompt(self, tokens: int, seed: int = 0) -> np.ndarray:
@@ -70,13 +83,15 @@ class SharedModel:
 class _Sharing(CudaBackend):
     """The cuda backend on weights that are loaded once."""
 
-    def __init__(self, route: Route, device: GpuDevice, shared: SharedModel, wrap: Wrap | None) -> None:
-        super().__init__(route, device, on_plan=shared.tell)
+    def __init__(
+        self, route: Route, device: GpuDevice, shared: SharedModel, wrap: Wrap | None, weights: str
+    ) -> None:
+        super().__init__(route, device, on_plan=shared.tell, weights=weights)
         self._shared, self._wrap = shared, wrap
 
     def open(self, model: Model, n_ctx: int, kv_dtype: str, chunk: int, progress: Any = None) -> Any:
         """See Backend.open. Kernels are not compiled ahead: see `minfer.campaign.precompile`."""
-        plan = self.plan(model, n_ctx, chunk)
+        plan = self._plan = self.plan(model, n_ctx, chunk)
         loaded, tell = self._shared.loaded, self._shared.tell
         made = CudaRuntime(model, self.device, self.route, plan, progress, tell, loaded)
         if loaded is None:
@@ -96,25 +111,25 @@ class Prefills:
     def logits(self, tokens: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """The last token's logits of one random prompt, on both routes."""
         ids = self.shared.prompt(tokens, seed)
-        a, b = (_prefill(session, ids) for session in self.sessions)
+        a, b = (prefill(session, ids) for session in self.sessions)
         return a, b
 
     def compare(self, rounds: int, watch: Watch) -> Comparison:
         """Time a prefill by the host's clock, from the tokens to the last one's logits."""
         ids = self.shared.prompt(self.tokens)
-        before = [_prefill(session, ids) for session in self.sessions]
+        before = [prefill(session, ids) for session in self.sessions]
 
         def once(which: int) -> float:
             time.sleep(REST_S)
             start = time.perf_counter()
-            _prefill(self.sessions[which % 2], ids)
+            prefill(self.sessions[which % 2], ids)
             took = (time.perf_counter() - start) * 1e3
             watch.look()
             return took
 
         samples = interleave(once, rounds, warm_up=1)
         for session, wanted, route in zip(self.sessions, before, self.routes, strict=True):
-            if not np.array_equal(_prefill(session, ids), wanted):
+            if not np.array_equal(prefill(session, ids), wanted):
                 raise RuntimeError(f"route {route.name}: the logits changed while they were timed")
         error = float(abs(before[0] - before[1]).max() / before[0].std())
         return Comparison.of(
@@ -123,6 +138,7 @@ class Prefills:
         )  # fmt: skip
 
 
-def _prefill(session: Session, ids: np.ndarray) -> np.ndarray:
+def prefill(session: Session, ids: np.ndarray) -> np.ndarray:
+    """The last token's logits of a prompt, from an empty context."""
     session.reset()
     return session.forward(ids)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from minfer.campaign.gates import DEFAULT_GATES, Gate
 from minfer.campaign.seeds import SeedVerdict, verdicts
 from minfer.campaign.workload import Workload
+
+if TYPE_CHECKING:
+    from minfer.campaign.probe_record import ProbeRun
+    from minfer.campaign.record import Record
 
 BAR = 0.03
 """The gain of the wall clock that a probe must reach to land (seed 002)."""
@@ -48,8 +51,9 @@ class Probe:
         labels: what to call them, (baseline, variant).
         gates: what must hold before anything is timed.
         bar: the gain of the wall clock that lands it.
-        mechanism, retry: why it turned out as measured, and when to measure again; "" before a first run.
-        reasons: why a verdict differs from the seed's, by device key.
+        mechanism, retry: why it turned out as it did for the seed, and when to measure again.
+        reason: explains a verdict that is not the seed's: given the run and the records beside it, a sentence
+            with what was measured, "" where that does not bear the explanation out (see `reasons`).
         measure: "ab": compare the configs; "wall": take the wall apart (`minfer.campaign.decomposition`).
     """
 
@@ -65,7 +69,7 @@ class Probe:
     bar: float = BAR
     mechanism: str = ""
     retry: str = ""
-    reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    reason: Callable[[ProbeRun, Sequence[Record]], str] | None = None
     measure: str = "ab"
 
     def __post_init__(self) -> None:
@@ -91,16 +95,3 @@ class Probe:
     def predicted(self) -> Prediction:
         """The prediction, computed."""
         return self.prediction if isinstance(self.prediction, Prediction) else self.prediction()
-
-
-def upper_bound(share: float, factor: float = 0.0) -> float:
-    """The gain of the wall clock if work that has `share` of it takes `factor` of its time.
-
-    upper_bound(0.06) is what making it free would give: 6.4 %.
-
-    Raises:
-        ValueError: a share outside 0 to 1, or all of the wall gone.
-    """
-    if not 0 <= share <= 1 or factor < 0 or share * (1 - factor) >= 1:
-        raise ValueError(f"share {share} and factor {factor} leave no wall clock")
-    return 1 / (1 - share * (1 - factor)) - 1

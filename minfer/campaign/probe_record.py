@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from minfer.campaign.record import Environment, Record, Telemetry, checked_positive
-from minfer.campaign.statistics import VERDICTS, decide, ratio
-
-EFFECTS = ("prefill, measured", "kernels, over the wall decomposition", "none")
-"""Where the gain of the wall clock comes from."""
+from minfer.campaign.statistics import VERDICTS, decide, keep, ratio, upper_bound
 
 
 @dataclass(frozen=True)
@@ -99,8 +96,6 @@ class Comparison:
     @property
     def ms(self) -> tuple[float, float]:
         """Median milliseconds of baseline and variant over the rounds that count."""
-        from minfer.campaign.statistics import keep
-
         mask = keep(self.baseline, self.variant, self.again)
 
         def median(side: list[float]) -> float:
@@ -113,19 +108,37 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Gain:
-    """The wall clock's gain: 0.03 is 3 % more tokens a second.
+    """The gain of a prefill that was timed as a whole: 0.03 is 3 % more tokens a second.
 
     Attributes:
-        value, low, high: the gain and its 95 % interval. noise: the A/A floor.
-        source: one of `EFFECTS`. why: how it was found, in a sentence.
+        value, low, high: the gain and its 95 % interval. noise: the A/A floor. rounds: that count.
     """
 
     value: float
     low: float
     high: float
     noise: float
-    source: str
-    why: str
+    rounds: int
+
+    @classmethod
+    def of(cls, prefill: Comparison) -> Gain:
+        """What its samples give."""
+        rounds = len(prefill.baseline) - prefill.dropped
+        return cls(prefill.ratio - 1, prefill.low - 1, prefill.high - 1, prefill.noise, rounds)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the kernels could give a prefill at most, where no route of the engine takes the variant.
+
+    Attributes:
+        bucket: the class of work that the kernels belong to. share: of the wall clock of the decomposition
+            in the record `wall`, which may run other kernels of that class.
+    """
+
+    bucket: str
+    share: float
+    wall: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +151,7 @@ class ProbeRun(Record):
         settings: of the run: rounds, tokens, route.
         gates: in the order that they ran; a failed one ends the run.
         kernels, wall: the A/B of the kernels by case, and of the whole prefill (or nothing).
-        gain: of the wall clock; None: not measured, or a gate failed.
+        bound: where no whole prefill was timed: the share of a wall that is at stake, if that is known.
         quiet, unquiet: whether the window was quiet, and what was not. rules: what quiet and outliers are.
         mechanism, retry: why it turned out so, and when to measure again.
         reason: why the verdict differs from the seed's; "" where it does not.
@@ -161,7 +174,6 @@ class ProbeRun(Record):
     gates: list[GateResult]
     kernels: list[Comparison]
     wall: list[Comparison]
-    gain: Gain | None
     quiet: bool
     unquiet: list[str]
     rules: list[str]
@@ -169,6 +181,20 @@ class ProbeRun(Record):
     mechanism: str
     retry: str
     reason: str = ""
+    bound: Bound | None = None
+
+    @property
+    def gain(self) -> Gain | None:
+        """Of the wall clock; None: no whole prefill was timed, or a gate failed."""
+        return Gain.of(self.wall[0]) if self.wall else None
+
+    @property
+    def most(self) -> float | None:
+        """The wall clock's gain if all of `bound`'s class gained as the kernels do; 0 where they lose."""
+        if self.bound is None or not self.kernels:
+            return None
+        a, b = self.kernel_ms()
+        return max(0.0, upper_bound(self.bound.share, b / a))
 
     @property
     def gates_passed(self) -> bool:
@@ -180,8 +206,10 @@ class ProbeRun(Record):
         checked_positive(self, "bar")
         if self.verdict not in VERDICTS:
             raise ValueError(f"verdict: {self.verdict!r} is none of {', '.join(VERDICTS)}")
-        if self.gain is not None and self.gain.source not in EFFECTS:
-            raise ValueError(f"gain.source: {self.gain.source!r} is none of {', '.join(EFFECTS)}")
+        if self.bound is not None and not 0 < self.bound.share < 1:
+            raise ValueError(f"bound.share: {self.bound.share} is no share of a wall")
+        if len(self.wall) > 1 or (self.wall and self.bound is not None):
+            raise ValueError("wall: one comparison of whole prefills, or none and a bound")
         if self.quiet == bool(self.unquiet):
             raise ValueError(f"quiet: {self.quiet} beside {len(self.unquiet)} things that were not")
         for part in ("kernels", "wall"):
@@ -193,9 +221,8 @@ class ProbeRun(Record):
         follows = decide(
             gates_passed=self.gates_passed,
             quiet=self.quiet,
-            interval=None if self.gain is None else (self.gain.low, self.gain.high),
-            noise=0.0 if self.gain is None else self.gain.noise,
             bar=self.bar,
+            **effect(self.gain),
         )
         if self.verdict != follows:
             raise ValueError(f"verdict: {self.verdict}, but {follows} follows from gates and gain")
@@ -204,3 +231,10 @@ class ProbeRun(Record):
         """Milliseconds of a whole prefill's runs of the kernels, baseline and variant."""
         pairs = [(c.count * c.ms[0], c.count * c.ms[1]) for c in self.kernels]
         return sum(a for a, _ in pairs), sum(b for _, b in pairs)
+
+
+def effect(gain: Gain | None) -> dict[str, Any]:
+    """A gain as `decide` takes it."""
+    if gain is None:
+        return {"interval": None, "rounds": 0, "noise": 0.0}
+    return {"interval": (gain.low, gain.high), "rounds": gain.rounds, "noise": gain.noise}

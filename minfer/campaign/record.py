@@ -60,7 +60,7 @@ class Record:
     @property
     def origin(self) -> str:
         """Where and when, for a caption."""
-        return f"{self.device}, driver {self.driver}, {self.day}, commit {self.commit}"
+        return f"{self.device}, driver {self.driver}, {self.day}, commit {self.commit[:7]}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+from minfer.campaign.against import Against
 from minfer.campaign.probe_record import ProbeRun
-from minfer.campaign.record import SCHEMA, Record, RecordError, checked_positive
+from minfer.campaign.record import SCHEMA, Record, RecordError, Telemetry, checked_positive
 from minfer.campaign.schema import build, plain
 from minfer.campaign.wall_record import Wall
 from minfer.engine.bench import BenchResult
@@ -28,12 +29,14 @@ __all__ = [
     "FOLDER",
     "KINDS",
     "SCHEMA",
+    "Against",
     "Bench",
     "GpuTests",
     "Prefill",
     "ProbeRun",
     "Record",
     "RecordError",
+    "Sweep",
     "Wall",
     "annotate",
     "load_records",
@@ -105,16 +108,16 @@ class Prefill(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(Record):
-    """A run of `minfer bench`: its tests, all on one device."""
-
-    kind: ClassVar[str] = "bench"
+class Measured(Record):
+    """Results of `minfer bench`, all on one device; `command` is its command line."""
 
     command: str
     results: list[BenchResult]
 
     def check(self) -> None:
         super().check()
+        if not self.results:
+            raise ValueError("results: a list of at least one test is needed")
         for place, result in enumerate(self.results):
             try:
                 checked_positive(result, "avg_ns", "avg_ts")
@@ -123,6 +126,33 @@ class Bench(Record):
                     raise ValueError(f"device: {result.device!r} beside {self.device!r}")
             except ValueError as error:
                 raise ValueError(f"results[{place}].{error}") from None
+
+    @property
+    def model(self) -> str:
+        """The model file's name, without its ending."""
+        return Path(self.results[0].model_filename).stem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Measured):
+    """A run of one route: its tests."""
+
+    kind: ClassVar[str] = "bench"
+
+    @property
+    def route(self) -> str:
+        """The cuda backend's route, or the name of another backend."""
+        return self.results[0].settings.get("route", self.results[0].backend)
+
+    @property
+    def regime(self) -> str:
+        """ "burst" or "sustained"."""
+        return self.results[0].regime
+
+    @property
+    def stem(self) -> str:
+        """The beginning of its file's name."""
+        return f"bench-{self.model}-{self.route}" + ("" if self.regime == "burst" else f"-{self.regime}")
 
     def result(self, test: str) -> BenchResult:
         """The result of a test ("pp2048").
@@ -137,7 +167,44 @@ class Bench(Record):
         raise RecordError(f"{self.file}: results: no test {test}, only {tests}")
 
 
-KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (GpuTests, Bench, Prefill, ProbeRun, Wall)}
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Measured):
+    """Prefills of variants (`minfer.engine.cuda.variants`), interleaved in one process: a result each, whose
+    settings name the `variant` and what it `changes`.
+
+    Attributes:
+        rest_s: seconds of rest before each prefill.
+    """
+
+    kind: ClassVar[str] = "sweep"
+
+    rest_s: float
+    telemetry: Telemetry
+
+    def check(self) -> None:
+        super().check()
+        if len({result.test for result in self.results}) > 1:
+            raise ValueError("results: of more than one test")
+        for place, result in enumerate(self.results):
+            if missing := {"variant", "changes"} - result.settings.keys():
+                raise ValueError(f"results[{place}].settings: no {' and no '.join(sorted(missing))}")
+        if len(self.variants) < len(self.results):
+            raise ValueError("results: a variant more than once")
+
+    @property
+    def variants(self) -> dict[str, BenchResult]:
+        """The results by the variants' names."""
+        return {result.settings["variant"]: result for result in self.results}
+
+    @property
+    def stem(self) -> str:
+        """The beginning of its file's name."""
+        return f"sweep-{self.model}-{self.results[0].test}"
+
+
+KINDS: dict[str, type[Record]] = {
+    kind.kind: kind for kind in (GpuTests, Bench, Sweep, Prefill, ProbeRun, Wall, Against)
+}
 """Every kind of record by its name."""
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from minfer.campaign.document import campaign_table, markdown_table, newest_walls, shares_table
 from minfer.campaign.peers import Peer, llamacpp
-from minfer.campaign.records import Bench, Record, RecordError, load_records, newest_measured
+from minfer.campaign.records import Bench, Record, RecordError, Sweep, load_records, newest_measured
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 MODEL = "qwen2.5-7b, synthetic, seed 0"
@@ -29,8 +30,26 @@ LAUNCHES = {
 """What the GPU tests measured of launching -> how the table calls it."""
 
 
-def routes(records: Sequence[Record], model: str = MODEL, device: str = DEVICE) -> dict[str, Bench]:
+WHAT = {
+    "f16": "mma.sync on f16 copies of the weights",
+    "f16-wgmma": "wgmma on f16 copies",
+    "w4a16": "wgmma; the blocks become f16 in registers",
+    "w4a8": "that, gate and up in int8",
+    "mmq": "int8 mma.sync on the blocks, expanded in shared memory",
+    "mmq_raw": "int8 mma.sync on the blocks' raw bytes",
+    "mmq_raw_wide": "that, 128 tokens a tile",
+    "mmq_fast": "int8 mma.sync on the blocks, the fastest tiles",
+}
+"""A route -> what its prefill multiplies, and with what."""
+
+
+def routes(
+    records: Sequence[Record], model: str = MODEL, device: str = DEVICE, regime: str = "burst"
+) -> dict[str, Bench]:
     """The newest bench of a model on a device by its route, slowest prefill first.
+
+    Args:
+        regime: "burst" or "sustained".
 
     Raises:
         RecordError: a bench of the model without the tests `PREFILL` and `DECODE`.
@@ -40,47 +59,76 @@ def routes(records: Sequence[Record], model: str = MODEL, device: str = DEVICE) 
         if (
             isinstance(record, Bench)
             and record.device_key == device
+            and record.regime == regime
             and record.results[0].model_type == model
         ):
-            found[record.result(PREFILL).settings.get("route", record.result(PREFILL).backend)] = record
+            found[record.route] = record
     return dict(sorted(found.items(), key=lambda item: item[1].result(PREFILL).avg_ts))
 
 
+def newest_sweep(records: Sequence[Record], model: str = MODEL, device: str = DEVICE) -> Sweep | None:
+    """The sweep of prefills of a model on a device with the most variants, of those the newest; None: there
+    is none."""
+    found = [
+        record
+        for record in records
+        if isinstance(record, Sweep)
+        and record.device_key == device
+        and (record.results[0].model_type, record.results[0].test) == (model, PREFILL)
+    ]
+    return max(found, key=lambda r: (len(r.results), datetime.fromisoformat(r.date)), default=None)
+
+
 def speed_table(records: Sequence[Record], peer: Peer) -> str:
-    """Prefill and decode of the 7B by route, against another engine on the same GPU, as Markdown.
+    """Every route with its prefill and decode of the 7B, against another engine on the same GPU, as Markdown.
 
     Raises:
         RecordError: no bench of the 7B, or of other devices than the peer's.
     """
-    benches = routes(records)
+    benches, lasting = routes(records), routes(records, regime="sustained")
     if not benches:
         raise RecordError(f"no bench of {MODEL} on {DEVICE} among {len(records)} records")
-    rows = [("", "prefill, 2048 tokens", "slowest to fastest", "decode, 128 tokens")]
+    rows = [("", "prefill multiplies", "memory", "prefill, burst", "prefill, sustained", "decode")]
     for route, bench in benches.items():
         prefill, decode = bench.result(PREFILL), bench.result(DECODE)
         if bench.device != peer.device:
             raise RecordError(f"{bench.file}: device: {bench.device}, but {peer.name} ran on {peer.device}")
+        long = lasting[route].result(PREFILL) if route in lasting else None
         rows.append(
             (
                 f"minfer, route `{route}`",
+                WHAT.get(route, ""),
+                prefill.settings.get("memory", ""),
                 _spread(prefill.avg_ts, prefill.stddev_ts),
-                f"{min(prefill.samples_ts):,.0f} to {max(prefill.samples_ts):,.0f}",
+                "" if long is None else _spread(long.avg_ts, long.stddev_ts),
                 _spread(decode.avg_ts, decode.stddev_ts),
             )
         )
-    rows.append((peer.name, _spread(*peer.tok_s[PEER_PREFILL]), "not recorded", _spread(*peer.tok_s[DECODE])))
-    origins = sorted({bench.origin for bench in benches.values()})
+    peers = (_spread(*peer.tok_s[name]) for name in (PEER_PREFILL, DECODE))
+    rows.append((peer.name, "the blocks", "", next(peers), "", next(peers)))
+    origins = sorted({bench.origin for bench in (*benches.values(), *lasting.values())})
     tests = [bench.result(PREFILL) for bench in benches.values()]
     lasted = [sum(test.samples_ns) / 1e9 for test in tests]
     repetitions = _all(len(test.samples_ns) for test in tests)
     note = (
-        f"Tokens a second, mean ± standard deviation of {repetitions} repetitions after a warm-up.\n"
-        f"All repetitions of a prefill together last {min(lasted):.1f} to {max(lasted):.1f} s: "
-        "this is the speed of a **burst**.\n"
-        "A GPU under lasting load may meet its power limit and slow down; no record of that exists yet.\n\n"
+        f"Tokens a second, mean ± standard deviation of {repetitions} repetitions after a warm-up: a prefill "
+        "of 2048 tokens, a decode of 128.\n"
+        f"A **burst**: all repetitions of a prefill together last {min(lasted):.1f} to {max(lasted):.1f} s. "
+        "**Sustained**: the same after seconds of it, at the clock that the GPU's power limit leaves"
+        f"{_clocks(lasting)}.\n\n"
         f"minfer: {'; '.join(origins)}.\n{peer.what}; prefill in micro-batches of 2048."
     )
-    return f"{_markdown(rows)}\n\n{note}"
+    return f"{_markdown(rows, words=2)}\n\n{note}"
+
+
+def _clocks(lasting: Mapping[str, Bench]) -> str:
+    """The clocks and the power of sustained prefills, in brackets."""
+    seen = [bench.result(PREFILL).sensors for bench in lasting.values()]
+    known = [s for s in seen if {"sm_mhz", "power_w"} <= s.keys()]
+    if not known:
+        return ""
+    clocks = " and ".join(f"{s['sm_mhz']:,.0f} MHz at {s['power_w']:.0f} W" for s in known)
+    return f" ({clocks})"
 
 
 def launch_table(records: Sequence[Record]) -> str:
@@ -137,10 +185,10 @@ def _all(counts) -> str:
     return " or ".join(str(count) for count in sorted(set(counts)))
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    """The first row is the header; all columns but the first are right-aligned."""
+def _markdown(rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """The first row is the header; all columns but the first, or the first `words`, are right-aligned."""
     head, *body = rows
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
+    lines = [head, ["---"] * words + ["---:"] * (len(head) - words), *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

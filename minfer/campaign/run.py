@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,8 @@ from minfer.campaign.environment import environment, stamps
 from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.prefills import REST_S, Prefills, SharedModel
 from minfer.campaign.probe import Probe
-from minfer.campaign.probe_record import EFFECTS, Comparison, Gain, GateResult, ProbeRun, Side
+from minfer.campaign.probe_record import Bound, Comparison, Gain, GateResult, ProbeRun, Side, effect
+from minfer.campaign.reasons import newest_wall, small_share
 from minfer.campaign.records import Record, Wall
 from minfer.campaign.statistics import OUTLIER_RULE, QUIET_RULE, decide, unquiet
 from minfer.campaign.telemetry import Watch, reader_of
@@ -55,8 +56,9 @@ def run_probe(
     """Run an A/B probe on a GPU and return its record, not yet written.
 
     Args:
-        device: a `minfer.engine.cuda.devices.GpuDevice`. model: for the whole prefill; None: the wall clock's
-            gain follows from the kernels and a decomposition among `records`.
+        device: a `minfer.engine.cuda.devices.GpuDevice`. model: for the whole prefill; without it, or without
+            routes for both configs, the kernels alone are compared, and a decomposition among `records`
+            tells what share of a wall is at stake.
         rounds, prefill_rounds: of the kernels' and the prefill's A/B. tokens: of the prefill.
 
     Raises:
@@ -73,7 +75,6 @@ def run_probe(
     gates = gates or run_gates(trial, say)
     kernels: list[Comparison] = []
     wall: list[Comparison] = []
-    gain: Gain | None = None
     passed = all(gate.passed for gate in gates)
     if passed:
         ceilings = ceilings_of(device.gpu.name)
@@ -83,16 +84,14 @@ def run_probe(
         if trial.prefills is not None:
             wall.append(trial.prefills.compare(prefill_rounds, watch))
             say(line(wall[-1]))
-        gain = measured_gain(wall) if wall else predicted_gain(probe, kernels, device.gpu.name, records)
     disturbed = sorted({
         found for c in (*kernels, *wall) for found in unquiet(c.baseline, c.dropped, watch.busy)
     })  # fmt: skip
     verdict = decide(
         gates_passed=passed,
         quiet=not disturbed,
-        interval=None if gain is None else (gain.low, gain.high),
-        noise=0.0 if gain is None else gain.noise,
         bar=probe.bar,
+        **effect(Gain.of(wall[0]) if wall else None),
     )
     stamped = stamps(device.gpu)
     record = ProbeRun(
@@ -118,33 +117,50 @@ def run_probe(
         gates=gates,
         kernels=kernels,
         wall=wall,
-        gain=gain,
         quiet=not disturbed,
         unquiet=disturbed,
         rules=[OUTLIER_RULE, QUIET_RULE],
         verdict=verdict,
         mechanism=probe.mechanism if passed else gates[-1].found,
         retry=probe.retry,
+        bound=bound_of(probe, device.gpu.name, records) if passed and not wall else None,
     )
-    seed = probe.seed
-    if seed is None or seed.verdict == verdict:
+    if probe.seed is None or probe.seed.verdict == verdict:
         return record
-    reason = probe.reasons.get(record.device_key or "", "")
-    return replace(record, reason=reason)
+    explain = (probe.reason, small_share)
+    reason = next((why for tell in explain if tell and not disturbed and (why := tell(record, records))), "")
+    return replace(record, reason=reason, mechanism=reason if passed else record.mechanism)
 
 
-def wall_run(probe: Probe, device: Any, model: str, walls: Sequence[Wall]) -> ProbeRun:
-    """The record of a probe that takes walls apart.
+def wall_run(
+    probe: Probe, device: Any, model: str, walls: Sequence[Wall], failed: Mapping[str, str]
+) -> ProbeRun:
+    """The record of a probe that takes walls apart. Each wall is a gate: buckets and gaps add up to the wall
+    clock.
 
-    Its gate is that buckets and gaps add up to the wall clock: where they do not, there is no decomposition.
+    Args:
+        failed: the walls that were not taken apart -> why. Their gates failed.
     """
-    prefills = [wall for wall in walls if wall.phase == "prefill"]
-    found = "; ".join(f"{wall.phase} {wall.route} {wall.conservation:+.2%}" for wall in walls)
+    gates = [
+        GateResult(
+            f"conservation, {wall.phase} {wall.route}",
+            True,
+            f"buckets and gaps {wall.charged_ms:.3f} ms, wall clock {wall.ms:.3f} ms: "
+            f"{wall.conservation:+.2%}",
+        )
+        for wall in walls
+    ]
+    gates += [GateResult(f"conservation, {name}", False, why) for name, why in failed.items()]
     told = "; ".join(
         f"{wall.route}: {wall.tok_s:,.0f} tok/s, products {products_ms(wall) / wall.ms:.1%} of the wall at "
         f"{products_us_per_gmac(wall):.2f} us a GMAC"
-        for wall in prefills
+        for wall in walls
+        if wall.phase == "prefill"
     )
+    watch = Watch(*reader_of(device.gpu))
+    disturbed = [
+        f"{wall.phase} {wall.route}: {found}" for wall in walls for found in wall.unquiet(watch.busy)
+    ]
     return ProbeRun(
         **stamps(device.gpu),
         probe=probe.name,
@@ -156,63 +172,31 @@ def wall_run(probe: Probe, device: Any, model: str, walls: Sequence[Wall]) -> Pr
         bar=probe.bar,
         settings={"walls": [wall.stem for wall in walls]},
         environment=environment(device.gpu),
-        telemetry=walls[0].telemetry if walls else Watch(None, "nothing was measured").summary(),
+        telemetry=walls[0].telemetry if walls else watch.summary(),
         baseline=Side("wall clock", "passes that nobody observed", {}),
         variant=Side("charged", "buckets and gaps of an observed pass", {}),
-        gates=[GateResult("conservation", bool(prefills), found or "no wall was taken apart")],
+        gates=gates,
         kernels=[],
         wall=[],
-        gain=None,
-        quiet=True,
-        unquiet=[],
+        quiet=not disturbed,
+        unquiet=disturbed,
         rules=[OUTLIER_RULE, QUIET_RULE],
-        verdict="MEAS-ONLY" if prefills else "REVERTED",
-        mechanism=told or "nothing was measured",
+        verdict="REVERTED" if failed else "MEAS-ONLY",
+        mechanism=told,
         retry=probe.retry,
     )
 
 
-def measured_gain(wall: Sequence[Comparison]) -> Gain:
-    """The gain of a prefill that was timed as a whole."""
-    (c,) = wall
-    why = f"{c.case}: {c.ms[0]:.2f} -> {c.ms[1]:.2f} ms"
-    return Gain(c.ratio - 1, c.low - 1, c.high - 1, c.noise, EFFECTS[0], why)
-
-
-def predicted_gain(
-    probe: Probe, kernels: Sequence[Comparison], device: str, records: Sequence[Record]
-) -> Gain | None:
-    """The gain of a prefill in which only these kernels change, over the newest decomposition of a prefill
-    on this device; None where there is none, or the kernels belong to no class of it.
-
-    The kernels' share of the wall is taken at their baseline: share = their bucket's share. A bucket that is
-    not what the baseline runs (another route) is replaced by the baseline's own time.
-    """
+def bound_of(probe: Probe, device: str, records: Sequence[Record]) -> Bound | None:
+    """The share that the kernels' class of work has of the newest prefill's wall on this device, on the route
+    that they belong to; None where there is no such wall, or the class has no time in it."""
     bucket = probe.workload.bucket()
-    walls = [
-        r
-        for r in records
-        if isinstance(r, Wall)
-        and (r.device, r.phase, r.route) == (device, "prefill", probe.workload.wall_route)
-    ]
-    if bucket is None or not walls:
+    newest = newest_wall(records, device, probe.workload.wall_route)
+    if bucket is None or newest is None:
         return None
-    newest = max(walls, key=lambda record: record.date)
     names = PRODUCTS if bucket == "products" else (bucket,)
-    there = sum(b.ms for b in newest.buckets if b.name in names)
-    rest = newest.ms - there
-    a, b = (sum(c.count * c.ms[i] for c in kernels) for i in (0, 1))
-    low = rest + sum(c.count * c.ms[0] / c.low for c in kernels)
-    high = rest + sum(c.count * c.ms[0] / c.high for c in kernels)
-    share = a / (rest + a)
-    return Gain(
-        value=(rest + a) / (rest + b) - 1,
-        low=(rest + a) / low - 1,
-        high=(rest + a) / high - 1,
-        noise=share * max(c.noise for c in kernels),
-        source=EFFECTS[1],
-        why=f"{a:.2f} -> {b:.2f} ms of {bucket}, beside {rest:.2f} ms of other work ({newest.file})",
-    )
+    ms = sum(b.ms for b in newest.buckets if b.name in names)
+    return Bound(bucket, ms / newest.ms, newest.file) if ms else None
 
 
 def line(c: Comparison) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from minfer.campaign.decompose import DECODE_CONTEXT, decompose_all, usual_routes
+from minfer.campaign.decompose import DECODE_CONTEXT, decompose_all, prefill_routes
 from minfer.campaign.gates import SameTokens
 from minfer.campaign.precompile import precompile
 from minfer.campaign.prefills import SharedModel
@@ -84,12 +84,12 @@ def run(
             continue
         say(f"\n{probe.name}: {probe.title}\n{probe.hypothesis}\nprediction: {probe.predicted()}")
         if probe.measure == "wall":
-            walls = decompose_all(shared, tokens, say)
+            walls, refused = decompose_all(shared, tokens, say)
             for wall in walls:
                 path = write_record(wall, folder or FOLDER, stem=wall.stem)
                 say(f"record: {path}")
                 known.append(read_record(path))
-            keep(wall_run(probe, device, shared.name, walls))
+            keep(wall_run(probe, device, shared.name, walls, refused))
             continue
         try:
             record = run_probe(
@@ -115,7 +115,7 @@ def prepare(
 ) -> None:
     """Compile everything that a run will launch; needs no GPU."""
     loaded = None if model is None else Model.load(model)
-    routes = usual_routes(arch) if any(probe.measure == "wall" for probe in probes) else []
+    routes = prefill_routes(arch) if any(probe.measure == "wall" for probe in probes) else []
     context = [DECODE_CONTEXT] if routes else []
     prompts = tuple(
         dict.fromkeys((max(tokens, DECODE_CONTEXT + 1), tokens, GATE_TOKENS, WARM_UP_TOKENS, *context))

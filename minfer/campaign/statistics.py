@@ -26,6 +26,9 @@ QUIET_RULE = (
     f"the baseline's medians of the first and the last third within {MOST_DRIFT:.0%}"
 )
 CONFIDENCE = 0.95
+LEAST_ROUNDS = 6
+"""Fewer samples have no interval of 95 % around their median: the least and the most of n samples enclose
+it with a probability of 1 - 2 ** (1 - n)."""
 RESAMPLES = 2000
 _MAD = 1.4826  # a normal deviation in median absolute deviations
 
@@ -116,6 +119,7 @@ def decide(
     gates_passed: bool,
     quiet: bool,
     interval: Sequence[float] | None,
+    rounds: int,
     noise: float,
     bar: float,
 ) -> str:
@@ -123,13 +127,27 @@ def decide(
 
     Args:
         interval: of the wall clock's gain (0.03: 3 % more tokens a second); None: it was not measured.
+        rounds: that count for it; fewer than `LEAST_ROUNDS` decide nothing.
         noise: the A/A floor of the same gain. bar: the gain that the interval's low end must reach.
     """
     if not gates_passed:
         return "REVERTED"
-    if interval is None or not quiet:
+    if interval is None or not quiet or rounds < LEAST_ROUNDS:
         return "MEAS-ONLY"
     low, high = interval
     if low <= noise and high >= -noise:
         return "null"
     return "LANDED" if low >= bar else "REVERTED"
+
+
+def upper_bound(share: float, factor: float = 0.0) -> float:
+    """The gain of the wall clock if work that has `share` of it takes `factor` of its time.
+
+    upper_bound(0.06) is what making it free would give: 6.4 %.
+
+    Raises:
+        ValueError: a share outside 0 to 1, or all of the wall gone.
+    """
+    if not 0 <= share <= 1 or factor < 0 or share * (1 - factor) >= 1:
+        raise ValueError(f"share {share} and factor {factor} leave no wall clock")
+    return 1 / (1 - share * (1 - factor)) - 1

@@ -22,7 +22,8 @@ def newest_runs(name: str, runs: Iterable[ProbeRun]) -> dict[str, ProbeRun]:
 
 def probe_rows(probes: Iterable[Probe], runs: Sequence[ProbeRun]) -> list[dict]:
     """A row a probe: what it asks, the seed's verdict and figures, and of each device's newest run verdict,
-    gain (or None), kernels (speed of the kernels alone, or None), mechanism, reason, origin."""
+    gain (or None), most (the bound of a gain that was not measured, or None), kernels (speed of the kernels
+    alone, or None), mechanism, reason, origin."""
     return [
         {
             "probe": probe.name,
@@ -45,7 +46,7 @@ def _run_row(run: ProbeRun) -> dict:
         "gain": None if run.gain is None else run.gain.value,
         "gain low": None if run.gain is None else run.gain.low,
         "gain high": None if run.gain is None else run.gain.high,
-        "source": "" if run.gain is None else run.gain.source,
+        "most": run.most,
         "kernels": a / b - 1 if b else None,
         "kernel ms": [a, b] if b else [],
         "mechanism": run.mechanism,
@@ -81,7 +82,9 @@ def describe_run(run: ProbeRun) -> str:
     if run.gain is not None:
         g = run.gain
         found = f"wall clock {g.value:+.2%} [{g.low:+.2%}, {g.high:+.2%}], A/A noise {g.noise:.2%}"
-        lines.append(f"  {found}, bar {run.bar:+.0%}; {g.source}: {g.why}")
+        lines.append(f"  {found}, bar {run.bar:+.0%}, {g.rounds} rounds")
+    if run.most is not None:
+        lines.append(f"  {bound_words(run)}")
     lines.append(f"  {run.telemetry}")
     lines += [f"  not quiet: {found}" for found in run.unquiet]
     lines += [f"  rule: {rule}" for rule in run.rules]
@@ -89,6 +92,15 @@ def describe_run(run: ProbeRun) -> str:
         if getattr(run, name):
             lines.append(f"  {name}: {getattr(run, name)}")
     return "\n".join(lines)
+
+
+def bound_words(run: ProbeRun) -> str:
+    """What is at stake where no whole prefill was timed. For a run that has `most`."""
+    bound = run.bound
+    return (
+        f"no whole prefill was timed: upper bound of its gain {run.most:+.2%}, if all of {bound.bucket}, "
+        f"{bound.share:.1%} of the wall in {bound.wall}, gained as these kernels do"
+    )
 
 
 def _seed(seed: SeedVerdict) -> str:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from minfer.campaign import statistics
 from minfer.campaign.record import Environment, Record, Telemetry, checked_positive
 
 CONSERVATION = 0.02
@@ -18,7 +19,8 @@ class Bucket:
 
     Attributes:
         name: of the class. ms: device time that only these launches held. launches: how many.
-        gmac: multiply-accumulates, 1e9. nbytes: least bytes that they read and write.
+        gmac: multiply-accumulates, 1e9. int8_gmac: those of them that are multiplied as int8.
+        nbytes: least bytes that they read and write.
         weight_bits: stored bits a weight of what a product reads; 0: no product.
         kernels: milliseconds by kernel and config.
     """
@@ -30,6 +32,7 @@ class Bucket:
     nbytes: float
     weight_bits: float
     kernels: dict[str, float]
+    int8_gmac: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,11 @@ class Wall(Record):
         """Tokens a second of the wall clock."""
         return self.tokens / self.ms * 1e3
 
+    def unquiet(self, busy: float | None = None) -> list[str]:
+        """What was not quiet about its samples, by `minfer.campaign.statistics.QUIET_RULE`."""
+        dropped = int((~statistics.keep(self.wall_ms)).sum())
+        return statistics.unquiet(self.wall_ms, dropped, busy)
+
     def bucket(self, name: str) -> Bucket:
         """The bucket of that name.
 
@@ -110,9 +118,13 @@ class Wall(Record):
         if not self.wall_ms or min(self.wall_ms) <= 0:
             raise ValueError("wall_ms: at least one sample, all above 0")
         checked_positive(self, "tokens")
+        if self.gap_ms < 0:
+            raise ValueError(f"gap_ms: {self.gap_ms:.3f}: launches hold more time than their pass took")
         for place, bucket in enumerate(self.buckets):
             if bucket.ms < 0 or bucket.launches < 1:
                 raise ValueError(f"buckets[{place}]: {bucket.ms} ms in {bucket.launches} launches")
+            if not 0 <= bucket.int8_gmac <= bucket.gmac * (1 + 1e-9):
+                raise ValueError(f"buckets[{place}].int8_gmac: {bucket.int8_gmac} of {bucket.gmac} GMAC")
             if not math.isclose(math.fsum(bucket.kernels.values()), bucket.ms, rel_tol=1e-6, abs_tol=1e-9):
                 raise ValueError(
                     f"buckets[{place}].ms: {bucket.ms:.6g}, but its kernels add up to another sum"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +23,10 @@ from minfer.cli.common import (
     print_json,
     read_text,
 )
+
+if TYPE_CHECKING:
+    from minfer.campaign.records import Measured
+    from minfer.engine.bench import BenchResult
 
 
 class Against(StrEnum):
@@ -59,10 +64,26 @@ def bench(
             help="Measure a 7B's products of -p tokens against cuBLAS instead: needs torch, no model."
         ),
     ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Measure prefills of -p tokens with this variant of the route f16, beside f16 and by turns; "
+            "may be given again; all: every one. An unknown name gets a list of them.",
+        ),
+    ] = None,
     kv_type: KVTypeOption = KVType.f16,
     backend: BackendOption = Backend.auto,
-    route: RouteOption = "auto",
+    route: Annotated[
+        str,
+        typer.Option(
+            "--route",
+            help="As for `run`; or several, separated by commas: each in turn on one copy of the weights.",
+        ),
+    ] = "auto",
     weights: WeightsOption = Weights.auto,
+    record: Annotated[bool, typer.Option(help="Keep a record (of a GPU's speeds).")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the record [default: data/records].")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure prefill (pp) and decode (tg) in tokens a second, as llama-bench does.
@@ -75,29 +96,101 @@ def bench(
         return
     if model is None:
         raise typer.BadParameter("give a model: -m MODEL (only --against needs none)")
-    from minfer.engine.backend import choose_backend
-    from minfer.engine.bench import bench as measure
-    from minfer.model.model import Model
-
-    loaded = Model.load(model)
-    chosen, why = choose_backend(backend.value, route, weights.value)
-    results = measure(
-        loaded,
-        chosen,
-        prompts=[512] if prompt is None else prompt,
-        generations=[128] if generate is None else generate,
-        repetitions=repetitions,
-        kv_dtype=kv_type.value,
-        sustained=sustained,
-        on_sample=_progress if sys.stderr.isatty() else None,
-    )
-    if as_json:
-        print_json([result.as_dict() for result in results])
+    keep = record or out is not None
+    if variant:
+        if (backend, route, weights) != ("auto", "auto", "auto") or generate or sustained:
+            raise typer.BadParameter(
+                "--variant chooses route and weights itself, and measures bursts of prefills: leave out "
+                "--backend, --route, --weights, --sustained and -n"
+            )
+        if prompt is not None and (len(prompt) > 1 or not prompt[0]):
+            raise typer.BadParameter("--variant measures one prompt: give -p once, above 0")
+        _bench_variants(model, variant, (prompt or [2048])[0], repetitions, keep, out, as_json)
         return
+    tests = {
+        "prompts": [512] if prompt is None else prompt,
+        "generations": [128] if generate is None else generate,
+        "repetitions": repetitions,
+        "sustained": sustained,
+        "on_sample": _progress if sys.stderr.isatty() else None,
+    }
+    why = ""
+    if "," in route:
+        if (backend, weights, kv_type) != ("auto", "auto", "f16"):
+            raise typer.BadParameter("several routes: leave out --backend, --weights and --kv-type")
+        from minfer.campaign.route_benches import bench_routes
+
+        runs = bench_routes(model, route.split(","), **tests, say=_tell)
+    else:
+        from minfer.engine.backend import choose_backend
+        from minfer.engine.bench import bench as measure
+        from minfer.model.model import Model
+
+        loaded = Model.load(model)
+        chosen, why = choose_backend(backend.value, route, weights.value)
+        if keep and chosen.name != "cuda":
+            raise typer.BadParameter(f"records are of a GPU's speeds: leave out --record and --out ({why})")
+        runs = [measure(loaded, chosen, **tests, kv_dtype=kv_type.value)]
+    found = []
+    for results in runs:
+        found += results
+        if not as_json:
+            _print_results(results, "," in route)
+        if keep:
+            from minfer.campaign.environment import stamps
+            from minfer.campaign.records import Bench
+            from minfer.cuda.runtime import device
+
+            command = _command(results, route=route, weights=weights.value, sustained=sustained)
+            _keep(Bench(**stamps(device()), command=command, results=results), out)
+    if as_json:
+        print_json([result.as_dict() for result in found])
+    elif why:
+        _tell(why)
+
+
+def _print_results(results: list[BenchResult], named: bool) -> None:
+    """A line a test; named: each with its route."""
     for result in results:
-        speed = f"{result.test:<8} {result.avg_ts:>10,.1f} ± {result.stddev_ts:,.1f} tok/s"
-        print(speed + _conditions(result.regime, result.sensors))
-    print(why, file=sys.stderr)
+        name = f"{result.settings['route']:<13} {result.test}" if named else result.test
+        print(_line(name, result, 22 if named else 8), flush=True)
+
+
+def _bench_variants(
+    model: str, names: list[str], tokens: int, repetitions: int, keep: bool, out: Path | None, as_json: bool
+) -> None:
+    """Print each variant's speed, in the order of their table."""
+    from minfer.campaign.sweep import sweep
+
+    found = sweep(model, names, tokens, repetitions, _tell)
+    if as_json:
+        print_json([result.as_dict() for result in found.results])
+    else:
+        for name, result in found.variants.items():
+            print(_line(name, result, 26))
+    if keep:
+        _keep(found, out)
+
+
+def _keep(record: Measured, out: Path | None) -> None:
+    from minfer.campaign.records import FOLDER, write_record
+
+    _tell(f"record: {write_record(record, out or FOLDER, stem=record.stem)}")
+
+
+def _command(results: list[BenchResult], **options: str | float) -> str:
+    """The command line that measures this again."""
+    lengths = [f"-p {r.n_prompt}" if r.n_prompt else f"-n {r.n_gen}" for r in results]
+    given = [f"--{name} {value}" for name, value in options.items() if value not in ("auto", 0)]
+    first = results[0]
+    repetitions = f"-r {len(first.samples_ns)}"
+    return " ".join(["minfer bench -m", first.model_filename, *lengths, repetitions, *given])
+
+
+def _line(name: str, result: BenchResult, width: int = 8) -> str:
+    """A result in a line."""
+    speed = f"{name:<{width}} {result.avg_ts:>10,.1f} ± {result.stddev_ts:,.1f} tok/s"
+    return speed + _conditions(result.regime, result.sensors)
 
 
 def _bench_against(tokens: list[int], rounds: int, sustained: float, as_json: bool) -> None:
@@ -123,6 +216,10 @@ def _conditions(regime: str, sensors: dict[str, float]) -> str:
     if regime != "burst":
         said.insert(0, regime)
     return f"  ({', '.join(said)})" if said else ""
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _progress(test: str, done: int, of: int) -> None:

@@ -82,14 +82,20 @@ def run(
             "-m", "--model", help="Time whole prefills of this model too: a GGUF file or a pulled name."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=3, help="Rounds of each kernel's A/B.")] = 30,
-    prefill_rounds: Annotated[int, typer.Option(min=3, help="Rounds of the prefill's A/B.")] = 15,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each kernel's A/B.")] = 30,
+    prefill_rounds: Annotated[
+        int,
+        typer.Option(min=1, help="Rounds of the prefill's A/B; fewer than 6 measure, and decide nothing."),
+    ] = 15,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a prefill.")] = 2048,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the records [default: data/records of the repository].")
     ] = None,
     within: Annotated[
-        float, typer.Option(min=0, help="Seconds after which no further probe is begun [default: no limit].")
+        float,
+        typer.Option(
+            min=0, help="Seconds after which no further probe is begun; not a failure [default: no limit]."
+        ),
     ] = float("inf"),
     ahead: Annotated[
         bool, typer.Option(help="Compile every kernel first, in parallel; else each at its launch.")
@@ -98,7 +104,8 @@ def run(
 ) -> None:
     """Run probes on a GPU and write a record of each: gates, then the interleaved A/B, then the verdict.
 
-    Exits with 1 if a probe's gate failed.
+    The exit status is 0 if every probe that was begun left a record with all gates passed, whatever its
+    verdict; 1 if a gate failed or a run left no record; 2 if nothing could be run.
     """
     from minfer.campaign import session
     from minfer.campaign.discovery import choose, find
@@ -126,7 +133,7 @@ def run(
             say=typer.echo,
         )
     if failed:
-        print(f"minfer: gates failed in {', '.join(failed)}", file=sys.stderr)
+        print(f"minfer: a gate failed, or nothing was recorded: {', '.join(failed)}", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -23,7 +23,7 @@ def finalize_ptx(ptx: str, kernel: Kernel, version: str = "8.8") -> str:
     entries = re.findall(r"\.entry\s+(\w+)", ptx)
     if len(entries) != 1:
         raise ValueError(f"{kernel.name}: expected one kernel in the PTX, found {len(entries)}")
-    for index, argument in enumerate(kernel.arguments):
+    for index, argument in enumerate(kernel.passed):
         if argument.kind == "tensor_map":
             ptx = _by_value(ptx, f"{entries[0]}_param_{index}", kernel.name)
     directives = ""

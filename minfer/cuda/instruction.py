@@ -326,14 +326,15 @@ def instruction(
 
 @dataclass(frozen=True)
 class _ArrayKind:
-    """Operand of an address instruction: any array, or any pointer or array."""
+    """Operand of an address instruction: any array, or any pointer or array or None."""
 
     pointers: bool
 
     def accepts(self, numba_type) -> bool:
         from numba.cuda import types
 
-        return isinstance(numba_type, (types.Array, types.CPointer) if self.pointers else types.Array)
+        pointers = (types.CPointer, types.NoneType) if self.pointers else ()
+        return isinstance(numba_type, (types.Array, *pointers))
 
 
 array = _ArrayKind(pointers=False)
@@ -342,7 +343,8 @@ pointer = _ArrayKind(pointers=True)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _AddressOf(Instruction):
-    """The address of an array's first element or of a pointer, as an integer: no PTX of its own."""
+    """The address of an array's first element or of a pointer, as an integer (0 of None): no PTX of its
+    own."""
 
     @functools.cached_property
     def _numba_type_(self):
@@ -359,6 +361,8 @@ class _AddressOf(Instruction):
             def emit(context, builder, signature, args):
                 from llvmlite import ir
 
+                if isinstance(given, types.NoneType):
+                    return ir.Constant(ir.IntType(64), 0)
                 is_array = isinstance(given, types.Array)
                 data = context.make_array(given)(context, builder, args[0]).data if is_array else args[0]
                 if result is u32 and data.type.addrspace != 3:

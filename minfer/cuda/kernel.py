@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from operator import index
 from typing import Any, SupportsIndex
 
@@ -120,6 +121,9 @@ class Argument:
         align: bytes that an array's address must be a multiple of, a power of two: launches check it.
         finite: an input in which a NaN or an infinity would vanish in a rounding to integers: checked mode
             refuses them.
+        present: False for an optional parameter that this config does without: the function has it, launches
+            do not pass it, and it costs nothing. In the function it is a constant: None for an array (its
+            `ptx.global_address` is 0), zero for a scalar.
     """
 
     name: str
@@ -128,6 +132,7 @@ class Argument:
     stored: bool = False
     finite: bool = False
     align: int = 1
+    present: bool = True
 
     def __post_init__(self) -> None:
         if self.align < 1 or self.align & (self.align - 1):
@@ -149,7 +154,7 @@ class Kernel:
         signature: zero-argument callable that returns the numba signature `types.void(...)`.
         threads: threads a block (one-dimensional blocks).
         shared_bytes: dynamic shared memory a block, bytes.
-        arguments: one `Argument` a parameter.
+        arguments: one `Argument` a parameter of the function, optional ones that are absent included.
         min_arch: least architecture (80, 90, ...).
         arch_specific: True when it uses what only `min_arch`'s "a" variant has (sm_90a: wgmma,
             setmaxnreg).
@@ -203,6 +208,11 @@ class Kernel:
 
     def __str__(self) -> str:
         return f"{self.name} [{self.config}]"
+
+    @cached_property
+    def passed(self) -> tuple[Argument, ...]:
+        """The arguments that a launch passes, in order: those that are present."""
+        return tuple(argument for argument in self.arguments if argument.present)
 
     def not_applicable(self, arch: str) -> str | None:
         """Why this kernel cannot be compiled for `arch` ("sm_90a"), or None where it can."""

@@ -9,17 +9,28 @@ from minfer.cuda.kernel import Argument
 
 
 def signature_of(arguments: tuple[Argument, ...]) -> Callable[[], Any]:
-    """Zero-argument function that returns `types.void(...)`: a raw pointer for every array, the type itself
-    for every scalar. Lazy, so that describing a kernel imports no numba. Tensor maps are not covered."""
+    """Zero-argument function that returns `types.void(...)`: a raw pointer for every array and tensor map,
+    the type itself for every scalar, an omitted argument (a constant, no parameter of the compiled kernel)
+    for what is not present. Lazy, so that describing a kernel imports no numba."""
 
     def signature() -> Any:
         from numba.cuda import types
 
-        return types.void(
-            *(
-                getattr(types, a.dtype) if a.kind == "scalar" else types.CPointer(getattr(types, a.dtype))
-                for a in arguments
-            )
-        )
+        return types.void(*map(_parameter, arguments))
 
     return signature
+
+
+def _parameter(argument: Argument) -> Any:
+    import numpy as np
+    from numba.cuda import types
+
+    if argument.kind == "tensor_map":
+        return types.CPointer(types.uint8)
+    if argument.kind == "scalar":
+        return (
+            getattr(types, argument.dtype)
+            if argument.present
+            else types.Omitted(np.dtype(argument.dtype).type(0))
+        )
+    return types.CPointer(getattr(types, argument.dtype)) if argument.present else types.Omitted(None)

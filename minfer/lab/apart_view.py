@@ -15,7 +15,7 @@ COLOURS = {
     **decomposition_view.COLOURS,
     "attention": decomposition_view.COLOURS["FA"],
     "norms": style.YELLOW,
-    "RoPE, KV cache": style.tint(style.YELLOW, 0.5),
+    "RoPE, KV cache": style.tint(style.YELLOW, 0.65),
     "embedding": style.QUIET,
 }
 """Class of work -> its colour, as in the decompositions of notebook 5."""
@@ -99,17 +99,18 @@ def draw_apart(taken: TakenApart) -> Picture:
         style.bare(ax).set(xticks=[], yticks=[])
         style.title(ax, "Nothing was taken apart", taken.why or "")
         return Picture(fig, "Nothing was taken apart: there is no time to draw", [])
-    fig, axes = style.figure(9.6, 0.9 + 1.05 * len(taken.passes), rows=len(taken.passes))
+    fig, axes = style.figure(9.6, 1.3 + 1.05 * len(taken.passes), rows=len(taken.passes))
+    patches = {}
     for ax, one in zip(axes, taken.passes, strict=True):
         left = 0.0
         for part in sorted(one.parts, key=lambda part: PLACES.get(part.name, len(PLACES))):
             colour = COLOURS.get(part.name, style.RULE)
-            ax.barh(0, part.ms, left=left, height=0.7, color=colour, edgecolor="white", linewidth=0.6)
-            if part.ms > 0.056 * one.observed_ms:
+            bar = ax.barh(0, part.ms, left=left, height=0.7, color=colour, edgecolor="white", linewidth=0.6)
+            patches.setdefault(part.name, bar)
+            if part.ms > 0.04 * one.observed_ms:
                 dark = part.name in decomposition_view.DARK
                 look = {"fontsize": 8, "color": "white" if dark else style.INK}
-                text = part.name if part.ms > 0.09 * one.observed_ms else part.name.replace(", ", ",\n")
-                ax.text(left + part.ms / 2, 0, text, ha="center", va="center", **look)
+                ax.text(left + part.ms / 2, 0, f"{part.ms:.3g}", ha="center", va="center", **look)
             left += part.ms
         ax.set_yticks([])
         ax.set_xlim(0, left)
@@ -117,5 +118,7 @@ def draw_apart(taken: TakenApart) -> Picture:
         style.label(ax, "time of the observed pass (ms)")
         tokens = f"{one.tokens} tokens" if one.tokens > 1 else "one token"
         style.title(ax, f"{one.phase.capitalize()} of {tokens}", one.where)
+    shown = {name: patches[name] for name in sorted(patches, key=lambda name: PLACES.get(name, len(PLACES)))}
+    fig.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=5, fontsize=8.5, frameon=False)
     what = " and ".join(f"the {one.phase}" for one in taken.passes)
     return Picture(fig, f"Time of {what} by class of work", taken.rows())

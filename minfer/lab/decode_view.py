@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes
+from minfer.campaign.against import SHAPES
 from minfer.campaign.document import newest_walls
 from minfer.campaign.records import Record
 from minfer.campaign.report import DECODE, routes
@@ -87,13 +88,7 @@ def draw_launches(records: Sequence[Record], kernels: int) -> Picture:
 # ---- bandwidth of the products
 
 _GEMV = re.compile(r"gemv (\w+) (\d+)x(\d+)( pdl)?: GB/s")
-_NAMES = {
-    (4608, 3584): "qkv",
-    (3584, 3584): "o",
-    (37888, 3584): "gate_up",
-    (3584, 18944): "down",
-    (152064, 3584): "lm_head",
-}
+_NAMES = {shape: name for name, shape in SHAPES.items()} | {(152064, 3584): "lm_head"}
 
 
 def gemv_rows(records: Sequence[Record]) -> list[dict]:
@@ -132,7 +127,9 @@ def draw_gemv(records: Sequence[Record]) -> Picture:
         for place, row in enumerate(rows):
             if row[key] is not None:
                 ax.bar(place + shift, row[key], width=0.38, color=colour)
-                ax.text(place + shift, row[key] + 40, f"{row[key]:,.0f}", ha="center", fontsize=7.5)
+                look = {"ha": "center", "va": "top", "fontsize": 7.5}
+                look["color"] = "white" if colour == style.BLUE else style.INK
+                ax.text(place + shift, row[key] - 50, f"{row[key]:,.0f}", **look)
         ax.bar(0, 0, color=colour, label=key.partition(" (")[0])
     ax.axhline(READ / 1e9, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
     ax.text(-0.45, READ / 1e9 + 60, f"measured read, {READ / 1e9:,.0f} GB/s", fontsize=8.5, color=style.RED)
@@ -159,7 +156,7 @@ def time_rows(records: Sequence[Record]) -> list[dict]:
     """
     benches = routes(records)
     speeds = {(row["product"], row["format"]): row["us"] for row in gemv_rows(records)}
-    kinds = [(stack, "Q4_K") for stack in ("qkv", "o", "gate_up")] * QWEN25_7B.layers
+    kinds = [(stack, "Q4_K") for stack in ("q+k+v", "o", "gate+up")] * QWEN25_7B.layers
     kinds += [("down", kind) for kind in TYPES["down"]] + [("lm_head", TYPES["lm_head"][0])]
     if not benches or set(kinds) - speeds.keys():
         return []

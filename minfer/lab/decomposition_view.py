@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from minfer.arithmetic.devices import by_name
 from minfer.arithmetic.ledger import bits_a_weight
@@ -31,22 +32,22 @@ from minfer.lab.table import Table
 COLOURS = {
     "gate+up": style.BLUE,
     "down": style.SKY,
-    "q+k+v": "#5E7FB1",
+    "q+k+v": "#7488BE",
     "o": "#A7C6E5",
     "q+o": "#A7C6E5",
     "FA": style.GREEN,
     "convert": style.PINK,
-    "quantize": "#E3A6C8",
-    "dequantize": "#B7608F",
+    "quantize": "#A3588A",
+    "dequantize": "#5E2750",
     "swiglu": style.ORANGE,
     "add/rms/rope": style.YELLOW,
-    "tail": "#B8A27A",
+    "tail": "#7A5C2E",
     "lm_head": style.RED,
     GAP: style.RULE,
     "the rest": style.RULE,
 }
 """Class of work -> its colour; products are blue."""
-DARK = ("gate+up", "q+k+v", "dequantize")
+DARK = ("gate+up", "quantize", "dequantize", "tail")
 """Classes whose colour asks for white text."""
 ORDER = tuple(COLOURS)
 SEED = "seed 002, GB10"
@@ -98,8 +99,7 @@ def draw_walls(walls: Sequence[Wall], note: str = "") -> Picture:
     ax.grid(axis="y", visible=False)
     phase = walls[0].phase
     style.label(ax, f"{phase} of {walls[0].tokens:,} token{'s' if walls[0].tokens > 1 else ''} (ms)")
-    handles, labels = ax.get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8.5, frameon=False)
+    _legend_below(fig, ax)
     style.title(ax, f"Where a {phase}'s time goes", note)
     names = ", ".join(wall.route for wall in walls)
     return Picture(fig, f"Stacked milliseconds of a {phase} by class of work, routes {names}", found)
@@ -143,8 +143,8 @@ def draw_shares(walls: Sequence[Wall], note: str = "") -> Picture:
     ax.set_xlim(0, 1)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     ax.grid(axis="y", visible=False)
-    style.label(ax, "share of the wall clock")
-    style.legend(ax, ncols=7, loc="upper center", bbox_to_anchor=(0.45, -0.3 / (0.4 + 0.27 * len(names))))
+    style.label(ax, "share of the wall clock (%)")
+    _legend_below(fig, ax)
     style.title(ax, "The seed's split and ours", note)
     return Picture(fig, "Shares of a prefill's wall clock by class, the seed's and ours", found)
 
@@ -195,7 +195,7 @@ def draw_bounds(wall: Wall, bar: float = 0.03, note: str = "") -> Picture:
     ax.set_xlim(0, max(row["gain"] for row in found) * 1.15)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     ax.grid(axis="y", visible=False)
-    style.label(ax, "more tokens a second if the class took no time")
+    style.label(ax, "more tokens a second if the class took no time (%)")
     style.title(ax, f"Upper bounds, route {wall.route}", note)
     return Picture(fig, f"Gain of each class of work if it were free, route {wall.route}", found)
 
@@ -319,7 +319,7 @@ def suppose(
 
 def draw_what_if(report: WhatIf) -> Picture:
     """Both walls, stacked."""
-    fig, (ax,) = style.figure(9.6, 2.7)
+    fig, (ax,) = style.figure(9.6, 3.1)
     found = []
     for place, (label, which) in enumerate((("supposed", 1), ("measured", 0))):
         left = 0.0
@@ -338,8 +338,8 @@ def draw_what_if(report: WhatIf) -> Picture:
     ax.set_xlim(0, longest * 1.18)
     ax.set_yticks([0, 1], ["supposed", "measured"], color=style.INK)
     ax.grid(axis="y", visible=False)
-    style.label(ax, "milliseconds")
-    style.legend(ax, ncols=7, loc="upper center", bbox_to_anchor=(0.45, -0.33))
+    style.label(ax, f"{report.wall.phase} (ms)")
+    _legend_below(fig, ax)
     style.title(ax, f"{report.wall.route}: {report.target / report.tok_s - 1:+.1%}", report.supposed)
     return Picture(fig, f"The wall of {report.wall.route}, measured and supposed", found)
 
@@ -382,6 +382,12 @@ def what_if_explorer(walls: Sequence[Wall]) -> Explorer:
         return suppose(by_route[route], **chosen)
 
     return Explorer("what if", controls, report, draw_what_if, what_if_html)
+
+
+def _legend_below(fig: Figure, ax: Axes) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    columns = len(labels) if len(labels) <= 7 else -(-len(labels) // 2)
+    fig.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8.5, frameon=False)
 
 
 def _write(ax: Axes, x: float, y: float, text: str, bucket: str) -> None:

@@ -6,6 +6,7 @@ import traceback
 from html import escape
 
 from minfer.cuda.kernel import CompileError, LaunchRefused, NoDevice, ToolchainError
+from minfer.cuda.runtime.driver import DriverError
 from minfer.engine.errors import EngineError
 
 EXPECTED = (
@@ -15,6 +16,7 @@ EXPECTED = (
     OSError,
     MemoryError,
     CompileError,
+    DriverError,
     LaunchRefused,
     NoDevice,
     ToolchainError,

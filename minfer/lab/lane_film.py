@@ -27,7 +27,7 @@ KINDS = {
     Op.STMATRIX: "store",
     Op.ATOMIC: "store",
     Op.MMA: "mma",
-    Op.SHUFFLE: "mma",
+    Op.SHUFFLE: "shuffle",
     Op.BARRIER_ARRIVE: "barrier",
     Op.WARP_ARRIVE: "barrier",
     Op.LOAD_GLOBAL: "global",

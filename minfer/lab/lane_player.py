@@ -113,12 +113,14 @@ class LanePlayer(Explorer):
 
     Args:
         films: name -> film, the first one shown first.
-        step: where the slider stands at first.
+        step: where the slider stands at first; None: at the first conflict, if there is one.
     """
 
-    def __init__(self, films: Mapping[str, Film], step: int = 0) -> None:
+    def __init__(self, films: Mapping[str, Film], step: int | None = None) -> None:
         self.films = dict(films)
         first = next(iter(self.films))
+        if step is None:
+            step = next(iter(self.films[first].conflicts), 0)
         controls = {
             "name": dropdown({name: name for name in self.films}, first, "kernel"),
             "step": integers(0, len(self.films[first]) - 1, step, "step"),
@@ -159,7 +161,7 @@ class LanePlayer(Explorer):
             button.disabled = not numbers
 
 
-def gemm_player(step: int = 20) -> LanePlayer:
+def gemm_player(step: int | None = None) -> LanePlayer:
     """The small GEMM with three layouts of its rows, and with its wait one group too late."""
     return LanePlayer(
         {
@@ -172,6 +174,7 @@ def gemm_player(step: int = 20) -> LanePlayer:
     )
 
 
-def hopper_player(step: int = 0) -> LanePlayer:
-    """The Hopper GEMM's one block, step by step."""
-    return LanePlayer({"TMA and wgmma": hopper_film()}, step)
+def hopper_player() -> LanePlayer:
+    """The Hopper GEMM's one block, step by step, from the first tile that wgmma reads."""
+    shown = hopper_film()
+    return LanePlayer({"TMA and wgmma": shown}, next(s.number for s in shown.steps if s.kind == "load"))

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from minfer.cuda.trace import Finding, Place
 from minfer.lab import style
@@ -39,7 +40,8 @@ KIND_COLOURS = {
     "load": style.BLUE,
     "store": style.SKY,
     "mma": style.GREEN,
-    "barrier": style.QUIET,
+    "shuffle": style.tint(style.GREEN, 0.6),
+    "barrier": style.tint(style.INK, 0.3),
     "global": style.PINK,
 }
 CHUNK_WORDS = 4
@@ -116,6 +118,7 @@ def _headline(step: Step) -> str:
         "copy": "copies are on their way",
         "wait": f"{len(step.landed)} copies have landed" if step.landed else "nothing lands",
         "mma": "no memory is touched",
+        "shuffle": "lanes exchange registers",
         "barrier": "warps wait for each other",
     }.get(step.kind, NAMES.get(step.op, step.op.name.lower()))
 
@@ -143,7 +146,8 @@ def _memory(ax: Axes, frame: Frame) -> None:
     ax.set_ylim(height + 0.05, -0.05)
     step = max(height // 8, 1)
     ax.set_yticks([r + 0.5 for r in range(0, height, step)], [f"{r * 128:,}" for r in range(0, height, step)])
-    ax.tick_params(length=0, labelbottom=False)
+    ax.set_xticks([b + 0.5 for b in range(0, 32, 4)], [str(b) for b in range(0, 32, 4)])
+    ax.tick_params(length=0)
     style.label(ax, "bank", "shared memory (byte)")
     style.title(ax, "Shared memory, bank by bank", "a number is the lane")
 
@@ -154,6 +158,7 @@ def _load(ax: Axes, frame: Frame) -> list[int]:
     ax.set_ylim(0, max(4, *frame.load) * 1.1)
     ax.set_xticks([b + 0.5 for b in range(0, 32, 4)], [str(b) for b in range(0, 32, 4)])
     ax.grid(axis="x", visible=False)
+    ax.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     style.label(ax, "bank", "words a phase")
     style.title(ax, "What a phase wants from each bank")
     return frame.load

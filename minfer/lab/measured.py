@@ -13,7 +13,7 @@ from minfer.arithmetic.devices import DEVICES, Device, by_name
 from minfer.campaign.peers import Peer, llamacpp
 from minfer.campaign.records import Bench, Prefill, Record
 from minfer.campaign.report import DECODE, DEVICE, PREFILL, routes
-from minfer.engine.errors import EngineError
+from minfer.lab.errors import EXPECTED, sentence
 from minfer.lab.speed_view import DECODED, TOKENS
 from minfer.lab.table import Table
 from minfer.model.errors import ModelFileError
@@ -32,7 +32,7 @@ class Speeds:
         benches: by route. prefills: single variants, of the same device.
         peer: another engine on the same kind of GPU, None where there are no figures of one.
         device: the table's, whose bandwidth is the limit. live: measured just now.
-        origin: where and when. why: the reason that nothing was measured here, "" if it was.
+        origin: where and when. why: what was not measured here, and the reason; "" if all was.
     """
 
     benches: dict[str, Bench]
@@ -84,8 +84,8 @@ def from_records(records: Sequence[Record], why: str = "") -> Speeds:
 def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | None = None) -> Speeds:
     """The speeds of this machine's GPU with the 7B, or those of the records and the reason.
 
-    Measuring takes a minute or two: `minfer bench -p 2048 -n 128` on every route that the GPU has. What goes
-    wrong on the way (no memory, a broken file) becomes the reason.
+    Measuring takes a minute or two: `minfer bench -p 2048 -n 128` on every route that the GPU has. A route
+    that cannot run (no memory, a launch that the driver refuses) is left out, and the reason is told.
 
     Args:
         measure: runs one route on a model file.
@@ -107,13 +107,25 @@ def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | No
     known = by_name(gpu.name)
     if known is None:
         return from_records(records, f"the bandwidth of {gpu.name} is not in the table of devices")
-    names = ("f16", "f16-wgmma") if gpu.arch == "sm_90a" else ("f16",)
-    try:
-        benches = {name: (measure or bench_route)(name, model) for name in names}
-    except (EngineError, ModelFileError) as error:
-        return from_records(records, str(error))
+    benches, failed = {}, []
+    for route in usable_routes(gpu.arch):
+        try:
+            benches[route] = (measure or bench_route)(route, model)
+        except EXPECTED as error:
+            failed.append(f"{route}: {sentence(error)}")
+    why = "; ".join(failed)
+    if not benches:
+        return from_records(records, why)
+    benches = dict(sorted(benches.items(), key=lambda entry: entry[1].result(PREFILL).avg_ts))
     peer = llamacpp() if known.key == DEVICE else None
-    return Speeds(benches, [], peer, known, True, f"Measured just now on {gpu}, {model.name}")
+    return Speeds(benches, [], peer, known, True, f"Measured just now on {gpu}, {model.name}", why)
+
+
+def usable_routes(arch: str) -> list[str]:
+    """Every route that an architecture ("sm_90a") has."""
+    from minfer.engine.cuda.routes import HOPPER_ROUTES, ROUTES
+
+    return [name for name in ROUTES[1:] if arch == "sm_90a" or name not in HOPPER_ROUTES]
 
 
 def find_model() -> Path | None:

@@ -9,9 +9,8 @@ from pathlib import Path
 from minfer.campaign.document import newest_walls
 from minfer.campaign.records import Record, Wall
 from minfer.campaign.report import DEVICE
-from minfer.engine.errors import EngineError
+from minfer.lab.errors import EXPECTED, sentence
 from minfer.lab.measured import SYNTHETIC, find_model
-from minfer.model.errors import ModelFileError
 
 TOKENS = 2048
 
@@ -22,7 +21,7 @@ class Walls:
 
     Attributes:
         prefills: by route, slowest first. decodes: of one token. live: measured just now.
-        origin: where and when. why: the reason that nothing was measured here, "" if it was.
+        origin: where and when. why: what was not measured here, and the reason; "" if all was.
     """
 
     prefills: list[Wall]
@@ -42,13 +41,15 @@ def from_records(records: Sequence[Record], why: str = "") -> Walls:
     return Walls(prefills, decodes, False, f"From records: {origins}", why)
 
 
-def walls(records: Sequence[Record], measure: Callable[[Path], list[Wall]] | None = None) -> Walls:
+def walls(
+    records: Sequence[Record], measure: Callable[[Path, Callable[[str], None]], list[Wall]] | None = None
+) -> Walls:
     """The walls of this machine's GPU with the 7B, or those of the records and the reason.
 
-    Measuring takes about a minute. What goes wrong on the way becomes the reason.
+    Measuring takes about a minute. A wall that cannot be taken apart is left out, and the reason is told.
 
     Args:
-        measure: takes the walls of a model file apart.
+        measure: takes the walls of a model file apart, and says which it does not record.
     """
     from minfer.engine.cuda.backend import why_unavailable
 
@@ -58,25 +59,23 @@ def walls(records: Sequence[Record], measure: Callable[[Path], list[Wall]] | Non
         reason = f"the 7B is not here (`minfer synth qwen2.5-7b -o {SYNTHETIC}` among the pulled models)"
     if reason is not None:
         return from_records(records, reason)
+    said: list[str] = []
     try:
-        found = (measure or take_apart)(model)
-    except (EngineError, ModelFileError, RuntimeError) as error:
-        return from_records(records, str(error))
+        found = (measure or take_apart)(model, said.append)
+    except (*EXPECTED, RuntimeError) as error:
+        return from_records(records, sentence(error))
+    why = "; ".join(line for line in said if "not recorded: " in line)
     prefills = sorted((wall for wall in found if wall.phase == "prefill"), key=lambda wall: wall.tok_s)
     if not prefills:
-        return from_records(records, "no wall was conserved")
+        return from_records(records, why or "no wall was conserved")
     decodes = [wall for wall in found if wall.phase == "decode"]
-    return Walls(prefills, decodes, True, f"Measured just now: {found[0].origin}, {model.name}")
+    return Walls(prefills, decodes, True, f"Measured just now: {found[0].origin}, {model.name}", why)
 
 
-def take_apart(path: Path) -> list[Wall]:
+def take_apart(path: Path, say: Callable[[str], None]) -> list[Wall]:
     """The walls that `minfer probe run r23-decomposition` records, of a model file."""
     from minfer.campaign.decompose import decompose_all
     from minfer.campaign.prefills import SharedModel
     from minfer.engine.cuda.devices import GpuDevice
 
-    return decompose_all(SharedModel(path, GpuDevice(), TOKENS, tell=_quiet), TOKENS, _quiet)
-
-
-def _quiet(line: str) -> None:
-    pass
+    return decompose_all(SharedModel(path, GpuDevice(), TOKENS, tell=lambda line: None), TOKENS, say)[0]

@@ -259,7 +259,8 @@ def _stack(ax, names: list[str], rows: list[dict]) -> None:
             ax.barh(range(len(names)), sizes, left=left, height=0.62, color=colour, label=part)
         left += sizes
     for place, total in enumerate(left):
-        ax.text(total, place, f" {total:,.0f} B", va="center", fontsize=8, color=style.INK)
+        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        ax.text(total, place, f" {total:,.0f} B", va="center", fontsize=8, color=style.INK, bbox=ground)
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
@@ -274,7 +275,7 @@ def draw_depth(found: Depth) -> Picture:
     rows: list[dict] = [{"panel": "shared", "part": part, "bytes": size} for part, size in parts.items()]
     _stack(left, [f"{found.kernel}\nKD={kd}"], rows)
     cap = device.shared_per_block
-    left.axvline(cap, color=style.RED if found.held.refusal else style.INK, linewidth=1.6)
+    left.axvline(cap, color=style.RED if found.held.refusal else style.INK, linewidth=1.6, label="cap")
     left.set_xlim(0, 1.25 * max(cap, found.config.shared_bytes))
     left.set_ylim(0.9, -0.6)
     style.kib_axis(left)

@@ -345,7 +345,7 @@ def draw_attempt(tried: Attempt, kernel: str, kd: int, stages: int = 2) -> Pictu
         at += size
         rows.append({"panel": "shared", "part": part, "bytes": size})
     over = tried.asked > tried.allowed
-    left.axvline(tried.allowed, color=style.RED if over else style.INK, linewidth=1.6)
+    left.axvline(tried.allowed, color=style.RED if over else style.INK, linewidth=1.6, label="cap")
     left.set_xlim(0, 1.15 * max(tried.asked, tried.allowed))
     left.set_ylim(0.9, -0.6)
     left.set_yticks([])

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from matplotlib.ticker import MaxNLocator
+
 from minfer.campaign.probe import Probe
 from minfer.campaign.probe_record import Comparison, ProbeRun
 from minfer.campaign.statistics import VERDICTS, keep
-from minfer.campaign.table import newest_runs, probe_rows
+from minfer.campaign.table import bound_words, newest_runs, probe_rows
 from minfer.lab import style
 from minfer.lab.explorer import Explorer, dropdown
 from minfer.lab.picture import Picture
@@ -111,12 +113,13 @@ def draw_verdicts(probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str
     ax.axvline(0.03, color=style.RED, linewidth=1.1, linestyle=(0, (4, 3)))
     ax.text(0.03, len(found) - 0.35, " the bar, +3 %", color=style.RED, fontsize=8.5)
     ax.set_yticks(range(len(found)), [row["probe"] for row in reversed(found)], color=style.INK)
-    low = min((row["gain"] for row in found), default=0.0)
-    ax.set_xlim(min(low * 1.15, -0.02), max((row["gain"] for row in found), default=0.1) + 0.42 * widest)
+    low = min((min(row["gain"], row["low"]) for row in found), default=0.0)
+    high = max((max(row["gain"], row["high"]) for row in found), default=0.1)
+    ax.set_xlim(min(low - 0.05 * (high - low), -0.02), high + 0.45 * (high - min(low, 0)))
     ax.set_ylim(-0.6, len(found) + 0.3)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     ax.grid(axis="y", visible=False)
-    style.label(ax, "gain of the whole prefill (tokens a second)")
+    style.label(ax, "gain of the whole prefill's tokens a second (%)")
     style.title(ax, "Every probe of the campaign", note)
     return Picture(fig, f"Gain of the wall clock of {len(found)} probes, with verdicts", found)
 
@@ -145,7 +148,8 @@ def draw_run(browsed: Browsed) -> Picture:
         sides = (comparison.baseline, comparison.variant, comparison.again)
         low, high = min(map(min, sides)), max(map(max, sides))
         ax.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
-        style.label(ax, "round", "ms" if ax is axes[0] else "")
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        style.label(ax, "round", "time (ms)" if ax is axes[0] else "")
         case = comparison.case.split(",")[0]
         style.title(ax, f"{comparison.ratio - 1:+.1%}", case)
     if comparisons:
@@ -183,8 +187,11 @@ def run_html(probe: Probe, run: ProbeRun | None) -> str:
     if run.gain is not None:
         g = run.gain
         found += (
-            f" Wall clock {g.value:+.2%} [{g.low:+.2%}, {g.high:+.2%}], noise {g.noise:.2%}; {escape(g.why)}."
+            f" Wall clock {g.value:+.2%} [{g.low:+.2%}, {g.high:+.2%}], noise {g.noise:.2%}, "
+            f"{g.rounds} rounds."
         )
+    if run.most is not None:
+        found += f" {escape(bound_words(run))}."
     parts.append(found)
     parts.append(f"{escape(str(run.telemetry))}.")
     for name in ("mechanism", "retry", "reason"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from statistics import mode
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from minfer.arithmetic.work import QWEN25_7B, decode_bytes, prefill_gmac, qwen25
 from minfer.campaign.peers import Peer
 from minfer.campaign.records import Bench, GpuTests, Prefill, Record, RecordError
 from minfer.campaign.report import DECODE, PEER_PREFILL, PREFILL
+from minfer.engine.cuda.routes import ROUTES
 from minfer.lab import style
 from minfer.lab.picture import Picture
 
@@ -213,12 +215,16 @@ def fastest_read(records: Sequence[Record]) -> tuple[str, float] | None:
     """(which GEMV, GB/s): the fastest read of weights that the GPU tests measured; None: none did."""
     speeds = [
         (name.partition(": ")[0], float(value))
-        for record in records
-        if isinstance(record, GpuTests)
-        for name, value in record.measured.items()
+        for name, value in _newest_figures(records).items()
         if name.startswith("gemv") and name.endswith(": GB/s")
     ]
     return max(speeds, key=lambda speed: speed[1], default=None)
+
+
+def _newest_figures(records: Sequence[Record]) -> dict[str, Any]:
+    """Every figure of the GPU tests by the newest run that measured it; records come oldest first."""
+    runs = (record.measured for record in records if isinstance(record, GpuTests))
+    return {name: value for run in runs for name, value in run.items()}
 
 
 def gemv_rows(records: Sequence[Record]) -> list[dict]:
@@ -226,13 +232,11 @@ def gemv_rows(records: Sequence[Record]) -> list[dict]:
 
     Those launched as decoding launches them, each overlapping the end of the one before.
     """
-    found = []
-    for record in records:
-        if isinstance(record, GpuTests):
-            for name, speed in record.measured.items():
-                if match := re.fullmatch(r"gemv (\w+) (\d+x\d+) pdl: GB/s", name):
-                    time = record.measured[name.replace("GB/s", "us")]
-                    found.append({"format": match[1], "matrix": match[2], "us": time, "GB/s": speed})
+    found, figures = [], _newest_figures(records)
+    for name, speed in figures.items():
+        if match := re.fullmatch(r"gemv (\w+) (\d+x\d+) pdl: GB/s", name):
+            time = figures[name.replace("GB/s", "us")]
+            found.append({"format": match[1], "matrix": match[2], "us": time, "GB/s": speed})
     return sorted(found, key=lambda row: row["us"])
 
 
@@ -254,6 +258,19 @@ def products_ms(records: Sequence[Record]) -> float:
     return sum(times[product] for product in needed) / 1e3
 
 
+def _alike(rows: Sequence[dict]) -> list[list[dict]]:
+    """Rows of `decode_rows`, those of our routes whose points would hide each other together."""
+    groups: list[list[dict]] = []
+    for row in sorted(rows, key=lambda row: (row["engine"] not in ROUTES, row["context"], row["tok/s"])):
+        last = groups[-1][-1] if groups else None
+        near = last is not None and (last["engine"] in ROUTES) == (row["engine"] in ROUTES)
+        if near and row["context"] == last["context"] and row["tok/s"] < 1.05 * last["tok/s"]:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
 def draw_decode(
     rows: Sequence[dict], where: Device, read: tuple[str, float] | None = None, note: str = ""
 ) -> Picture:
@@ -270,22 +287,15 @@ def draw_decode(
         roofs.append((f"{read[0]}, measured, {read[1]:,.0f} GB/s", read[1] * 1e9, style.SKY, "--"))
     for name, bandwidth, colour, dash in roofs:
         ax.plot(contexts, bandwidth / sizes, color=colour, linestyle=dash, linewidth=2, label=name)
-    points: dict[tuple[float, int], list[str]] = {}
-    for row in rows:
-        points.setdefault((row["context"], round(row["tok/s"])), []).append(row["engine"])
-    for (context, rate), engines in points.items():
-        ours = engines[0].startswith("f16")
-        ax.plot(
-            context,
-            rate,
-            "o",
-            markersize=8,
-            markeredgecolor="white",
-            color=style.GREEN if ours else style.RED,
-        )
-        ax.text(
-            context * 1.12, rate + 25, f"{', '.join(engines)}: {rate:,} tok/s", fontsize=8.5, color=style.INK
-        )
+    for group in _alike(rows):
+        context, rates = group[0]["context"], [row["tok/s"] for row in group]
+        colour = style.GREEN if group[0]["engine"] in ROUTES else style.RED
+        ax.plot([context] * len(rates), rates, "o", markersize=8, markeredgecolor="white", color=colour)
+        names = [row["engine"] for row in group]
+        who = ", ".join(names) if len(names) < 4 else f"{len(names)} routes"
+        low, high = round(min(rates)), round(max(rates))
+        speed = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        ax.text(context * 1.12, high + 25, f"{who}: {speed} tok/s", fontsize=8.5, color=style.INK)
     ax.set_xscale("log", base=2)
     ticks = [32, 128, 512, 2048, 8192, 32768]
     ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])

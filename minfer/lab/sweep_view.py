@@ -68,7 +68,7 @@ def draw_sweep(devices: Sequence[Device]) -> Picture:
         top = next(row for row in rows if (row["TM"], row["KS"]) == (tm, KSS[0]))
         where = (top["B a kFLOP"], top["barriers a MFLOP"])
         ledger.annotate(f"TM={tm}", where, (-4, 5), textcoords="offset points", fontsize=8.5, ha="right")
-    ledger.margins(x=0.3, y=0.16)
+    ledger.margins(x=0.45, y=0.16)
     style.label(ledger, "bytes into shared memory (B a kFLOP)", "block barriers (a MFLOP)")
     style.title(ledger, "What a tile saves", "down and left is less work")
     for ax, device in zip(resident, devices, strict=True):

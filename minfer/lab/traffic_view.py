@@ -128,7 +128,7 @@ def panel_bytes(ledger: GemmLedger, panels: dict[str, int]) -> int:
 
 def draw_orders(ledger: GemmLedger, resident: int) -> Picture:
     """The first waves of both launch orders over the grid of tiles, with what the first one reads."""
-    fig, axes = style.figure(9.6, 3.9, columns=2)
+    fig, axes = style.figure(9.6, 4.2, columns=2)
     colours = ListedColormap([style.BLUE, style.ORANGE, style.GREEN, style.PAPER])
     everything = []
     edges = 0.3 if ledger.m_tiles <= 80 else 0
@@ -143,9 +143,14 @@ def draw_orders(ledger: GemmLedger, resident: int) -> Picture:
         style.label(ax, "output tile (a panel of B each)", "token tile (a panel of A each)")
         panels = panels_in_wave(rows)
         size = panel_bytes(ledger, panels) / 2**20
-        note = f"{meaning}\nfirst wave reads {panels['a']} panels of A, {panels['b']} of B: {size:.1f} MiB"
+        of_a = f"{panels['a']} panel{'s' * (panels['a'] > 1)} of A"
+        note = f"{meaning}\nthe first wave reads {of_a}, {panels['b']} of B: {size:.1f} MiB"
         style.title(ax, order, note)
         everything += rows
+    for wave, colour in enumerate(colours.colors[:3], 1):
+        axes[0].plot([], [], "s", color=colour, markersize=9, label=f"wave {wave}")
+    handles, labels = axes[0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5, frameon=False)
     shape = f"{ledger.n_tiles} x {ledger.m_tiles}"
     alt = f"The first three waves of {resident} blocks over {shape} tiles, in two orders"
     return Picture(fig, alt, everything)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -10,12 +11,14 @@ from minfer import cli
 from minfer.campaign.against import (
     COLD_BYTES,
     SHAPES,
+    Against,
     Comparison,
     compare_products,
     copies,
     geometric_mean,
     launches,
 )
+from minfer.campaign.records import read_record, write_record
 from minfer.engine.errors import EngineError
 
 
@@ -30,6 +33,30 @@ def test_ratios_and_speeds():
     assert str(one).startswith("o         2048 tokens burst        731 TFLOPS, cuBLAS  679: 1.076")
     assert one.as_dict()["ratio"] == one.ratio
     assert geometric_mean([row(1.0, 2.0), row(2.0, 1.0)]) == pytest.approx(1.0)
+    clocked = replace(one, ours_mhz=1500.0, theirs_mhz=1600.0)
+    assert clocked.cycles == (108_000, 124_000) and one.cycles is None
+    assert str(clocked).endswith("108.0 and 124.0 kilocycles at 1500 and 1600 MHz")
+
+
+def test_record(tmp_path):
+    stamp = {"file": "", "date": "2026-11-30T01:00:00+00:00", "commit": "abc", "device": "NVIDIA H200"}
+    record = Against(
+        **stamp,
+        driver="580",
+        command="minfer bench --against torch",
+        library="torch",
+        results=[row(1.0, 2.0)],
+    )
+    path = write_record(record, tmp_path, stem=record.stem)
+    again = read_record(path)
+    assert path.name.startswith("against-cublas-burst") and again.results == record.results
+    for results, message in (
+        ([], "at least one product"),
+        ([row(1.0, 2.0), replace(row(1.0, 2.0), regime="sustained")], "one regime"),
+        ([row(0.0, 2.0)], r"results\[0\].ours_us"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace(record, results=results).check()
 
 
 @pytest.mark.parametrize("nt", [1, 512, 2048, 8192])

@@ -87,6 +87,34 @@ def test_a_wall_that_is_not_conserved_is_no_record(tmp_path):
     assert replace(read_record(write_record(near, tmp_path, stem="wall")), file="wall.json") == near
 
 
+def test_int8_products_are_measured_by_the_int8_rate():
+    launches = [observed("mmq", "gate+up", 30.0, 4.5), observed("gemm_f16", "gate+up", 10.0, 16.0)]
+    (bucket,) = dec.buckets(launches, [0.5, 0.5])
+    assert bucket.gmac == 40.0 and bucket.int8_gmac == 30.0
+    wall = example_wall(
+        buckets=[bucket], gap_ms=99.0, ceilings={"f16_tops": 100.0, "int8_tops": 200.0, "copy_gb_s": 1.0}
+    )
+    row = dec.rows(wall)[0]
+    assert row["TFLOPS"] == pytest.approx(80.0)
+    assert row["compute SOL"] == pytest.approx(2 * 10 / 100 + 2 * 30 / 200)
+    assert dec.rows(replace(wall, ceilings={"f16_tops": 100.0}))[0]["compute SOL"] is None
+
+
+def test_a_wall_that_contradicts_itself_is_refused():
+    with pytest.raises(ValueError, match=r"gap_ms: -1\.000: launches hold more time than their pass took"):
+        example_wall(gap_ms=-1.0).check()
+    (bucket, *rest) = example_wall().buckets
+    with pytest.raises(ValueError, match=r"buckets\[0\]\.int8_gmac: 8000\.0 of 7000\.0 GMAC"):
+        example_wall(buckets=[replace(bucket, int8_gmac=8000.0), *rest]).check()
+
+
+def test_a_wall_tells_what_was_not_quiet():
+    assert example_wall().unquiet(0.0) == []
+    assert example_wall().unquiet(0.5) == ["the GPU was 50% busy before the measurements"]
+    (found,) = example_wall(wall_ms=[100.0] * 5 + [150.0] * 2 + [100.0] * 4).unquiet()
+    assert found == "2 of 11 rounds are outliers"
+
+
 def test_the_seeds_target_follows_from_its_figures():
     """Seed 002: if the products took llama.cpp's 597 ms, the f16 path would reach about 2900 tok/s."""
     tokens, tok_s = figure("002", "wall.tokens").value, figure("002", "wall.tok_s").value

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from minfer.campaign.discovery import FOLDERS, choose, find, from_path, shipped
-from minfer.campaign.probe import BAR, Prediction, Probe, ProbeError, upper_bound
+from minfer.campaign.probe import BAR, Prediction, Probe, ProbeError
 from minfer.campaign.seeds import verdicts
 from minfer.campaign.session import simulate
+from minfer.campaign.statistics import upper_bound
 from minfer.campaign.trial import kernels_of
 from minfer.campaign.workload import Case, pooled_normal
 from minfer.campaign.workloads import Mmq

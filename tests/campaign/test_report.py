@@ -9,6 +9,7 @@ import pytest
 from minfer.campaign import report
 from minfer.campaign.peers import llamacpp
 from minfer.campaign.records import Bench, GpuTests, RecordError, load_records
+from minfer.engine.cuda.routes import ROUTES
 
 RECORDS = load_records()
 
@@ -19,15 +20,34 @@ def test_the_readme_is_what_the_records_give():
 
 
 def test_every_figure_of_the_table_is_a_records():
+    benches = report.routes(RECORDS)
+    lasting = report.routes(RECORDS, regime="sustained")
     lines = report.speed_table(RECORDS, llamacpp()).splitlines()
-    assert lines[0].startswith("|  | prefill, 2048 tokens |")
-    for line, (route, bench) in zip(lines[2:], report.routes(RECORDS).items(), strict=False):
+    assert lines[0].startswith("|  | prefill multiplies | memory | prefill, burst |")
+    for line, (route, bench) in zip(lines[2:], benches.items(), strict=False):
         prefill, decode = bench.result("pp2048"), bench.result("tg128")
-        assert f"`{route}`" in line
+        assert f"`{route}` | {report.WHAT[route]} | {prefill.settings.get('memory', '')} |" in line
         assert f" {prefill.avg_ts:,.0f} ± " in line and f" {decode.avg_ts:,.1f} ± " in line
-        assert f"{min(prefill.samples_ts):,.0f} to {max(prefill.samples_ts):,.0f}" in line
-    assert "| llama.cpp | 10,092 ± 360 | not recorded | 281.3 ± 1.7 |" in lines
+        if route in lasting:
+            assert f" {lasting[route].result('pp2048').avg_ts:,.0f} ± " in line
+    assert "| llama.cpp | the blocks |  | 10,092 ± 360 |  | 281.3 ± 1.7 |" in lines
     assert any("**burst**" in line for line in lines)
+
+
+def test_a_sustained_bench_is_no_burst():
+    old = next(record for record in RECORDS if isinstance(record, Bench))
+    sensors = {"sm_mhz": 1410.0, "power_w": 690.0}
+    lasting = [replace(r, regime="sustained", sensors=sensors, avg_ts=20_000.0) for r in old.results]
+    long = replace(old, date="2027-01-01T00:00:00+00:00", results=lasting)
+    assert report.routes([old, long]) == {old.route: old}
+    assert report.routes([old, long], regime="sustained") == {old.route: long}
+    assert long.stem == f"{old.stem}-sustained" == f"bench-{old.model}-{old.route}-sustained"
+    table = report.speed_table([old, long], llamacpp())
+    assert "| 20,000 ± " in table and "(1,410 MHz at 690 W)" in table
+
+
+def test_every_route_is_described():
+    assert report.WHAT.keys() == set(ROUTES) - {"auto"}
 
 
 def test_the_newest_bench_of_a_route_counts():

@@ -12,11 +12,13 @@ from minfer.campaign import session
 from minfer.campaign.ceilings import AboveCeiling
 from minfer.campaign.gates import Parity, SameOutputs
 from minfer.campaign.probe import Prediction, Probe
+from minfer.campaign.probe_record import Bound, ProbeRun
 from minfer.campaign.records import RecordError, annotate, read_record, write_record
-from minfer.campaign.run import run_gates, run_probe
+from minfer.campaign.run import run_gates, run_probe, wall_run
+from minfer.campaign.statistics import LEAST_ROUNDS
 from minfer.campaign.table import describe_run
 from minfer.campaign.trial import Trial, compare
-from tests.campaign.fake_gpu import FakeGpu, Scale, ScaleConfig, install
+from tests.campaign.fake_gpu import FakeGpu, Routed, Scale, ScaleConfig, install, run_prefilled
 from tests.campaign.walls import example_wall
 
 STEADY = (1.0, 1.0004, 0.9997, 1.0002)
@@ -49,28 +51,51 @@ def walls() -> list:
     return [replace(example_wall(), device="NVIDIA H200", route="f16")]
 
 
-def test_a_gain_of_the_kernels_lands_by_their_share_of_the_wall(gpu):
-    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
-    assert [gate.name for gate in run.gates] == ["parity", "outputs"] and run.gates_passed
-    assert run.kernel_ms() == pytest.approx((8.0, 4.0), rel=1e-3)
-    # The example's wall is 100 ms, of which 6 are the convert class: 94 + 8 -> 94 + 4.
-    assert run.gain.value == pytest.approx(102 / 98 - 1, rel=0.01)
+def measured(gpu, monkeypatch, variant: ScaleConfig, prefill_rounds: int = 9, **rest) -> ProbeRun:
+    """A run with whole prefills."""
+    asked = probe(variant, Routed(), **rest)
+    return run_prefilled(monkeypatch, asked, gpu, prefill_rounds=prefill_rounds)
+
+
+def test_a_prefill_that_gains_lands(gpu, monkeypatch):
+    run = measured(gpu, monkeypatch, ScaleConfig(1.9))
+    assert [gate.name for gate in run.gates] == ["parity", "outputs", "tokens"] and run.gates_passed
+    assert run.kernel_ms() == pytest.approx((8.0, 7.6), rel=1e-3)
+    assert run.gain.value == pytest.approx(2 / 1.9 - 1, rel=0.01) and run.gain.rounds == 9
     assert run.gain.low <= run.gain.value <= run.gain.high
-    assert run.verdict == "LANDED" and run.quiet
+    assert run.verdict == "LANDED" and run.quiet and run.bound is None
     assert run.telemetry.samples == 0 and "a fake" in str(run.telemetry)
 
 
 @pytest.mark.parametrize(
-    ("ms", "verdict"), [(2.0, "null"), (1.9, "REVERTED"), (2.5, "REVERTED"), (0.5, "LANDED")]
+    ("ms", "verdict"), [(2.0, "null"), (1.96, "REVERTED"), (2.5, "REVERTED"), (0.5, "LANDED")]
 )
-def test_verdicts(gpu, ms, verdict):
-    run = run_probe(probe(ScaleConfig(ms)), gpu, rounds=9, records=walls(), say=lambda line: None)
-    assert run.verdict == verdict
+def test_verdicts(gpu, monkeypatch, ms, verdict):
+    assert measured(gpu, monkeypatch, ScaleConfig(ms)).verdict == verdict
+
+
+def test_few_rounds_decide_nothing(gpu, monkeypatch):
+    run = measured(gpu, monkeypatch, ScaleConfig(0.5), prefill_rounds=LEAST_ROUNDS - 1)
+    assert run.gain.value > 2 and run.verdict == "MEAS-ONLY"
+    assert measured(gpu, monkeypatch, ScaleConfig(0.5), prefill_rounds=LEAST_ROUNDS).verdict == "LANDED"
+
+
+def test_without_a_prefill_the_wall_only_bounds_the_gain(gpu):
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    # The example's wall is 100 ms, of which 6 are the convert class: 94 + 6 -> 94 + 3.
+    assert run.bound == Bound("convert", 0.06, "wall.json")
+    assert run.most == pytest.approx(100 / 97 - 1, rel=0.01)
+    assert run.gain is None and run.verdict == "MEAS-ONLY"
+    assert "upper bound of its gain +3.09%, if all of convert, 6.0% of the wall in wall.json" in describe_run(
+        run
+    )
+    slower = run_probe(probe(ScaleConfig(3.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    assert slower.most == 0 and slower.verdict == "MEAS-ONLY"
 
 
 def test_without_a_decomposition_the_kernels_alone_decide_nothing(gpu):
     run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, say=lambda line: None)
-    assert run.gain is None and run.verdict == "MEAS-ONLY"
+    assert run.gain is None and run.most is None and run.verdict == "MEAS-ONLY"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +162,7 @@ def test_the_record_reads_back_and_contradicts_nothing(gpu, tmp_path):
         f"probe-faster-{run.day}.json",
     ]
     text = describe_run(back)
-    assert text.startswith("LANDED on NVIDIA H200") and "A/A noise" in text and "rule: quiet" in text
+    assert text.startswith("MEAS-ONLY on NVIDIA H200") and "A/A noise" in text and "rule: quiet" in text
 
 
 @pytest.mark.parametrize(
@@ -150,6 +175,8 @@ def test_the_record_reads_back_and_contradicts_nothing(gpu, tmp_path):
         ({"verdict": "GREAT"}, "'GREAT' is none of LANDED"),
         ({"quiet": False}, "beside 0 things"),
         ({"bar": 0}, "bar: 0 is not above 0"),
+        ({"bound": {"bucket": "convert", "share": 1.5, "wall": "x"}}, "bound.share: 1.5 is no share"),
+        ({"gain": {"value": 1.0}}, "gain: no such field"),
     ],
 )
 def test_a_record_cannot_be_talked_into_a_verdict(gpu, tmp_path, change, words):
@@ -158,6 +185,35 @@ def test_a_record_cannot_be_talked_into_a_verdict(gpu, tmp_path, change, words):
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(RecordError, match=words):
         read_record(path)
+
+
+def test_the_gain_is_that_of_the_samples(gpu, monkeypatch, tmp_path):
+    path = write_record(measured(gpu, monkeypatch, ScaleConfig(1.9)), tmp_path, stem="x")
+    entry = json.loads(path.read_text())
+    assert "gain" not in entry
+    entry["wall"][0]["ratio"] = 2.0
+    path.write_text(json.dumps(entry))
+    with pytest.raises(RecordError, match=r"wall\[0\]\.ratio: 2, but 1\.05\d+ follows from its samples"):
+        read_record(path)
+
+
+def test_a_wall_that_was_not_conserved_fails_its_gate(gpu, monkeypatch, tmp_path):
+    from minfer.campaign import run as running
+
+    monkeypatch.setattr(running, "reader_of", lambda gpu: (None, "a fake"))
+    asked = replace(probe(ScaleConfig(1.0)), measure="wall")
+    good = wall_run(asked, gpu, "7b.gguf", walls(), {})
+    assert good.verdict == "MEAS-ONLY" and good.quiet and [g.passed for g in good.gates] == [True]
+    reason = "EngineError: buckets: with the gaps 93 ms, the wall clock is 100 ms"
+    bad = wall_run(asked, gpu, "7b.gguf", walls(), {"prefill f16-wgmma": reason})
+    assert bad.verdict == "REVERTED" and not bad.gates_passed
+    assert bad.gates[-1].name == "conservation, prefill f16-wgmma" and bad.gates[-1].found == reason
+    assert read_record(write_record(bad, tmp_path, stem="x")).gates == bad.gates
+    drifting = replace(walls()[0], wall_ms=[97.0, 97.0, 100.0, 100.0, 101.0, 101.0])
+    unquiet = wall_run(asked, gpu, "7b.gguf", [drifting], {})
+    assert not unquiet.quiet and "prefill f16: the baseline drifted by +4.1%" in unquiet.unquiet[0]
+    nothing = wall_run(asked, gpu, "7b.gguf", [], {"prefill f16": "no memory"})
+    assert nothing.verdict == "REVERTED" and nothing.telemetry.samples == 0
 
 
 def test_samples_and_statistics_belong_together(gpu, tmp_path):

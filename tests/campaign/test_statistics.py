@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.campaign.statistics import decide, keep, ratio, unquiet
+from minfer.campaign.statistics import CONFIDENCE, LEAST_ROUNDS, decide, keep, ratio, unquiet
 from minfer.campaign.timing import interleave
 
 
@@ -55,6 +55,14 @@ def test_what_disturbs_a_window():
     assert found == "the baseline drifted by +5.0% from the first third to the last"
 
 
+def test_few_rounds_decide_nothing():
+    known = {"gates_passed": True, "quiet": True, "interval": (0.1, 0.2), "noise": 0.001, "bar": 0.03}
+    assert decide(rounds=LEAST_ROUNDS, **known) == "LANDED"
+    assert decide(rounds=LEAST_ROUNDS - 1, **known) == "MEAS-ONLY"
+    # The least and the most of n samples enclose the median with this probability.
+    assert 1 - 2 ** (1 - LEAST_ROUNDS) >= CONFIDENCE > 1 - 2 ** (2 - LEAST_ROUNDS)
+
+
 VERDICTS = [
     (False, True, (0.1, 0.2), 0.001, "REVERTED"),
     (True, True, None, 0.001, "MEAS-ONLY"),
@@ -71,7 +79,8 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("passed", "quiet", "interval", "noise", "verdict"), VERDICTS)
 def test_the_verdict(passed, quiet, interval, noise, verdict):
-    assert decide(gates_passed=passed, quiet=quiet, interval=interval, noise=noise, bar=0.03) == verdict
+    known = {"gates_passed": passed, "quiet": quiet, "interval": interval, "noise": noise, "bar": 0.03}
+    assert decide(rounds=9, **known) == verdict
 
 
 @given(
@@ -79,12 +88,17 @@ def test_the_verdict(passed, quiet, interval, noise, verdict):
     quiet=st.booleans(),
     ends=st.tuples(st.floats(-1, 1), st.floats(-1, 1)),
     noise=st.floats(0, 0.1),
+    rounds=st.integers(0, 30),
 )
-def test_nothing_lands_without_gates_quiet_and_a_gain_past_noise_and_bar(passed, quiet, ends, noise):
+def test_nothing_lands_without_gates_quiet_rounds_and_a_gain_past_noise_and_bar(
+    passed, quiet, ends, noise, rounds
+):
     low, high = sorted(ends)
-    found = decide(gates_passed=passed, quiet=quiet, interval=(low, high), noise=noise, bar=0.03)
+    found = decide(
+        gates_passed=passed, quiet=quiet, interval=(low, high), rounds=rounds, noise=noise, bar=0.03
+    )
     if found == "LANDED":
-        assert passed and quiet and low >= 0.03 and low > noise
+        assert passed and quiet and low >= 0.03 and low > noise and rounds >= LEAST_ROUNDS
 
 
 def test_rounds_turn():

@@ -8,6 +8,7 @@ import pytest
 
 from minfer import cli
 from minfer.cuda.runtime import available
+from tests.campaign.fake_gpu import FakeGpu, install
 
 PROBE = "p5.1-vectorized-elementwise"
 
@@ -49,7 +50,7 @@ def test_a_gate_that_fails_in_the_simulator(capsys, tmp_path):
     status, out, err = run(
         capsys, "probe", "run", "double-vector", "--device", "simulator", "--probes", str(tmp_path)
     )
-    assert status == 1 and "FAILED" in out and "gates failed in double-vector" in err
+    assert status == 1 and "FAILED" in out and "or nothing was recorded: double-vector" in err
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,10 @@ def test_a_gate_that_fails_in_the_simulator(capsys, tmp_path):
         (("probe", "run", "r23-decomposition"), "give one with -m"),
         (("probe", "list", "--probes", "nowhere"), "no such file or folder"),
         (("report", "--records", "nowhere"), "no folder nowhere"),
+        (
+            ("report", "--device", "abacus"),
+            "no probe and no wall of abacus is recorded; there are records of h200",
+        ),
     ],
 )
 def test_what_is_refused(capsys, arguments, words):
@@ -74,6 +79,56 @@ def test_what_is_refused(capsys, arguments, words):
 def test_without_a_gpu_it_says_what_is_missing(capsys, arguments):
     status, _, err = run(capsys, *arguments)
     assert status == 2 and "NVIDIA" in err
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A session on a GPU that only keeps time."""
+    from minfer.campaign import session
+
+    made = install(monkeypatch, FakeGpu((1.0, 1.0004, 0.9997, 1.0002)))
+    monkeypatch.setattr(session, "GpuDevice", lambda: made)
+    monkeypatch.setattr(session, "prepare", lambda *_: None)
+    return made
+
+
+MINE = """from minfer.campaign import Prediction, Probe
+from tests.campaign.fake_gpu import Scale, ScaleConfig
+
+def probe(name, variant, **rest):
+    return Probe(
+        name=name, title="Is it faster?", hypothesis="Because.", prediction=Prediction(0.1, "by the ledger"),
+        workload=Scale(**rest), baseline=ScaleConfig(2.0), variant=variant,
+    )
+
+PROBES = [
+    probe("slower", ScaleConfig(3.0)),
+    probe("wrong", ScaleConfig(1.0, wrong=True)),
+    probe("impossible", ScaleConfig(1.0), nbytes=8e12),
+]
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "status", "records"),
+    [(["slower"], 0, 1), (["slower", "wrong"], 1, 2), (["slower", "impossible"], 1, 1)],
+)
+def test_the_exit_status_tells_of_gates_and_records_not_of_verdicts(
+    gpu, capsys, tmp_path, names, status, records
+):
+    (tmp_path / "mine.py").write_text(MINE)
+    places = ("--probes", str(tmp_path / "mine.py"), "--out", str(tmp_path))
+    found, _, err = run(capsys, "probe", "run", *names, "--rounds", "6", *places)
+    assert found == status and len(list(tmp_path.rglob("probe-*.json"))) == records
+    assert ("or nothing was recorded: " in err) is (status == 1)
+
+
+def test_what_is_not_begun_within_its_time_is_no_failure(gpu, capsys, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    places = ("--probes", str(tmp_path / "mine.py"), "--out", str(tmp_path))
+    status, out, _ = run(capsys, "probe", "run", "slower", "wrong", "--within", "0", *places)
+    assert status == 0 and list(tmp_path.rglob("probe-*.json")) == []
+    assert "slower: not begun: 0 s are over" in out and "wrong: not begun" in out
 
 
 def test_note(capsys, tmp_path):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minfer import cli
+from minfer.campaign.record import Telemetry
+from minfer.campaign.records import Sweep, load_records, read_record
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "data" / "qwen2-tiny.gguf"
@@ -59,6 +62,51 @@ def test_bench_of_what_cannot_be_measured(capsys, argv):
     status, out, err = run(capsys, "bench", "-m", TINY, *argv)
     assert (status, out) == (2, "")
     assert err.startswith("minfer: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--variant", "tm64", "--route", "f16"], "--variant chooses route and weights itself"),
+        (["--variant", "tm64", "-n", "4"], "leave out --backend, --route"),
+        (["--variant", "tm64", "-p", "8", "-p", "16"], "--variant measures one prompt"),
+        (["--variant", "tm64", "-p", "0"], "give -p once, above 0"),
+        (["--backend", "host", "--record"], "records are of a GPU's speeds"),
+        (["--backend", "host", "--out", "records"], "(host: asked for)"),
+    ],
+)
+def test_bench_refuses_options_that_do_not_go_together(capsys, argv, words):
+    assert cli.main(["bench", "-m", str(TINY), *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and words in captured.err and captured.err.count("\n") == 1
+
+
+def test_bench_prints_and_keeps_a_sweep(capsys, tmp_path, monkeypatch):
+    result = next(r for r in load_records(kind="bench")).results[0]
+    named = [
+        replace(result, settings=result.settings | {"variant": name, "changes": ""})
+        for name in ("f16", "tm64")
+    ]
+    made = Sweep(
+        file="", date="2026-11-30T00:00:00+00:00", commit="c", device="NVIDIA H200", driver="d", command="",
+        rest_s=0.06, results=named,
+        telemetry=Telemetry(source="", samples=0, sm_mhz=[], power_w=[], temperature_c=[], limits=[]),
+    )  # fmt: skip
+    asked = []
+
+    def sweep(*arguments):
+        asked.append(arguments[:-1])
+        return made
+
+    monkeypatch.setattr("minfer.campaign.sweep.sweep", sweep)
+    assert cli.main(["bench", "-m", "7b", "--variant", "tm64", "-r", "3", "--out", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert asked == [("7b", ["tm64"], 2048, 3)]
+    assert [line.split()[0] for line in captured.out.splitlines()] == ["f16", "tm64"]
+    (path,) = tmp_path.rglob("*.json")
+    assert f"record: {path}" in captured.err and read_record(path).variants.keys() == {"f16", "tm64"}
+    assert cli.main(["bench", "-m", "7b", "--variant", "all", "--json"]) == 0
+    assert [row["settings"]["variant"] for row in json.loads(capsys.readouterr().out)] == ["f16", "tm64"]
 
 
 def test_perplexity_json(capsys):

@@ -8,6 +8,7 @@ import numpy as np
 
 from minfer.cuda import reference
 from minfer.cuda.attention import HopperAttentionConfig, attention_hopper
+from minfer.cuda.kernel import Kernel
 from tests.cuda.attention_cases import prefill_inputs
 from tests.cuda.parity import poisoned
 
@@ -68,6 +69,10 @@ class HopperCase:
     def __str__(self) -> str:
         return f"{self.config} nt={self.nt} kv={self.kv_end} offset={self.offset} {self.kind}"
 
+    @property
+    def kernel(self) -> Kernel:
+        return attention_hopper(self.config)
+
     def check(self) -> None:
         np.testing.assert_allclose(
             self.out.astype(np.float64), self.wanted, 2e-3, self.tolerance, err_msg=str(self)
@@ -104,4 +109,4 @@ class HopperCase:
         lengths = self.nt, self.offset, self.kv_end
         order = place(self.config.successors(*lengths, sms))
         grid = self.config.grid(self.nt, sms)
-        launch(attention_hopper(self.config), grid, *maps, order, q, k, *lengths, self.scale, **options)
+        launch(self.kernel, grid, *maps, order, q, k, *lengths, self.scale, **options)

@@ -18,13 +18,14 @@ def operands(weight_type: str, nt: int, od: int, depth: int) -> tuple[np.ndarray
     return packed, reference.pad40(q, d)
 
 
-def mmq_case(config: MmqConfig, nt: int, od: int, depth: int) -> Case:
-    """One launch: the product within the f32 sums' error, or the integers exactly."""
+def mmq_case(config: MmqConfig, nt: int, od: int, depth: int, sms: int = 1) -> Case:
+    """One launch (of a stream-k kernel for so many multiprocessors): the product within the f32 sums' error,
+    or the integers exactly."""
     config.check(nt, od, depth)
     packed, activations = operands(config.weight_type, nt, od, depth)
     if config.out == "sums":
         out = poisoned(config.sums_shape(nt, od, depth), np.int32)
-        expected = reference.integer_sums(config.weight_type, packed, activations)
+        expected = reference.integer_sums(config.weight_type, packed, activations, config.variant == "folded")
     else:
         out = poisoned((nt, od), np.float32)
         wanted, magnitude = reference.product(config.weight_type, packed, activations)
@@ -37,21 +38,28 @@ def mmq_case(config: MmqConfig, nt: int, od: int, depth: int) -> Case:
                 f"worst {np.nanmax(off / bound):.3g} bounds, {np.isnan(got).sum()} NaN"
             )
 
+    workspace, checks = {}, {"out": expected}
+    if config.stream:
+        parts, ready = config.workspace(sms)
+        workspace = {"parts": poisoned(parts, np.float32), "ready": np.zeros(ready, np.uint32)}
+        checks["ready"] = np.zeros(ready, np.uint32)
     arguments = {
         "weights": packed,
         "activations": activations,
         "out": out,
+        **workspace,
         "nt": nt,
         "od": od,
         "id": depth,
+        **({"stride": od} if config.stream else {}),
     }
     # The last line of a row of 2-byte aligned blocks is copied in part.
-    whole = () if config.variant == "r1" or config.block_bytes % 16 == 0 else ("weights",)
+    whole = () if config.variant != "raw" or config.block_bytes % 16 == 0 else ("weights",)
     return Case(
         mmq(config),
-        config.grid(nt, od),
+        config.grid(nt, od, sms),
         arguments,
-        {"out": expected},
+        checks,
         name=f"{nt}x{od}x{depth}",
         whole_chunks=whole,
     )

@@ -47,7 +47,7 @@ class Case:
     results: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert list(self.arguments) == [a.name for a in self.kernel.arguments]
+        assert list(self.arguments) == [a.name for a in self.kernel.passed]
 
     def __str__(self) -> str:
         return f"{self.kernel} {self.name}"

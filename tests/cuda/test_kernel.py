@@ -1,8 +1,14 @@
-"""What a `Kernel` refuses when it is built."""
+"""What a `Kernel` refuses when it is built, and its optional arguments."""
 
+import numpy as np
 import pytest
+from numba import cuda
+from numba.cuda.types import uint64
 
-from minfer.cuda.kernel import ConfigRefused, Kernel, grid_shape
+from minfer.cuda import ptx, simulator
+from minfer.cuda.kernel import Argument, ConfigRefused, Kernel, grid_shape
+from minfer.cuda.runtime.compiler import kernel_ptx
+from minfer.cuda.signature import signature_of
 
 
 def kernel(**changes):
@@ -52,3 +58,47 @@ def test_grid_shapes():
     for wrong in (1.5, (2.0, 1), "12", None, (), (1, 1, 1, 1)):
         with pytest.raises((TypeError, ValueError), match="one to three whole numbers of blocks"):
             grid_shape(wrong)
+
+
+def scaled_sum(x, gains, addend, factor, y):
+    i = cuda.threadIdx.x
+    value = x[i] + factor
+    if gains is not None:
+        value *= gains[i]
+    at = ptx.global_address(addend)
+    if at != 0:
+        value += ptx.ld_global_f32(at + uint64(i) * uint64(4))
+    y[i] = value
+
+
+def with_options(gains: bool, addend: bool, factor: bool) -> Kernel:
+    arguments = (
+        Argument("x", "in", "float32"),
+        Argument("gains", "in", "float32", present=gains),
+        Argument("addend", "in", "float32", present=addend),
+        Argument("factor", "scalar", "float32", present=factor),
+        Argument("y", "out", "float32"),
+    )
+    return Kernel("scaled_sum", (gains, addend, factor), scaled_sum, signature_of(arguments), 4, 0, arguments)
+
+
+@pytest.mark.parametrize("addend", [False, True])
+@pytest.mark.parametrize("gains", [False, True])
+@pytest.mark.parametrize("factor", [False, True])
+def test_absent_arguments_are_not_passed(gains, addend, factor):
+    x, g, a = (np.arange(4, dtype=np.float32) + n for n in range(3))
+    f, y = np.float32(2), np.empty(4, np.float32)
+    passed = [x, *([g] if gains else []), *([a] if addend else []), *([f] if factor else []), y]
+    kernel = with_options(gains, addend, factor)
+    assert len(kernel.passed) == len(passed)
+    simulator.launch(kernel, 1, *passed)
+    np.testing.assert_array_equal(y, (x + f * factor) * (g if gains else 1) + a * addend)
+    with pytest.raises(TypeError, match=rf"takes {len(passed)} arguments"):
+        simulator.launch(kernel, 1, *passed, y)
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_absent_arguments_are_no_parameters_of_the_compiled_kernel(present):
+    text, _ = kernel_ptx(with_options(present, present, present), "sm_80")
+    assert text.count(".param .") == (5 if present else 2)
+    assert text.count("ld.global") == (3 if present else 1)

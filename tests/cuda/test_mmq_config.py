@@ -4,7 +4,19 @@ import pytest
 
 from minfer.arithmetic.devices import DEVICES
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, ladder, mmq, narrow, r1, shipped, shipped_configs, wide
+from minfer.cuda.mmq import (
+    WEIGHT_TYPES,
+    MmqConfig,
+    ladder,
+    mmq,
+    narrow,
+    r1,
+    shipped,
+    shipped_configs,
+    stream,
+    tried,
+    wide,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +64,7 @@ def test_rows_of_k_quants_are_whole_super_blocks(chunks):
         ({"rows_tile": 64, "warps": 16, "kd": 4, "tokens_tile": 256}, "scales for 512 threads"),
         ({"tokens_tile": 128, "rows_tile": 128, "stages": 4, "layout": "padded"}, "fewer stages"),
         ({"weight_type": "Q6_K", "minimum": "tensor"}, "no minima"),
+        ({"variant": "folded", "weight_type": "Q6_K"}, "two threads"),
         ({"min_blocks": 9}, "at least 9 blocks"),
         ({"tokens_tile": 64, "rows_tile": 256, "warps": 4, "warps_tokens": 1}, "128 threads"),
     ],
@@ -72,7 +85,7 @@ def test_every_type_is_shipped_in_every_variant():
     assert len(set(configs)) == len(configs) == len({str(config) for config in configs})
     for weight_type in WEIGHT_TYPES:
         own = [config for config in configs if config.weight_type == weight_type]
-        assert {config.variant for config in own} == {"r1", "raw"}
+        assert {config.variant for config in own} >= {"r1", "raw"}
         assert {config.tokens_tile for config in own} == {64, 128}
     assert [kernel.config for kernel in shipped()] == configs
 
@@ -93,9 +106,24 @@ def test_a_kernel_says_what_it_takes():
     assert narrow("Q6_K").sums_shape(2, 3, 512) == (2, 3, 32)
 
 
+def test_what_lost_is_not_shipped():
+    lost = tried("Q4_K")
+    assert len({step.config for step in lost}) == len(lost) and all(step.mechanism for step in lost)
+    assert not {step.config for step in lost} & set(shipped_configs())
+    assert tried("Q6_K") == ()
+
+
+def test_a_stream_k_kernel_fills_the_device_once():
+    config = stream("Q6_K")
+    assert config.grid(2048, 3584, 132) == (264, 1, 1)
+    assert config.workspace(132) == (264 * 128 * 128, 264)
+    names = [argument.name for argument in mmq(config).arguments]
+    assert names == ["weights", "activations", "out", "parts", "ready", "nt", "od", "id", "stride"]
+
+
 @pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
 def test_the_ladder_changes_something_at_every_step(weight_type):
     steps = ladder(weight_type)
     assert steps[0].config == r1(weight_type)
     assert len({step.config for step in steps}) == len({step.name for step in steps}) == len(steps)
-    assert all(step.config.weight_type == weight_type and step.prediction for step in steps)
+    assert all(step.config.weight_type == weight_type and step.mechanism for step in steps)

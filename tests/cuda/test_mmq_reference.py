@@ -33,6 +33,14 @@ def test_the_sums_are_the_product_s(weight_type):
     assert (magnitude >= np.abs(got) - 1e-9).all()
 
 
+def test_folded_sums_are_the_halves_times_their_scales():
+    packed, activations = operands("Q6_K", 3, 4, 512)
+    halves = reference.integer_sums("Q6_K", packed, activations).reshape(3, 4, 2, 16)
+    scales = packed.reshape(4, 2, 210)[..., 192:208].view(np.int8).astype(np.int32)
+    folded = (halves * scales).reshape(3, 4, 16, 2).sum(axis=-1)
+    np.testing.assert_array_equal(reference.integer_sums("Q6_K", packed, activations, folded=True), folded)
+
+
 def test_chunks_hold_scale_values_and_sum():
     q = np.arange(-32, 32).reshape(1, 64)
     chunks = reference.pad40(q, [[0.5, 0.25]])

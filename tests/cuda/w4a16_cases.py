@@ -11,6 +11,7 @@ import numpy as np
 from minfer.cuda.kernel import Kernel
 from minfer.cuda.w4a16 import W4A16Config, w4a16
 from tests.cuda.block_data import random_matrix
+from tests.cuda.parity import Case
 
 DTYPES = {"f16": np.float16, "f32": np.float32}
 
@@ -77,6 +78,20 @@ class Product:
 
     def grid(self, multiprocessors: int) -> tuple[int, int, int]:
         return self.config.grid(*self.wanted.shape, multiprocessors)
+
+    def case(self, multiprocessors: int) -> Case:
+        """The launch over so many multiprocessors."""
+        values = self.arguments(lambda array, *box: array, self.a, self.blocks, self.bias, self.c)
+        named = dict(zip((a.name for a in self.kernel.passed), values, strict=True))
+        name = f"{self.c.shape[0]}x{self.wanted.shape[1]}x{self.a.shape[1]}"
+        return Case(
+            self.kernel,
+            self.grid(multiprocessors),
+            named,
+            {"c": self.check},
+            name=name,
+            boxes=self.config.boxes,
+        )
 
     def check(self, c: np.ndarray) -> None:
         """Every element of the product is within its bound."""

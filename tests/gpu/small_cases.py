@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.cuda.hopper_attention_cases import HopperCase
 from tests.cuda.parity import Case
 
 
-def small_sequences() -> Iterator[tuple[Case, ...]]:
+def small_sequences() -> Iterator[tuple[Case | HopperCase, ...]]:
     """Every case, alone or with those to run right before it, whose results it reads."""
     families = (
         _convert,
         _elementwise,
         _attention,
+        _attention_hopper,
         _gemm,
         _gemm_blocks,
         _gemm_hopper,
@@ -22,12 +24,14 @@ def small_sequences() -> Iterator[tuple[Case, ...]]:
         _mmq,
         _quantize,
         _dequantize,
+        _w4a16,
+        _w4a8,
     )
     for cases in families:
-        yield from ((case,) if isinstance(case, Case) else tuple(case) for case in cases())
+        yield from (tuple(case) if isinstance(case, list) else (case,) for case in cases())
 
 
-def small_cases() -> Iterator[Case]:
+def small_cases() -> Iterator[Case | HopperCase]:
     """Every case, in an order that they can run in."""
     return (case for sequence in small_sequences() for case in sequence)
 
@@ -91,6 +95,36 @@ def _attention() -> Iterator[Case | list[Case]]:
     yield decode_cases(DecodeAttentionConfig(6, 2, 64, splits=3), 37)
 
 
+def _attention_hopper() -> Iterator[HopperCase]:
+    from minfer.cuda.attention import HopperAttentionConfig, hopper_steps
+
+    for config in hopper_steps(3, 1, 128).values():
+        yield HopperCase(config, 133, 171)
+    yield HopperCase(HopperAttentionConfig(3, 3, 64), 70)
+
+
+def _w4a16() -> Iterator[Case]:
+    from minfer.cuda.w4a16 import W4A16Config
+    from tests.cuda.w4a16_cases import Product
+
+    yield Product.random(W4A16Config("Q4_K", 128, 4), 70, 72, 3).case(2)
+    yield Product.random(W4A16Config("Q6_K", 152, 5, store="direct"), 70, 67, 2).case(2)
+    yield Product.random(W4A16Config("Q4_K", 128, 4, gated=True), 130, 2 * 136, 1).case(2)
+
+
+def _w4a8() -> Iterator[Case]:
+    import numpy as np
+
+    from minfer.cuda.w4a8 import W4A8Config
+    from minfer.cuda.w4a8.quantize import QuantizeGroupsConfig
+    from tests.cuda.w4a8_cases import activations, product_case, quantize_case
+
+    for source, dtype in (("f16", np.float16), ("f32", np.float32)):
+        yield quantize_case(QuantizeGroupsConfig(source), activations(3, 1024).astype(dtype))
+    yield product_case(W4A8Config(), activations(70, 1024), 136, 2)
+    yield product_case(W4A8Config(gated=True), activations(70, 1024, gated=True), 72, 2)
+
+
 def _gemv() -> Iterator[Case]:
     from minfer.cuda.block_dots import DOTS
     from minfer.cuda.gemv import GemvConfig
@@ -122,12 +156,13 @@ def _decode_step() -> Iterator[Case]:
 
 def _quantize() -> Iterator[Case]:
     from minfer.cuda.quantize import FORMS, QuantizePad40Config
-    from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case
+    from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case, restore_case
 
     yield quantize_case(3, 96)
     for form in FORMS:
         yield pad40_case(QuantizePad40Config(form), awkward(3, 96))
     yield pad40_case(QuantizePad40Config(source="f16", unroll=2), awkward(3, 96))
+    yield restore_case(3, 96)
 
 
 def _gemm() -> Iterator[Case]:
@@ -141,7 +176,7 @@ def _gemm() -> Iterator[Case]:
 
 
 def _mmq() -> Iterator[Case]:
-    from minfer.cuda.mmq import WEIGHT_TYPES, fast, narrow, r1
+    from minfer.cuda.mmq import WEIGHT_TYPES, fast, narrow, r1, stream
     from tests.cuda.mmq_cases import mmq_case
 
     for weight_type in WEIGHT_TYPES:
@@ -149,6 +184,8 @@ def _mmq() -> Iterator[Case]:
         for config in (r1(weight_type), narrow(weight_type), fast(weight_type)):
             yield mmq_case(config, 67, 71, depth)
     yield mmq_case(narrow("Q6_K").checking(), 5, 7, 512)
+    for weight_type in ("Q4_K", "Q6_K"):
+        yield mmq_case(stream(weight_type), 67, 300, 512, sms=3)
 
 
 def _dequantize() -> Iterator[Case]:

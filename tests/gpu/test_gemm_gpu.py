@@ -5,16 +5,12 @@ from __future__ import annotations
 import pytest
 
 from minfer.cuda import runtime
-from minfer.cuda.registry import shipped_kernels
 from tests.gpu.gemm_cases import (
-    DTYPES,
-    LARGEST,
     MODEL_SHAPES,
     NT,
     OUTPUT_ERROR,
     SUM_ERROR,
     gemm_case,
-    milliseconds,
     variants,
 )
 
@@ -84,26 +80,3 @@ def test_chunks_of_tokens_have_the_same_bits(kernel, matrices):
     for chunk in (100, 511):
         parts = [product(torch, kernel, a[i : min(i + chunk, 512)], b) for i in range(0, 512, chunk)]
         assert torch.equal(torch.cat(parts), whole)
-
-
-def test_speed_at_2048_tokens(matrices, measure):
-    """TFLOPS of every shipped config, and of torch's own product, at 2048 x 4608 x 3584: for the record."""
-    torch, a, b, _, _ = matrices
-    nt, od, depth = LARGEST
-    flop = 2 * nt * od * depth
-    speeds = {}
-    for kernel in shipped_kernels()["gemm_f16"]:
-        left = a if kernel.config.sources[0].element == "float16" else a.float()
-        out = runtime.empty((nt, od), DTYPES[kernel.config.out])
-        bound = runtime.load(kernel).prepare(kernel.config.grid(nt, od), left, b, out, nt, od, depth)
-        speeds[str(kernel.config)] = round(flop / milliseconds(bound) / 1e9, 1)
-    product = torch.empty(nt, od, device="cuda", dtype=torch.float16)
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for repeats in (3, 30):
-        start.record()
-        for _ in range(repeats):
-            torch.matmul(a, b.T, out=product)
-        stop.record()
-    torch.cuda.synchronize()
-    speeds["torch.matmul, 30 in a row"] = round(flop / (start.elapsed_time(stop) / 30) / 1e9, 1)
-    measure("GEMM TFLOPS at 2048x4608x3584", speeds)

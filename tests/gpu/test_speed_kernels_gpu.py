@@ -1,5 +1,5 @@
-"""How fast the memory-bound kernels and the attention steps are: measured for the record, never asserted.
-Device time, in a captured graph, over operands that do not stay in L2."""
+"""How fast the GEMMs, the attention steps and the memory-bound kernels are: measured for the record, never
+asserted. Device time, in a captured graph, over operands that do not stay in L2."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from minfer.cuda.attention import (
 from minfer.cuda.convert import ConvertConfig, convert_f32_f16
 from minfer.cuda.gemv import GemvConfig, gemv
 from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
+from minfer.cuda.registry import shipped_kernels
+from tests.gpu.gemm_cases import DTYPES, LARGEST, MODEL_SHAPES
 
 COLD_BYTES = 200 << 20  # more than any L2
 NT = 2048
@@ -57,6 +59,36 @@ def copies(nbytes: int) -> int:
 
 def half(shape, seed=0):
     return runtime.to_device(np.random.default_rng(seed).normal(size=shape).astype(np.float16))
+
+
+@pytest.mark.parametrize("shape", [LARGEST[1:], *MODEL_SHAPES], ids=str)
+def test_gemm(shape, measure):
+    """Every shipped config on f16 weights, and torch's own product, on random numbers: zeros would leave the
+    clocks higher than a model does."""
+    torch = pytest.importorskip("torch")
+    od, depth = shape
+    a = torch.randn(NT, depth, device="cuda").half()
+    sides = {"float16": a, "float32": a.float()}
+    weights = [torch.randn(od, depth, device="cuda").half() for _ in range(copies(2 * od * depth))]
+    torch.cuda.synchronize()
+    times = {}
+    for kernel in shipped_kernels()["gemm_f16"]:
+        out = runtime.empty((NT, od), DTYPES[kernel.config.out])
+        loaded, grid = runtime.load(kernel), kernel.config.grid(NT, od)
+        left = sides[kernel.config.sources[0].element]
+        launches = [loaded.prepare(grid, left, b, out, NT, od, depth) for b in weights]
+        times[str(kernel.config)] = milliseconds(launches)
+    product = torch.empty(NT, od, device="cuda", dtype=torch.float16)
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for repeats in (3, 30):
+        start.record()
+        for i in range(repeats):
+            torch.matmul(a, weights[i % len(weights)].T, out=product)
+        stop.record()
+    torch.cuda.synchronize()
+    times["torch.matmul, 30 in a row"] = start.elapsed_time(stop) / 30
+    speeds = {name: round(2 * NT * od * depth / ms / 1e9, 1) for name, ms in times.items()}
+    measure(f"GEMM TFLOPS at {NT}x{od}x{depth}", speeds)
 
 
 @pytest.mark.parametrize("pdl", [False, True])
@@ -125,6 +157,21 @@ def _bandwidth(measure, name: str, kernel, grid, sets: list, nbytes: int) -> Non
     measure(f"{name}: GB/s", round(nbytes / time / 1e6))
 
 
+def test_copy(measure):
+    """The driver's own copy of the same bytes: what the passes below are compared with."""
+    sets = [[runtime.empty((NT, 18944), np.float32) for _ in range(2)] for _ in range(4)]
+    stream, times = runtime.Stream(), []
+    for _ in range(10):
+        start = runtime.Event().record(stream)
+        for target, source in sets:
+            target.copy_from(source, stream)
+        end = runtime.Event().record(stream)
+        end.synchronize()
+        times.append(end.since(start) / len(sets))
+    nbytes = 2 * sets[0][0].nbytes
+    measure(f"copy {NT}x18944 f32: GB/s", round(nbytes / statistics.median(times[1:]) / 1e6))
+
+
 @pytest.mark.parametrize("vector", [1, 8])
 def test_convert(vector, measure):
     n = NT * 18944
@@ -156,7 +203,8 @@ def test_quantize(config, measure):
 def test_swiglu(output, source, measure):
     size = {"f32": 4, "f16": 2, "pad40": 1.25}
     dtype = {"f32": np.float32, "f16": np.float16, "pad40": np.uint8}
-    config = ew.SwigluConfig(output=output, source=source, packed=True)
+    vector = 8 if (output, source) == ("pad40", "f16") else 4
+    config = ew.SwigluConfig(output=output, source=source, packed=True, vector=vector)
     sets = [
         (
             runtime.zeros((NT, 37888), dtype[source]),

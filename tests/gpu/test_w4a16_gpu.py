@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from minfer.cuda import runtime
@@ -12,18 +11,14 @@ from tests.cuda.block_data import random_matrix
 from tests.cuda.w4a16_cases import Product
 from tests.gpu.gemm_cases import milliseconds
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 KERNELS = shipped_kernels()["w4a16"]
 SHAPES = [(1, 3, 1), (70, 72, 3), (129, 264, 2), (515, 1032, 5)]
 SPEEDS = [
     ("Q4_K", 4608, 3584), ("Q4_K", 3584, 3584), ("Q4_K", 37888, 3584), ("Q4_K", 3584, 18944),
     ("Q6_K", 3584, 18944), ("Q6_K", 512, 3584),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-    if runtime.device().arch != "sm_90a":
-        pytest.skip(f"wgmma is Hopper's; this is {runtime.device().arch}")
 
 
 def short(kernel) -> str:
@@ -36,18 +31,7 @@ def test_ragged(kernel, shape):
     config, (nt, od, blocks) = kernel.config, shape
     width = -(-od // 8) * 8 if config.store == "tma" else od
     rows = 2 * od if config.gated else od
-    product = Product.random(config, nt, rows, blocks, width)
-    bias = None if product.bias is None else runtime.to_device(product.bias)
-    results = []
-    for _ in range(2):
-        c = runtime.to_device(product.c)
-        args = product.arguments(
-            runtime.tensor_map, runtime.to_device(product.a), runtime.to_device(product.blocks), bias, c
-        )
-        runtime.launch(kernel, product.grid(runtime.device().sms), *args)
-        results.append(c.to_host()[:, :od])
-    assert (results[0].view(np.uint8) == results[1].view(np.uint8)).all()
-    product.check(results[0])
+    Product.random(config, nt, rows, blocks, width).case(runtime.device().sms).run_on_gpu()
 
 
 @pytest.mark.parametrize("shape", SPEEDS, ids=str)

@@ -12,7 +12,9 @@ from minfer.arithmetic.work import QWEN25_7B, decode_bytes, prefill_gmac
 from minfer.campaign.peers import llamacpp
 from minfer.campaign.records import Prefill, RecordError, load_records
 from minfer.campaign.report import routes
+from minfer.cuda.kernel import CompileError, LaunchRefused
 from minfer.engine.cuda.plan import RESERVE_BYTES
+from minfer.engine.cuda.routes import MMQ_ROUTES, ROUTES
 from minfer.engine.errors import EngineError
 from minfer.lab import measured, memory_view, speed_view
 from minfer.lab.generate import TINY
@@ -206,7 +208,7 @@ class TestMeasured:
     @staticmethod
     def measure(route, path):
         assert path.name == measured.SYNTHETIC
-        return replace(BENCHES[route], file="measured here")
+        return replace(BENCHES.get(route, BENCHES["f16"]), file="measured here")
 
     def test_without_a_gpu_the_records_speak(self, here):
         here(reason="no driver")
@@ -227,26 +229,48 @@ class TestMeasured:
         found = measured.speeds(RECORDS, self.measure)
         assert found.live and found.note.startswith("Measured just now") and found.prefills == []
         assert {bench.file for bench in found.benches.values()} == {"measured here"}
-        assert found.benches.keys() == {"f16", "f16-wgmma"} and found.peer is not None
+        assert found.benches.keys() == set(ROUTES) - {"auto"} and found.peer is not None
 
     def test_on_another_gpu_there_is_no_peer_and_no_wgmma(self, here):
         here("NVIDIA GeForce RTX 4090", "sm_89")
         found = measured.speeds(RECORDS, self.measure)
-        assert found.live and found.benches.keys() == {"f16"} and found.peer is None
+        assert found.live and found.benches.keys() == {"f16", *MMQ_ROUTES} and found.peer is None
         assert found.device == RTX_4090
 
     def test_an_unknown_gpu_leaves_the_records(self, here):
         here("NVIDIA T4000", "sm_80")
         assert "NVIDIA T4000 is not in the table" in measured.speeds(RECORDS, self.measure).note
 
-    def test_what_goes_wrong_is_the_reason(self, here):
+    @pytest.mark.parametrize(
+        "error",
+        [
+            EngineError("5.56 GB of 4.00 GB free"),
+            LaunchRefused("gemm", "", 9, "5.56 GB of 4.00 GB free", "NVIDIA H200", "bytes"),
+            CompileError("gemm", "", "sm_90a", "5.56 GB of 4.00 GB free"),
+            MemoryError("5.56 GB of 4.00 GB free"),
+        ],
+        ids=lambda error: type(error).__name__,
+    )
+    def test_what_goes_wrong_is_the_reason(self, here, error):
         here()
 
         def measure(route, path):
-            raise EngineError("the model does not fit: 5.56 GB of 4.00 GB free")
+            raise error
 
         found = measured.speeds(RECORDS, measure)
         assert not found.live and "5.56 GB of 4.00 GB free" in found.note and found.benches == BENCHES
+
+    def test_a_route_that_cannot_run_leaves_the_others(self, here):
+        here()
+
+        def measure(route, path):
+            if route == "f16-wgmma":
+                raise MemoryError("the weights take 13 GB, 4 GB are free")
+            return self.measure(route, path)
+
+        found = measured.speeds(RECORDS, measure)
+        assert found.live and found.benches.keys() == set(ROUTES) - {"auto", "f16-wgmma"}
+        assert "Not measured here: f16-wgmma: the weights take 13 GB, 4 GB are free" in found.note
 
     def test_a_route_is_measured_as_the_command_line_does(self, here, monkeypatch):
         here()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minfer.cuda import simulator
-from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, mmq
+from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, mmq, reference, schedule
 from minfer.cuda.trace import Op, Trace, check, shared_lines
 from tests.cuda.mmq_cases import mmq_case, operands
 
@@ -26,6 +26,17 @@ SMALL = {
         unroll=2,
     ),
 }
+FOLDED = MmqConfig(
+    "folded",
+    "Q6_K",
+    tokens_tile=32,
+    rows_tile=32,
+    kd=4,
+    warps=2,
+    warps_tokens=2,
+    layout="padded",
+    rescale="magic",
+)
 
 
 def small(name: str, weight_type: str, **fields) -> MmqConfig:
@@ -78,6 +89,70 @@ def test_any_thread_order_and_no_race(weight_type, name):
     case, trace = mmq_case(config, 3, 17, 512 if config.k_quant else 320), Trace()
     case.run_simulated(seed=3, trace=trace)
     assert check(trace) == []
+
+
+@pytest.mark.parametrize(("nt", "od"), [(1, 1), (33, 31), (9, 67)])
+def test_folded_scales(nt, od):
+    mmq_case(FOLDED.checking(), nt, od, 256).run_simulated()
+    case, trace = mmq_case(FOLDED, nt, od, 512), Trace()
+    case.run_simulated(seed=2, trace=trace)
+    assert check(trace) == []
+    lines = [line for line in shared_lines(trace) if line.op is Op.LDMATRIX]
+    assert lines and max(line.degree for line in lines) == 1
+
+
+def test_folded_scales_at_their_extremes():
+    """All weights -32, all scales -128, all activations 127: the largest sum that there is."""
+    weights = np.zeros((1, 2 * 210), np.uint8)
+    blocks = weights.reshape(2, 210)
+    blocks[:, 192:208] = 128
+    blocks[:, 208:210] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
+    activations, out = (
+        reference.pad40(np.full((1, 512), 127), np.full((1, 16), 0.25)),
+        np.zeros((1, 1), np.float32),
+    )
+    simulator.launch(mmq(FOLDED), FOLDED.grid(1, 1), weights, activations, out, 1, 1, 512)
+    assert out[0, 0] == 512 * 127 * 4096 * 0.125
+
+
+@pytest.mark.parametrize(
+    ("sms", "nt", "od", "depth"),
+    [(3, 33, 65, 512), (5, 40, 140, 512), (1, 5, 65, 256), (7, 64, 97, 256), (20, 1, 1, 512)],
+)
+@pytest.mark.parametrize("config", [FOLDED, replace(SMALL["fast"], minimum="tensor")], ids=["Q6_K", "Q4_K"])
+def test_stream_k(config, sms, nt, od, depth):
+    """Whole waves and none, tiles of two parts and of many, blocks with nothing to do."""
+    case = mmq_case(replace(config, stream=True), nt, od, depth, sms)
+    case.run_simulated()
+    plain = mmq_case(config, nt, od, depth)
+    plain.run_simulated()
+    scale = np.abs(plain.results["out"]).max()
+    np.testing.assert_allclose(case.results["out"], plain.results["out"], atol=1e-6 * scale)
+
+
+def test_stream_k_does_not_race():
+    case, trace = mmq_case(replace(FOLDED, stream=True), 33, 65, 512, sms=3), Trace()
+    case.run_simulated(seed=4, trace=trace)
+    assert check(trace) == []
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tiles", "k_tiles"), [(264, 448, 28), (264, 112, 148), (6, 6, 4), (9, 1, 2)]
+)
+def test_every_k_tile_is_one_block_s(blocks, tiles, k_tiles):
+    """The segments of all blocks are the product, once; a tile's beginning is the last of its blocks'."""
+    taken = np.zeros((tiles, k_tiles), int)
+    owner = {}
+    for block in range(blocks):
+        for index in range(tiles // blocks + 2):
+            tile, begin, end = schedule.segment(index, block, blocks, tiles // blocks, tiles, k_tiles)
+            if begin < end:
+                taken[tile, begin:end] += 1
+                owner.setdefault(tile, []).append((begin, block))
+    assert (taken == 1).all()
+    for parts in owner.values():
+        order = [block for _, block in sorted(parts)]
+        assert order == sorted(order, reverse=True)
 
 
 def test_padding_frees_the_fragments_of_conflicts():

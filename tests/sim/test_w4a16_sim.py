@@ -1,19 +1,10 @@
 """The W4A16 GEMM's own source in the simulator, on shapes that are ragged everywhere."""
 
-import numpy as np
 import pytest
 
-from minfer.cuda import simulator
 from minfer.cuda.trace import Op, Trace, check, shared_lines
 from minfer.cuda.w4a16 import W4A16Config
 from tests.cuda.w4a16_cases import Product
-
-
-def run(product: Product, multiprocessors: int, **options) -> np.ndarray:
-    c = product.c.copy()
-    args = product.arguments(simulator.tensor_map, product.a, product.blocks, product.bias, c)
-    simulator.launch(product.kernel, product.grid(multiprocessors), *args, **options)
-    return c
 
 
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
@@ -37,13 +28,12 @@ def run(product: Product, multiprocessors: int, **options) -> np.ndarray:
     ids=str,
 )
 def test_product(format, tile, shape, multiprocessors):
-    product = Product.random(W4A16Config(format, **tile), *shape)
-    product.check(run(product, multiprocessors, seed=0))
+    Product.random(W4A16Config(format, **tile), *shape).case(multiprocessors).run_simulated(seed=0)
 
 
 @pytest.mark.parametrize(("format", "gated"), [("Q4_K", False), ("Q4_K", True), ("Q6_K", False)])
 def test_traced_run_has_no_race_and_no_conflict(format, gated):
     product, trace = Product.random(W4A16Config(format, 64, 2, gated=gated), 64, 128, 3), Trace()
-    product.check(run(product, 1, trace=trace))
+    product.case(1).run_simulated(trace=trace)
     assert check(trace) == []
     assert {line.degree for line in shared_lines(trace) if line.op is Op.STMATRIX} == {1}

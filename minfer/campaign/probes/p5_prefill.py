@@ -7,7 +7,9 @@ from dataclasses import replace
 from minfer.arithmetic.devices import DEVICES
 from minfer.arithmetic.ledger import GemmTile
 from minfer.arithmetic.reference import figure
-from minfer.campaign.probe import Prediction, Probe, upper_bound
+from minfer.campaign.probe import Prediction, Probe
+from minfer.campaign.reasons import same_blocks
+from minfer.campaign.statistics import upper_bound
 from minfer.campaign.workloads import Attention, Gemm, Passes, PassesConfig
 from minfer.campaign.workloads.attention import STEPS
 from minfer.cuda.convert import ConvertConfig, StoreKvConfig
@@ -154,10 +156,7 @@ PROBES = [
         labels=("KS=32", "KS=64"),
         mechanism="Fewer barriers and deeper staging, as long as several blocks still fit an SM.",
         retry="A device with another amount of shared memory.",
-        reasons={
-            "h200": "Registers bound the blocks of an H200, three an SM at either depth: the deeper k-step "
-            "costs no occupancy. On the GB10 shared memory then holds one block instead of three."
-        },
+        reason=same_blocks,
     ),
     Probe(
         name="tm256",

@@ -7,6 +7,7 @@ from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.reference import figure
 from minfer.campaign.gates import Parity, SameOutputs, SameTokens
 from minfer.campaign.probe import Prediction, Probe
+from minfer.campaign.reasons import by_format, fits_here
 from minfer.campaign.workloads import Attention, Mmq, Quantize
 from minfer.campaign.workloads.attention import STEPS
 from minfer.cuda.mmq import MmqConfig, narrow, r1, wide
@@ -74,6 +75,7 @@ PROBES = [
         baseline=r1(),
         variant=narrow(),
         labels=("R1, words", "raw bytes"),
+        reason=by_format,
         mechanism="Staging is cp.async alone, and no thread waits for others to expand words.",
         retry="Landed: next is the rescale chain of every 32 values.",
     ),
@@ -123,6 +125,7 @@ PROBES = [
         baseline=narrow(),
         variant=wide(kd=8),
         labels=("narrow KD=8", "wide KD=8"),
+        reason=fits_here,
         mechanism="The depth that a block of the seed's GPU could not hold.",
         retry="Another amount of shared memory a block.",
     ),
@@ -137,6 +140,5 @@ PROBES = [
         labels=("no prefetch", "L2 prefetch"),
         mechanism="The tiles lie in L2 already: seven query heads share them.",
         retry="KV tiles that leave L2: much longer contexts, or less sharing of KV heads.",
-        reasons={"h200": "No latency is left to hide, and the prefetches themselves are not free."},
     ),
 ]

@@ -6,16 +6,14 @@ from minfer.arithmetic.devices import DEVICES
 from minfer.arithmetic.ledger import attention_ledger
 from minfer.arithmetic.occupancy import blocks_per_sm
 from minfer.arithmetic.reference import figure
-from minfer.campaign.probe import Prediction, Probe, upper_bound
+from minfer.campaign.probe import Prediction, Probe
+from minfer.campaign.statistics import upper_bound
 from minfer.campaign.workloads import Attention
 from minfer.campaign.workloads.attention import STEPS
 from minfer.cuda.attention import AttentionConfig
 
 FA_SHARE = figure("002", "wall.share.fa").value / 100
 BOUND = upper_bound(FA_SHARE)
-SMALL_SHARE = (
-    "Attention has a smaller share of an H200's prefill: what it gains or loses is within the noise."
-)
 
 
 def _blocks(config: AttentionConfig) -> str:
@@ -68,7 +66,6 @@ PROBES = [
         labels=("TKV=64", "TKV=32"),
         mechanism="Twice as many tiles pay the fixed cost of a tile (staging, barriers, rescale).",
         retry="A fixed cost of a tile that has been cut.",
-        reasons={"h200": SMALL_SHARE},
     ),
     Probe(
         name="fa-tkv16",
@@ -81,7 +78,6 @@ PROBES = [
         labels=("TKV=32", "TKV=16"),
         mechanism="Registers bound the blocks an SM, not shared memory; the fixed cost doubles.",
         retry="Attention that is short of shared memory.",
-        reasons={"h200": SMALL_SHARE},
     ),
     Probe(
         name="fa-register-softmax",

@@ -12,7 +12,8 @@ from minfer.arithmetic.work import QWEN25_7B
 from minfer.campaign.workload import Case, Launch, Work, Workload, kernel
 from minfer.cuda.attention import AttentionConfig, attention_prefill, seed_steps
 from minfer.cuda.reference import attention
-from minfer.engine.cuda.routes import Route, choose_route
+from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.variants import with_attention
 
 HEADS, KV_HEADS, HEAD_DIM = QWEN25_7B.heads, QWEN25_7B.kv_heads, QWEN25_7B.head_dim
 STEPS = seed_steps(HEADS, KV_HEADS, HEAD_DIM)
@@ -72,9 +73,7 @@ class Attention(Workload):
 
     def route(self, config: AttentionConfig, arch: str) -> Route | None:
         name = next((name for name, step in STEPS.items() if step == config), None)
-        if name is None:
-            return None
-        return replace(choose_route("f16", arch, {}), name=f"f16, attention {name}", attention=name)
+        return None if name is None else with_attention(name, arch)
 
     def bucket(self) -> str:
         return "FA"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from minfer.arithmetic.work import QWEN25_7B
 from minfer.campaign.workload import Case, Launch, Work, Workload, kernel, pooled_normal
 from minfer.cuda.convert import ConvertConfig, StoreKvConfig, convert_f32_f16, store_kv_f16
-from minfer.engine.cuda.routes import Route, choose_route
+from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.variants import with_convert
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,7 @@ class Passes(Workload):
         return Work(0.0, 6.0 * case["nt"] * case["width"])
 
     def route(self, config: PassesConfig, arch: str) -> Route:
-        how = "vector" if config.convert.vector == 8 else "scalar"
-        return replace(choose_route("f16", arch, {}), name=f"f16, {how} convert", convert=how)
+        return with_convert("vector" if config.convert.vector == 8 else "scalar", arch)
 
     def bucket(self) -> str:
         return "convert"

@@ -29,7 +29,7 @@ from minfer.cuda.checks import check_choice
 from minfer.cuda.elementwise.rotary import RopeStoreConfig, head_part
 from minfer.cuda.elementwise.rows import store4
 from minfer.cuda.gemv.fine import store_fine
-from minfer.cuda.gemv.stream import CHAIN
+from minfer.cuda.gemv.stream import chain
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.signature import signature_of
@@ -157,7 +157,7 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
     fours = served * head_dim // 4
     four_rounds = -(-fours // threads)
     key_words, value_words = 8 * pieces, 2 * per_lane
-    biased, normed, chained = config.bias, config.norm, config.chained
+    biased, chained = config.bias, config.chained
     take = head_part(config.row)
     store = store_fine if config.output == "records" else store4("f32")
     parts = make_fragments(config.block_heads, kv_heads, head_dim)
@@ -355,88 +355,22 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
 
     address = ptx.global_address
 
-    @device_function
-    def whole(
+    def attention_step_heads(
         qkv, bias, q_norm, k_norm, eps, position, table, k_cache, v_cache, partial, statistics, counters, out,
         scale, before, expected, after,
     ):  # fmt: skip
         attend(
-            address(qkv), bias, q_norm, k_norm, eps, address(position), address(table), address(k_cache),
-            address(v_cache), address(partial), address(statistics), address(counters), address(out), scale,
-            before, expected, after,
+            address(qkv), address(bias), address(q_norm), address(k_norm), eps, address(position),
+            address(table), address(k_cache), address(v_cache), address(partial), address(statistics),
+            address(counters), address(out), scale, address(before), expected, address(after),
         )  # fmt: skip
 
-    def plain(qkv, position, table, k_cache, v_cache, partial, statistics, counters, out, scale):
-        none = uint64(0)
-        whole(
-            qkv, none, none, none, float32(0), position, table, k_cache, v_cache, partial, statistics,
-            counters, out, scale, none, uint32(0), none,
-        )  # fmt: skip
-
-    def with_bias(qkv, bias, position, table, k_cache, v_cache, partial, statistics, counters, out, scale):
-        none = uint64(0)
-        whole(
-            qkv, address(bias), none, none, float32(0), position, table, k_cache, v_cache, partial,
-            statistics, counters, out, scale, none, uint32(0), none,
-        )  # fmt: skip
-
-    def with_norms(
-        qkv, bias, q_norm, k_norm, eps, position, table, k_cache, v_cache, partial, statistics, counters, out,
-        scale,
-    ):  # fmt: skip
-        none = uint64(0)
-        whole(
-            qkv, address(bias), address(q_norm), address(k_norm), eps, position, table, k_cache, v_cache,
-            partial, statistics, counters, out, scale, none, uint32(0), none,
-        )  # fmt: skip
-
-    def chained_plain(
-        qkv, position, table, k_cache, v_cache, partial, statistics, counters, out, scale, before, expected,
-        after,
-    ):  # fmt: skip
-        none = uint64(0)
-        whole(
-            qkv, none, none, none, float32(0), position, table, k_cache, v_cache, partial, statistics,
-            counters, out, scale, address(before), expected, address(after),
-        )  # fmt: skip
-
-    def chained_with_bias(
-        qkv, bias, position, table, k_cache, v_cache, partial, statistics, counters, out, scale, before,
-        expected, after,
-    ):  # fmt: skip
-        none = uint64(0)
-        whole(
-            qkv, address(bias), none, none, float32(0), position, table, k_cache, v_cache, partial,
-            statistics, counters, out, scale, address(before), expected, address(after),
-        )  # fmt: skip
-
-    def chained_with_norms(
-        qkv, bias, q_norm, k_norm, eps, position, table, k_cache, v_cache, partial, statistics, counters, out,
-        scale, before, expected, after,
-    ):  # fmt: skip
-        whole(
-            qkv, address(bias), address(q_norm), address(k_norm), eps, position, table, k_cache, v_cache,
-            partial, statistics, counters, out, scale, address(before), expected, address(after),
-        )  # fmt: skip
-
-    function = {
-        (False, False): plain,
-        (False, True): chained_plain,
-        (True, False): with_bias,
-        (True, True): chained_with_bias,
-    }[biased, chained]
-    norms = ()
-    if normed:
-        function = chained_with_norms if chained else with_norms
-        norms = (
-            Argument("q_norm", "in", "float32"),
-            Argument("k_norm", "in", "float32"),
-            Argument("eps", "scalar", "float32"),
-        )
     arguments = (
         Argument("qkv", "in", "float32"),
-        *((Argument("bias", "in", "float32"),) if biased else ()),
-        *norms,
+        Argument("bias", "in", "float32", present=config.bias),
+        Argument("q_norm", "in", "float32", present=config.norm),
+        Argument("k_norm", "in", "float32", present=config.norm),
+        Argument("eps", "scalar", "float32", present=config.norm),
         Argument("position", "in", "int32"),
         Argument("table", "in", "float32"),
         Argument("k_cache", "inout", "float16"),
@@ -446,12 +380,12 @@ def attention_step(config: AttentionStepConfig) -> Kernel:
         Argument("counters", "inout", "uint32"),
         Argument("out", "out", "uint8" if config.output == "records" else "float32"),
         Argument("scale", "scalar", "float32"),
-        *(CHAIN if chained else ()),
+        *chain(config.chained),
     )
     return Kernel(
         name="attention_step",
         config=config,
-        function=function,
+        function=attention_step_heads,
         signature=signature_of(arguments),
         threads=threads,
         shared_bytes=config.shared_bytes,

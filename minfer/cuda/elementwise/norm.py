@@ -151,31 +151,20 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
         mean = total(square_sum(source, added, kept, dim), scratch) * ptx.rcp_approx(float32(dim))
         scaled(kept, gains, target, dim, ptx.rsqrt_approx(mean + eps))
 
-    def rmsnorm_plain(x, weight, out, dim, eps):
-        row = uint64(cuda.blockIdx.x)
-        source = ptx.global_address(x) + row * uint64(dim) * uint64(4)
-        target = ptx.global_address(out) + row * bytes_of(dim)
-        normalise(source, source, source, ptx.global_address(weight), target, dim, eps)
-
-    def rmsnorm_residual(x, residual, hidden, weight, out, dim, eps):
+    def rmsnorm_row(x, residual, hidden, weight, out, dim, eps):
         row = uint64(cuda.blockIdx.x)
         offset = row * uint64(dim) * uint64(4)
+        source = ptx.global_address(x) + offset
+        added = ptx.global_address(residual) + row * uint64(dim) * uint64(added_bytes)
+        kept = ptx.global_address(hidden) + offset if fused else source
         target = ptx.global_address(out) + row * bytes_of(dim)
-        normalise(
-            ptx.global_address(x) + offset,
-            ptx.global_address(residual) + row * uint64(dim) * uint64(added_bytes),
-            ptx.global_address(hidden) + offset,
-            ptx.global_address(weight),
-            target,
-            dim,
-            eps,
-        )
+        normalise(source, added, kept, ptx.global_address(weight), target, dim, eps)
 
     added_dtype = {"f32": "float32", "f16": "float16"}[config.residual_type]
-    extra = (Argument("residual", "in", added_dtype), Argument("hidden", "out", "float32")) if fused else ()
     arguments = (
         Argument("x", "in", "float32"),
-        *extra,
+        Argument("residual", "in", added_dtype, present=fused),
+        Argument("hidden", "out", "float32", present=fused),
         Argument("weight", "in", "float32"),
         output_argument(config.output),
         Argument("dim", "scalar", "int32"),
@@ -184,7 +173,7 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
     return Kernel(
         name="rmsnorm",
         config=config,
-        function=rmsnorm_residual if fused else rmsnorm_plain,
+        function=rmsnorm_row,
         signature=signature_of(arguments),
         threads=threads,
         shared_bytes=config.shared_bytes,

@@ -297,9 +297,8 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
     threads, head_dim = config.threads, config.head_dim
     heads, kv_heads, width = config.heads, config.kv_heads, config.width
     per_head = head_dim // 8
-    biased, normed = config.bias, config.norm
     element = {"f32": 4, "f16": 2}[config.source]
-    start, take = dependent_start(config.pdl), head_part(config)
+    start, take, address = dependent_start(config.pdl), head_part(config), ptx.global_address
 
     @device_function
     def _store_f16(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3):
@@ -314,8 +313,7 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
     store_query = _store_f16 if config.query == "f16" else _store_f32
     query_bytes = 2 if config.query == "f16" else 4
 
-    @device_function
-    def process(source, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
+    def rope_store_rows(qkv, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
         start()
         unit = int32(cuda.blockIdx.y * threads + cuda.threadIdx.x)
         inside = unit < width // 8
@@ -324,76 +322,41 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
         t = cuda.blockIdx.x
         head = unit // per_head
         part = unit - head * per_head
-        row = source + uint64(t) * uint64(width * element)
+        row = address(qkv) + uint64(t) * uint64(width * element)
         position = uint64(positions[t])
         low, high, a0, a1, a2, a3, b0, b1, b2, b3 = take(
-            row, bias, q_norm, k_norm, position, table, head, part, eps
+            row, address(bias), address(q_norm), address(k_norm), position, address(table), head, part, eps
         )
         if inside:
             if head < heads:
-                row = q + (uint64(t) * uint64(heads * head_dim) + uint64(head * head_dim)) * uint64(
-                    query_bytes
-                )
+                first = uint64(t) * uint64(heads * head_dim) + uint64(head * head_dim)
+                row = address(q) + first * uint64(query_bytes)
                 store_query(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3)
             else:
-                cache = k_cache
+                cache = address(k_cache)
                 kv_head = head - heads
                 if kv_head >= kv_heads:
-                    cache = v_cache
+                    cache = address(v_cache)
                     kv_head -= kv_heads
                 row = cache + (position * uint64(kv_heads) + uint64(kv_head)) * uint64(head_dim * 2)
                 _store_f16(row, low, high, a0, a1, a2, a3, b0, b1, b2, b3)
 
-    @device_function
-    def run(qkv, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
-        process(
-            ptx.global_address(qkv),
-            bias,
-            q_norm,
-            k_norm,
-            positions,
-            ptx.global_address(table),
-            ptx.global_address(q),
-            ptx.global_address(k_cache),
-            ptx.global_address(v_cache),
-            eps,
-        )
-
-    def rope_store_plain(qkv, positions, table, q, k_cache, v_cache):
-        none = uint64(0)
-        run(qkv, none, none, none, positions, table, q, k_cache, v_cache, float32(0))
-
-    def rope_store_biased(qkv, bias, positions, table, q, k_cache, v_cache):
-        none = uint64(0)
-        added = ptx.global_address(bias)
-        run(qkv, added, none, none, positions, table, q, k_cache, v_cache, float32(0))
-
-    def rope_store_normed(qkv, bias, q_norm, k_norm, positions, table, q, k_cache, v_cache, eps):
-        added, q_gains, k_gains = (
-            ptx.global_address(bias),
-            ptx.global_address(q_norm),
-            ptx.global_address(k_norm),
-        )
-        run(qkv, added, q_gains, k_gains, positions, table, q, k_cache, v_cache, eps)
-
-    function = rope_store_biased if biased else rope_store_plain
-    if normed:
-        function = rope_store_normed
     arguments = (
         Argument("qkv", "in", {"f32": "float32", "f16": "float16"}[config.source]),
-        *((Argument("bias", "in", "float32"),) if biased else ()),
-        *(Argument(name, "in", "float32") for name in (("q_norm", "k_norm") if normed else ())),
+        Argument("bias", "in", "float32", present=config.bias),
+        Argument("q_norm", "in", "float32", present=config.norm),
+        Argument("k_norm", "in", "float32", present=config.norm),
         Argument("positions", "in", "int32"),
         Argument("table", "in", "float32"),
         Argument("q", "out", {"f16": "float16", "f32": "float32"}[config.query]),
         Argument("k_cache", "inout", "float16"),
         Argument("v_cache", "inout", "float16"),
-        *((Argument("eps", "scalar", "float32"),) if normed else ()),
+        Argument("eps", "scalar", "float32", present=config.norm),
     )
     return Kernel(
         name="rope_store",
         config=config,
-        function=function,
+        function=rope_store_rows,
         signature=signature_of(arguments),
         threads=threads,
         shared_bytes=0,

@@ -345,30 +345,21 @@ def gemv(config: GemvConfig) -> Kernel:
                     ptx.st_global_f32(y + at, total)
                 total = float32(0)
 
-    def gemv_plain(weights, x, y, od):
-        target = ptx.global_address(y)
-        multiply(ptx.global_address(weights), ptx.global_address(x), target, target, od)
+    def gemv_rows(weights, x, addend, y, od):
+        multiply(address(weights), address(x), address(addend), address(y), od)
 
-    def gemv_added(weights, x, addend, y, od):
-        multiply(
-            ptx.global_address(weights),
-            ptx.global_address(x),
-            ptx.global_address(addend),
-            ptx.global_address(y),
-            od,
-        )
-
+    address = ptx.global_address
     arguments = (
         Argument("weights", "in", "uint8"),
         Argument("x", "in", "uint8" if quantized else "float32"),
-        *((Argument("addend", "in", "float32"),) if added else ()),
+        Argument("addend", "in", "float32", present=added),
         Argument("y", "out", "float32"),
         Argument("od", "scalar", "int32"),
     )
     return Kernel(
         name="gemv",
         config=config,
-        function=gemv_added if added else gemv_plain,
+        function=gemv_rows,
         signature=signature_of(arguments),
         threads=threads,
         shared_bytes=config.shared_bytes,

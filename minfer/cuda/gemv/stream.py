@@ -39,15 +39,25 @@ from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.signature import signature_of
 
-_NORM = (Argument("gains", "in", "float32"), Argument("eps", "scalar", "float32"))
-CHAIN = (
-    Argument("before", "in", "uint32"),
-    Argument("expected", "scalar", "uint32"),
-    Argument("after", "inout", "uint32"),
-)
-"""What a chained kernel takes last: the counter of the kernel before, its number of blocks, and its own."""
-
 RECORDS_BYTES = 4 * FINE_RECORD_BYTES  # a block's activations
+
+
+def chain(chained: bool) -> tuple[Argument, ...]:
+    """What a chained kernel takes last: the counter of the kernel before, its number of blocks, and its own
+    counter."""
+    return (
+        Argument("before", "in", "uint32", present=chained),
+        Argument("expected", "scalar", "uint32", present=chained),
+        Argument("after", "inout", "uint32", present=chained),
+    )
+
+
+def _norm(config: GemvStreamConfig) -> tuple[Argument, ...]:
+    normed = config.source == "norm"
+    return (
+        Argument("gains", "in", "float32", present=normed),
+        Argument("eps", "scalar", "float32", present=normed),
+    )
 
 
 def _product(config: GemvStreamConfig) -> Callable:
@@ -327,70 +337,26 @@ def gemv_stream(config: GemvStreamConfig) -> Kernel:
     Integer dot products are exact; sums over blocks are f32 in a fixed order: the same bits on every run.
     """
     run, address = _product(config), ptx.global_address
-    added, normed, chained = config.addend, config.source == "norm", config.chained
 
-    @device_function
-    def whole(weights, x, gains, eps, addend, y, od, before, expected, after):
+    def gemv_stream_rows(weights, x, gains, eps, addend, y, od, before, expected, after):
         run(
-            int32(cuda.blockIdx.x), int32(cuda.gridDim.x), address(weights), address(x), gains, eps, addend,
-            address(y), od, before, expected, after,
+            int32(cuda.blockIdx.x), int32(cuda.gridDim.x), address(weights), address(x), address(gains), eps,
+            address(addend), address(y), od, address(before), expected, address(after),
         )  # fmt: skip
 
-    def plain(weights, x, y, od):
-        none = uint64(0)
-        whole(weights, x, none, float32(0), none, y, od, none, uint32(0), none)
-
-    def plain_added(weights, x, addend, y, od):
-        none = uint64(0)
-        whole(weights, x, none, float32(0), address(addend), y, od, none, uint32(0), none)
-
-    def of_norm(weights, x, gains, eps, y, od):
-        none = uint64(0)
-        whole(weights, x, address(gains), eps, none, y, od, none, uint32(0), none)
-
-    def of_norm_added(weights, x, gains, eps, addend, y, od):
-        none = uint64(0)
-        whole(weights, x, address(gains), eps, address(addend), y, od, none, uint32(0), none)
-
-    def chained_plain(weights, x, y, od, before, expected, after):
-        none = uint64(0)
-        whole(weights, x, none, float32(0), none, y, od, address(before), expected, address(after))
-
-    def chained_added(weights, x, addend, y, od, before, expected, after):
-        none, added_to = uint64(0), address(addend)
-        whole(weights, x, none, float32(0), added_to, y, od, address(before), expected, address(after))
-
-    def chained_norm(weights, x, gains, eps, y, od, before, expected, after):
-        scales, none = address(gains), uint64(0)
-        whole(weights, x, scales, eps, none, y, od, address(before), expected, address(after))
-
-    def chained_norm_added(weights, x, gains, eps, addend, y, od, before, expected, after):
-        scales, added_to = address(gains), address(addend)
-        whole(weights, x, scales, eps, added_to, y, od, address(before), expected, address(after))
-
-    function = {
-        (False, False, False): plain,
-        (False, False, True): plain_added,
-        (False, True, False): of_norm,
-        (False, True, True): of_norm_added,
-        (True, False, False): chained_plain,
-        (True, False, True): chained_added,
-        (True, True, False): chained_norm,
-        (True, True, True): chained_norm_added,
-    }[chained, normed, added]
     arguments = (
         Argument("weights", "in", "uint8"),
         Argument("x", "in", "uint8" if config.source == "records" else "float32"),
-        *(_NORM if normed else ()),
-        *((Argument("addend", "in", "float32"),) if added else ()),
+        *_norm(config),
+        Argument("addend", "in", "float32", present=config.addend),
         Argument("y", "out", "uint8" if config.records else "float32"),
         Argument("od", "scalar", "int32"),
-        *(CHAIN if chained else ()),
+        *chain(config.chained),
     )
     return Kernel(
         name="gemv_stream",
         config=config,
-        function=function,
+        function=gemv_stream_rows,
         signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,
@@ -410,67 +376,39 @@ def gemv_stream_two(config: GemvTwoConfig) -> Kernel:
     `config.grid(...)`.
     """
     run_upper, run_lower, address = _product(config.upper), _product(config.lower), ptx.global_address
-    normed, chained = config.upper.source == "norm", config.upper.chained
 
-    @device_function
-    def both(upper, lower, x, gains, eps, y, od_upper, od_lower, split, before, expected, after):
+    def gemv_stream_both(upper, lower, x, gains, eps, y, od_upper, od_lower, split, before, expected, after):
         block = int32(cuda.blockIdx.x)
         source = address(x)
         target = address(y)
         if block < split:
             run_upper(
-                block, int32(split), address(upper), source, gains, eps, target, target, od_upper,
-                before, expected, after,
+                block, int32(split), address(upper), source, address(gains), eps, target, target, od_upper,
+                address(before), expected, address(after),
             )  # fmt: skip
         else:
             rest = int32(cuda.gridDim.x) - int32(split)
             target += uint64(od_upper) * uint64(4)
             run_lower(
-                block - int32(split), rest, address(lower), source, gains, eps, target, target, od_lower,
-                before, expected, after,
+                block - int32(split), rest, address(lower), source, address(gains), eps, target, target,
+                od_lower, address(before), expected, address(after),
             )  # fmt: skip
 
-    def plain(upper, lower, x, y, od_upper, od_lower, split):
-        none, zero = uint64(0), uint32(0)
-        both(upper, lower, x, none, float32(0), y, od_upper, od_lower, split, none, zero, none)
-
-    def of_norm(upper, lower, x, gains, eps, y, od_upper, od_lower, split):
-        none, zero = uint64(0), uint32(0)
-        both(upper, lower, x, address(gains), eps, y, od_upper, od_lower, split, none, zero, none)
-
-    def chained_plain(upper, lower, x, y, od_upper, od_lower, split, before, expected, after):
-        both(
-            upper, lower, x, uint64(0), float32(0), y, od_upper, od_lower, split,
-            address(before), expected, address(after),
-        )  # fmt: skip
-
-    def chained_norm(upper, lower, x, gains, eps, y, od_upper, od_lower, split, before, expected, after):
-        both(
-            upper, lower, x, address(gains), eps, y, od_upper, od_lower, split,
-            address(before), expected, address(after),
-        )  # fmt: skip
-
-    function = {
-        (False, False): plain,
-        (False, True): of_norm,
-        (True, False): chained_plain,
-        (True, True): chained_norm,
-    }[chained, normed]
     arguments = (
         Argument("upper", "in", "uint8"),
         Argument("lower", "in", "uint8"),
         Argument("x", "in", "uint8" if config.upper.source == "records" else "float32"),
-        *(_NORM if normed else ()),
+        *_norm(config.upper),
         Argument("y", "out", "float32"),
         Argument("od_upper", "scalar", "int32"),
         Argument("od_lower", "scalar", "int32"),
         Argument("split", "scalar", "int32"),
-        *(CHAIN if chained else ()),
+        *chain(config.upper.chained),
     )
     return Kernel(
         name="gemv_stream_two",
         config=config,
-        function=function,
+        function=gemv_stream_both,
         signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,

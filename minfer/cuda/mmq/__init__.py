@@ -11,10 +11,11 @@ from minfer.cuda.mmq.config import (
     fast,
     narrow,
     r1,
+    stream,
     wide,
 )
 from minfer.cuda.mmq.kernel import mmq, shipped
-from minfer.cuda.mmq.ladder import ladder, shipped_configs
+from minfer.cuda.mmq.ladder import ladder, shipped_configs, tried
 
 __all__ = [
     "CHUNK_BYTES",
@@ -27,5 +28,7 @@ __all__ = [
     "r1",
     "shipped",
     "shipped_configs",
+    "stream",
+    "tried",
     "wide",
 ]

@@ -10,7 +10,7 @@ from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
-from minfer.cuda.mmq.config import CHUNK_BYTES, MAGIC, SUM_BYTE, MmqConfig
+from minfer.cuda.mmq.config import CHUNK_BYTES, SUM_BYTE, MmqConfig
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,10 @@ class Activations:
     def load(self) -> DeviceFunction:
         """(words, o, scales, s, low, t): a chunk of two tokens, the one at the shared address `low` (a lane's
         own: the warp's first + lane // 4) and the one 8 further on. The A fragment into words[o ... o + 3];
-        what its rescaling needs into scales[s ... s + 5]: d of both tokens, -MAGIC * d (rescale="magic"), d *
-        sum (minimum="fma")."""
+        what its rescaling needs into scales[s ... s + 5]: d of both tokens, `config.correction` * d
+        (rescale="magic"), d * sum (minimum="fma")."""
         eight, magic = 8 * self.config.token_bytes, self.config.rescale == "magic"
+        correction = self.config.correction
         sums = self.config.has_minimum and self.config.minimum == "fma"
 
         @device_function
@@ -106,7 +107,7 @@ class Activations:
             second = ptx.unpack_f16x2_lo(ptx.ld_shared_u32(high))
             scales[s], scales[s + 1] = first, second
             if magic:
-                scales[s + 2], scales[s + 3] = first * float32(-MAGIC), second * float32(-MAGIC)
+                scales[s + 2], scales[s + 3] = first * float32(correction), second * float32(correction)
             if sums:
                 scales[s + 4], scales[s + 5] = first * _sum(low), second * _sum(high)
 

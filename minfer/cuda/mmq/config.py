@@ -19,7 +19,9 @@ SUM_BYTE = 36
 MAGIC_BITS = 0x4B400000
 """The f32 12582912 = 1.5 * 2**23: adding an integer below 2**22 to its bits adds it to its value."""
 MAGIC = 12582912.0
-VARIANTS = ("r1", "raw")
+HIGH_MAGIC_BITS = 0x4F400000
+"""The same for the high bytes of folded weights: the f32 1.5 * 2**31, whose last bit is 256."""
+VARIANTS = ("r1", "raw", "folded")
 LAYOUTS = ("plain", "padded")
 RESCALES = ("convert", "magic")
 MINIMA = ("fma", "tensor")
@@ -46,7 +48,8 @@ class MmqConfig:
 
     Attributes:
         variant: "r1" expands the weights to int8 words in shared memory on their way in; "raw" stages the
-            blocks' bytes as they are (cp.async) and unpacks them in registers, at the mma.
+            blocks' bytes as they are (cp.async) and unpacks them in registers, at the mma; "folded" (Q6_K)
+            expands weights times their 8-bit scales, two bytes each.
         weight_type: W's block format.
         tokens_tile, rows_tile: the block's tile ("narrow" is 64 x 64, "wide" 128 x 64).
         kd: chunks of 32 that a k-tile holds, 4 or 8.
@@ -66,6 +69,8 @@ class MmqConfig:
             bit.
         min_blocks: blocks an SM that the compiler leaves registers for.
         strided: the output is some columns of a wider matrix: one of several that are multiplied at once.
+        stream: a grid that fills the device once, and tiles cut along k where they do not fill it
+            (`minfer.cuda.mmq.schedule`).
     """
 
     variant: str = "raw"
@@ -83,6 +88,7 @@ class MmqConfig:
     out: str = "f32"
     min_blocks: int | None = None
     strided: bool = False
+    stream: bool = False
 
     def __post_init__(self) -> None:
         check_choice("mmq", "variant", self.variant, VARIANTS)
@@ -116,10 +122,19 @@ class MmqConfig:
             raise ConfigRefused(
                 f"mmq: {self.kd} x {self.rows_tile} scales for {self.threads} threads: take fewer warps"
             )
-        if self.strided and self.out == "sums":
-            raise ConfigRefused("mmq: integer sums are a whole matrix: strided=False")
+        if (self.strided or self.stream) and self.out == "sums":
+            raise ConfigRefused("mmq: integer sums are a whole matrix, of whole tiles: strided=stream=False")
         if self.minimum == "tensor" and not self.has_minimum:
             raise ConfigRefused(f"mmq: {self.weight_type} has no minima: minimum='fma'")
+        if self.variant == "folded" and (
+            (self.weight_type, self.kd, self.layout, self.rescale) != ("Q6_K", 4, "padded", "magic")
+            or self.threads != 2 * self.rows_tile
+        ):
+            raise ConfigRefused(
+                "mmq: variant='folded' is of Q6_K, kd=4, layout='padded', rescale='magic', with two threads "
+                f"a row; these are {self.weight_type}, {self.kd}, {self.layout!r}, {self.rescale!r} and "
+                f"{self.threads} threads for {self.rows_tile} rows"
+            )
         if self.accumulators + 48 > MAX_THREAD_REGISTERS:
             raise ConfigRefused(
                 f"mmq: {self.accumulators} accumulators a thread of {MAX_THREAD_REGISTERS} registers: "
@@ -149,6 +164,7 @@ class MmqConfig:
         ):
             text += f" {value}" if value != usual else ""
         text += " strided" if self.strided else ""
+        text += " stream-k" if self.stream else ""
         return text + (f" min {self.min_blocks} blocks" if self.min_blocks is not None else "")
 
     # ---- what a block holds
@@ -174,6 +190,12 @@ class MmqConfig:
         return self.tokens_tile * self.rows_tile // self.threads
 
     @property
+    def crowded(self) -> bool:
+        """64 accumulators in 128 registers, beside the state of expanding or of stream-k."""
+        busy = self.variant != "raw" or self.stream
+        return busy and self.accumulators == 64 and self.min_blocks == 2
+
+    @property
     def k_quant(self) -> bool:
         """Super-blocks of 256 weights: rows of whole k-tiles."""
         return self.weight_type.endswith("_K")
@@ -186,7 +208,7 @@ class MmqConfig:
     @property
     def two_scales(self) -> bool:
         """A scale every 16 weights (Q6_K), not every 32."""
-        return self.weight_type == "Q6_K"
+        return self.weight_type == "Q6_K" and self.variant != "folded"
 
     @property
     def scale_arrays(self) -> int:
@@ -236,8 +258,9 @@ class MmqConfig:
 
     @property
     def word_row_bytes(self) -> int:
-        """Bytes of a row of expanded weights, padded so that ldmatrix does not conflict."""
-        return self.kd * CHUNK + 16
+        """Bytes of a row of expanded weights, padded (folded ones: permuted) so that ldmatrix does not
+        conflict."""
+        return self.kd * CHUNK + (0 if self.variant == "folded" else 16)
 
     @property
     def stage_bytes(self) -> int:
@@ -247,8 +270,9 @@ class MmqConfig:
 
     @property
     def scale_row(self) -> int:
-        """f32 values from a chunk's scales to the next chunk's: 8 more than the rows, against conflicts."""
-        return self.rows_tile + 8
+        """f32 values from a chunk's scales to the next chunk's: 8 more than the rows, against conflicts; 0
+        where all chunks share d."""
+        return 0 if self.variant == "folded" else self.rows_tile + 8
 
     @property
     def second_pitch(self) -> int:
@@ -264,7 +288,14 @@ class MmqConfig:
     @property
     def scale_bytes(self) -> int:
         """One of the two buffers of scales and minima."""
+        if self.variant == "folded":
+            return 4 * self.rows_tile
         return self.second_scale + (self.kd * self.second_pitch if self.scale_arrays == 2 else 0)
+
+    @property
+    def correction(self) -> float:
+        """What d is multiplied with to take the magic start of the integers out of a rescaled sum."""
+        return -(1.5 * 2**31 + MAGIC) if self.variant == "folded" else -MAGIC
 
     @property
     def masked(self) -> bool:
@@ -273,9 +304,15 @@ class MmqConfig:
         return self.layout == "padded" and self.variant == "raw" and self.weight_type == "Q4_K"
 
     @property
+    def high_bytes(self) -> int:
+        """Bytes from a buffer's expanded weights to the high bytes of folded ones."""
+        return self.rows_tile * self.word_row_bytes
+
+    @property
     def word_bytes(self) -> int:
-        """One of the two buffers of expanded weights (r1)."""
-        return self.rows_tile * self.word_row_bytes if self.variant == "r1" else 0
+        """One of the two buffers of expanded weights."""
+        tiles = {"raw": 0, "r1": 1, "folded": 2}[self.variant]
+        return tiles * self.rows_tile * self.word_row_bytes
 
     @property
     def shared_bytes(self) -> int:
@@ -306,9 +343,18 @@ class MmqConfig:
                 f"(nb32 % 8 = {chunks % 8}): such rows need another route (f16)"
             )
 
-    def grid(self, nt: int, od: int) -> tuple[int, int, int]:
-        """Blocks for nt tokens and od rows: token tiles fastest, so that neighbours share weights in L2."""
+    def grid(self, nt: int, od: int, sms: int = 1) -> tuple[int, int, int]:
+        """Blocks for nt tokens and od rows: token tiles fastest, so that neighbours share weights in L2. Of
+        stream-k kernels what `sms` multiprocessors hold at once."""
+        if self.stream:
+            return sms * (self.min_blocks or 1), 1, 1
         return -(-nt // self.tokens_tile), -(-od // self.rows_tile), 1
+
+    def workspace(self, sms: int) -> tuple[int, int]:
+        """f32 elements of `parts` and words of `ready` that a stream-k kernel takes; the words must be zero
+        before the first launch."""
+        blocks = self.grid(1, 1, sms)[0]
+        return blocks * self.tokens_tile * self.rows_tile, blocks
 
     def activation_size(self, nt: int, depth: int) -> int:
         """Bytes of the activations: nothing past them is read."""
@@ -321,7 +367,8 @@ class MmqConfig:
 
     def checking(self) -> MmqConfig:
         """The same kernel writing its integer accumulators."""
-        return replace(self, out="sums", minimum="fma", rescale="convert")
+        rescale = "magic" if self.variant == "folded" else "convert"
+        return replace(self, out="sums", minimum="fma", rescale=rescale)
 
 
 def narrow(weight_type: str = "Q4_K", kd: int = 8) -> MmqConfig:
@@ -343,10 +390,10 @@ def fast(weight_type: str = "Q4_K") -> MmqConfig:
     """The largest step past the seed with mma.sync: 128 x 128, two blocks an SM, warps of 32 tokens x 64
     rows, padded rows, magic rescaling, minima on the tensor cores. Blocks of 16-byte lines stay raw; the
     others are expanded once a block, since at the mma every one of their words costs two loads and a funnel
-    shift."""
-    raw = weight_type in ALIGNED_TYPES
+    shift; Q6_K with its scales."""
+    variant = "raw" if weight_type in ALIGNED_TYPES else "folded" if weight_type == "Q6_K" else "r1"
     return MmqConfig(
-        "raw" if raw else "r1",
+        variant,
         weight_type,
         tokens_tile=128,
         rows_tile=128,
@@ -356,3 +403,8 @@ def fast(weight_type: str = "Q4_K") -> MmqConfig:
         minimum="tensor" if weight_type in WITH_MINIMUM else "fma",
         min_blocks=2,
     )
+
+
+def stream(weight_type: str = "Q4_K") -> MmqConfig:
+    """The fast kernel on a grid that fills the device once, with the last wave's tiles cut along k."""
+    return replace(fast(weight_type), stream=True)

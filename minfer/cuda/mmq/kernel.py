@@ -13,82 +13,19 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
+from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.mmq.activations import Activations
-from minfer.cuda.mmq.config import MAGIC_BITS, MmqConfig
+from minfer.cuda.mmq.config import MmqConfig
+from minfer.cuda.mmq.folded import FoldedWeights
 from minfer.cuda.mmq.ladder import shipped_configs
 from minfer.cuda.mmq.raw import RawWeights
+from minfer.cuda.mmq.rescale import integer_product, rescaling, store_sums
 from minfer.cuda.mmq.scales import Scales
+from minfer.cuda.mmq.schedule import Parts, segment
 from minfer.cuda.mmq.words import WordWeights
 from minfer.cuda.signature import signature_of
 from minfer.cuda.tile.epilogue import store_strided
-
-
-def _product(config: MmqConfig) -> DeviceFunction:
-    """(sums, a, ao, b, bo, first): sums[0 ... 3] of one 16 x 8 product of a chunk, started from `first`;
-    Q6_K's of its two halves: sums[0 ... 3], sums[4 ... 7]."""
-    if config.two_scales:
-
-        @device_function
-        @unrolled
-        def halves(sums, a, ao, b, bo, first):
-            for half in unroll(2):
-                d0, d1, d2, d3 = ptx.mma_m16n8k16_s8(
-                    a[ao + 2 * half], a[ao + 2 * half + 1], b[bo + half], first, first, first, first
-                )
-                sums[4 * half], sums[4 * half + 1] = d0, d1
-                sums[4 * half + 2], sums[4 * half + 3] = d2, d3
-
-        return halves
-
-    mma = ptx.mma_m16n8k32_s8u8 if config.masked else ptx.mma_m16n8k32_s8
-
-    @device_function
-    def whole(sums, a, ao, b, bo, first):
-        d0, d1, d2, d3 = mma(
-            a[ao], a[ao + 1], a[ao + 2], a[ao + 3], b[bo], b[bo + 1], first, first, first, first
-        )
-        sums[0], sums[1], sums[2], sums[3] = d0, d1, d2, d3
-
-    return whole
-
-
-def _rescale(config: MmqConfig) -> DeviceFunction:
-    """(acc, o, sums, so, d, s, w0, w1): acc[o ... o + 3] += w * (d * sum), d of the two tokens, w of the two
-    rows. "magic": d[s + 2], d[s + 3] hold -MAGIC * d, and fma(bits, d, -MAGIC d) is d * sum rounded once,
-    since MAGIC * d is exact (d has 11 bits): the same number as "convert"'s."""
-    magic = config.rescale == "magic"
-
-    @device_function
-    def scaled(sum, d, correction):
-        if magic:
-            return ptx.fma_rn_f32(ptx.bitcast_f32_u32(uint32(sum)), d, correction)
-        return d * ptx.cvt_rn_f32_s32(sum)
-
-    @device_function
-    def rescale(acc, o, sums, so, d, s, w0, w1):
-        c0, c1 = float32(0), float32(0)
-        if magic:
-            c0, c1 = d[s + 2], d[s + 3]
-        acc[o] = ptx.fma_rn_f32(scaled(sums[so], d[s], c0), w0, acc[o])
-        acc[o + 1] = ptx.fma_rn_f32(scaled(sums[so + 1], d[s], c0), w1, acc[o + 1])
-        acc[o + 2] = ptx.fma_rn_f32(scaled(sums[so + 2], d[s + 1], c1), w0, acc[o + 2])
-        acc[o + 3] = ptx.fma_rn_f32(scaled(sums[so + 3], d[s + 1], c1), w1, acc[o + 3])
-
-    return rescale
-
-
-@device_function
-def _store_sums(sums, so, shift, out, token, row, index, count, nt, od):
-    """Four accumulators as integers, shifted down: tokens token, token + 8, rows row, row + 1; the index-th
-    of `count`."""
-    for i in range(4):
-        own_token, own_row = token + 8 * (i >> 1), row + (i & 1)
-        if own_token < nt and own_row < od:
-            at = (uint64(own_token) * uint64(od) + uint64(own_row)) * uint64(count) + uint64(index)
-            ptx.st_global_u32(out + at * uint64(4), uint32(sums[so + i] >> shift))
-
 
 _OUT_DTYPES = {"f32": "float32", "f16": "float16", "sums": "int32"}
 
@@ -107,12 +44,12 @@ def mmq(config: MmqConfig) -> Kernel:
     warp_tokens, warp_rows = config.warp_tile
     warps_rows, m_fragments, pairs = config.warps_rows, warp_tokens // 16, warp_rows // 16
     accumulators = config.accumulators
-    raw, two, sums_out = config.variant == "raw", config.two_scales, config.out == "sums"
+    raw, words_source, folded = (config.variant == name for name in ("raw", "r1", "folded"))
+    stream = config.stream
+    two, sums_out = config.two_scales, config.out == "sums"
     minimum_fma = config.has_minimum and config.minimum == "fma"
     minimum_tensor = config.has_minimum and config.minimum == "tensor"
     masked = config.masked
-    magic = config.rescale == "magic" and not sums_out
-    first_sum = MAGIC_BITS if magic else 0
     d_values = 6 * m_fragments
     a_values = 4 * m_fragments
     stage_bytes, activation_bytes = config.stage_bytes, config.activation_bytes
@@ -130,6 +67,9 @@ def mmq(config: MmqConfig) -> Kernel:
         start_weights, copy_weights = weights_source.start, weights_source.copy
         start_scales, held = scales_source.start, scales_source.registers
         fetch, deposit = scales_source.fetch, scales_source.deposit
+    elif folded:
+        weights_source, held = FoldedWeights(config), 1
+        start_weights, expand = weights_source.start, weights_source.expand
     else:
         weights_source = WordWeights(config)
         start_weights, fetch, deposit = weights_source.start, weights_source.fetch, weights_source.deposit
@@ -137,7 +77,9 @@ def mmq(config: MmqConfig) -> Kernel:
         unit_registers = weights_source.registers
         held = per_step * unit_registers
     own_weights, fragments = weights_source.own, weights_source.fragments
-    product, rescale = _product(config), _rescale(config)
+    product, rescale = integer_product(config), rescaling(config)
+    if stream:
+        leave, collect = Parts(config).leave, Parts(config).collect
     store = store_strided(m_fragments, pairs, "f16" if config.out == "f16" else "f32")
     commit, wait = ptx.cp_async_commit, ptx.cp_async_wait_group(stages - 2)
 
@@ -150,14 +92,14 @@ def mmq(config: MmqConfig) -> Kernel:
     @unrolled
     def multiply_column(acc, o, a, ao, b, bo, d, s, scales, out, token, row, chunk, chunks, nt, od):
         """One 16 x 8 fragment of a chunk; `scales` is the shared address of the lane's two rows' scales."""
-        sums = cuda.local.array(8 if two else 4, int32)
-        product(sums, a, ao, b, bo, int32(first_sum))
+        sums = cuda.local.array(8 if two or folded else 4, int32)
+        product(sums, a, ao, b, bo)
         if sums_out:
             for half in unroll(2 if two else 1):
                 index, count = (2 * chunk + half, 2 * chunks) if two else (chunk, chunks)
                 shift = (chunk & 1) * 4 if masked else 0
                 if chunk < chunks:
-                    _store_sums(sums, 4 * half, shift, out, token, row, index, count, nt, od)
+                    store_sums(sums, 4 * half, shift, out, token, row, index, count, nt, od)
         else:
             w0, w1 = ptx.ld_shared_v2_f32(scales)
             rescale(acc, o, sums, 0, d, s, w0, w1)
@@ -231,67 +173,74 @@ def mmq(config: MmqConfig) -> Kernel:
 
     @device_function
     @unrolled
-    def multiply(weights, activations, out, nt, od, depth, stride):
+    def compute(
+        acc, w_matrix, x_matrix, target, nt, od, depth, first_token, first_row, k_begin, k_end, thread
+    ):  # fmt: skip
+        """The block's accumulators over k-tiles k_begin ... k_end - 1 of a tile."""
         ring = ptx.shared_address(cuda.shared.array(0, dtype=uint8))
-        w_matrix, target = ptx.global_address(weights), ptx.global_address(out)
-        thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread & 31), uint32(thread >> 5)
         own_token, own_row = int32(warp // warps_rows * warp_tokens), int32(warp % warps_rows * warp_rows)
-        first_token, first_row = int32(cuda.blockIdx.x * tokens_tile), int32(cuda.blockIdx.y * rows_tile)
         chunks = int32(depth >> 5)
         row_bytes = int32(depth // block_weights * block_bytes)
-        k_tiles = int32((chunks + (kd - 1)) // kd)
-        acc = cuda.local.array(accumulators, float32)
         a = cuda.local.array(a_values, uint32)
-        b = cuda.local.array(4, uint32)
+        b = cuda.local.array(8 if folded else 4, uint32)
         d = cuda.local.array(d_values, float32)
         words = cuda.local.array(held, uint32)
         for i in unroll(accumulators):
             acc[i] = float32(0)
 
-        x_source = start_activations(ptx.global_address(activations), first_token, chunks, thread)
+        x_source = start_activations(x_matrix, first_token, chunks, thread)
+        if stream:
+            x_source += uint64(uint32(k_begin) * uint32(x_step))
         tokens_left = int32(nt - first_token)
         end = uint64(w_matrix + uint64(od) * uint64(row_bytes))
         if raw:
             w_source = start_weights(w_matrix, row_bytes, first_row, od, thread)
             s_source = start_scales(w_matrix, row_bytes, first_row, od, thread)
+        elif folded:
+            w_source = start_weights(w_matrix, row_bytes, first_row, od, thread)
         else:
             w_source = start_weights(row_bytes, first_row, thread)
             rows_left = int32(od - first_row - int32(thread // (2 * kd)))
-        for k_tile in unroll(stages - 1):
-            if k_tile < k_tiles:
-                stage = ring + uint32(k_tile * stage_bytes)
+        for n in unroll(stages - 1):
+            k_tile = int32(k_begin + n)
+            if k_tile < k_end:
+                stage = ring + uint32(n * stage_bytes)
                 copy_activations(stage, x_source, tokens_left, int32(chunks - k_tile * kd), thread)
                 if raw:
                     copy_weights(stage + uint32(activation_bytes), w_source, end, k_tile, thread)
             x_source += uint64(x_step)
             commit()
         if raw:
-            fetch(words, s_source, chunks, 0, thread)
-            deposit(words, ring + uint32(ring_bytes), chunks, 0, thread)
+            fetch(words, s_source, chunks, k_begin, thread)
+            deposit(words, ring + uint32(ring_bytes), chunks, k_begin, thread)
+        elif folded:
+            expand(w_source, k_begin, ring + uint32(words_at), ring + uint32(ring_bytes), thread)
         else:
-            source, at = locate(w_source, chunks, 0, thread)
+            source, at = locate(w_source, chunks, k_begin, thread)
             for unit in range(units):
                 fetch(words, 0, w_matrix, source, at, row_bytes, rows_left, unit)
                 deposit(words, 0, ring + uint32(words_at), ring + uint32(ring_bytes), at, unit, thread)
 
+        # Warps expand at different chunks: while one does, others multiply.
+        own_turn = int32(warp & (kd - 1))
         # What a lane reads, as offsets in a stage and in a buffer of scales.
         token_offset = uint32((own_token + (lane >> 2)) * token_bytes)
         tile_offset = own_weights(own_row, lane)
         scale_offset = uint32((own_row + (lane & 3) * 2) * 4)
         read, fill = uint32(0), uint32((stages - 1) * stage_bytes)
-        for k in range(k_tiles):
+        for k in range(k_begin, k_end):
             k_tile = int32(k)
             wait()
             cuda.syncthreads()
             ahead = int32(k_tile + (stages - 1))
-            if ahead < k_tiles:
+            if ahead < k_end:
                 copy_activations(ring + fill, x_source, tokens_left, int32(chunks - ahead * kd), thread)
                 if raw:
                     copy_weights(ring + fill + uint32(activation_bytes), w_source, end, ahead, thread)
             x_source += uint64(x_step)
             commit()
-            stage, odd = uint32(ring + read), uint32(k_tile & 1)
+            stage, odd = uint32(ring + read), uint32((k_tile - k_begin) & 1)
             scales = uint32(ring + ring_bytes + odd * scale_bytes)
             next_scales = uint32(ring + ring_bytes + (odd ^ 1) * scale_bytes)
             tile = uint32(stage + activation_bytes)
@@ -305,12 +254,17 @@ def mmq(config: MmqConfig) -> Kernel:
             following = int32(k_tile + 1)
             if raw and not minimum_tensor:
                 fetch(words, s_source, chunks, following, thread)
-            if not raw:
+            if folded:
+                following = min(following, int32(k_end - 1))
+            elif not raw:
                 source, at = locate(w_source, chunks, following, thread)
             for group in range(kd // written_out):
                 for n in unroll(written_out):
                     i = int32(written_out * group + n)
-                    if not raw:
+                    if folded:
+                        if i == own_turn:
+                            expand(w_source, following, next_tile, next_scales, thread)
+                    elif not raw:
                         for u in unroll(per_step):
                             unit = int32(i * per_step + u)
                             if unit < units:
@@ -328,7 +282,7 @@ def mmq(config: MmqConfig) -> Kernel:
                         acc, a, b, d, tokens, tile, scales + scale_offset, row_bytes, first_token + own_token,
                         first_row + own_row, lane, k_tile, i, chunks, target, nt, od,
                     )  # fmt: skip
-                    if not raw:
+                    if words_source:
                         for u in unroll(per_step):
                             unit = int32(i * per_step + u)
                             if unit < units:
@@ -349,35 +303,92 @@ def mmq(config: MmqConfig) -> Kernel:
                 deposit(words, next_scales, chunks, following, thread)
             read, fill = advance(read), advance(fill)
 
+    @device_function
+    def place(tile, nt):
+        """First token and row of a tile: token tiles fastest."""
+        token_tiles = uint32((nt + (tokens_tile - 1)) // tokens_tile)
+        row_tile = ptx.udiv_u32(uint32(tile), token_tiles)
+        return int32((tile - row_tile * token_tiles) * tokens_tile), int32(row_tile * rows_tile)
+
+    @device_function
+    def store_tile(acc, target, first_token, first_row, nt, od, stride, thread):
+        warp = int32(thread >> 5)
+        token, row = warp // warps_rows * warp_tokens, warp % warps_rows * warp_rows
+        store(acc, target, int32(first_token + token), int32(first_row + row), nt, od, stride)
+
+    @device_function
+    def multiply_tile(w_matrix, x_matrix, target, nt, od, depth, stride):
+        """One tile a block."""
+        acc, thread = cuda.local.array(accumulators, float32), uint32(cuda.threadIdx.x)
+        first_token, first_row = int32(cuda.blockIdx.x * tokens_tile), int32(cuda.blockIdx.y * rows_tile)
+        k_tiles = int32(((depth >> 5) + (kd - 1)) // kd)
+        compute(
+            acc, w_matrix, x_matrix, target, nt, od, depth, first_token, first_row, int32(0), k_tiles, thread
+        )
         if not sums_out:
-            store(acc, target, int32(first_token + own_token), int32(first_row + own_row), nt, od, stride)
+            store_tile(acc, target, first_token, first_row, nt, od, stride, thread)
+
+    @device_function
+    def multiply_stream(w_matrix, x_matrix, target, parts, ready, nt, od, depth, stride):
+        """A block's share of all tiles."""
+        acc, thread = cuda.local.array(accumulators, float32), uint32(cuda.threadIdx.x)
+        k_tiles = int32(((depth >> 5) + (kd - 1)) // kd)
+        tiles = int32((nt + (tokens_tile - 1)) // tokens_tile) * int32((od + (rows_tile - 1)) // rows_tile)
+        block, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
+        waves = int32(ptx.udiv_u32(uint32(tiles), uint32(blocks)))
+        for index in range(waves + 2):
+            tile, k_begin, k_end = segment(int32(index), block, blocks, waves, tiles, k_tiles)
+            if k_begin < k_end:
+                first_token, first_row = place(tile, nt)
+                compute(
+                    acc, w_matrix, x_matrix, target, nt, od, depth, first_token, first_row, k_begin, k_end,
+                    thread,
+                )  # fmt: skip
+                if k_begin > 0:
+                    leave(acc, parts, ready, thread)
+                else:
+                    if k_end < k_tiles:
+                        collect(acc, parts, ready, waves, tile, tiles, k_tiles, thread)
+                    store_tile(acc, target, first_token, first_row, nt, od, stride, thread)
+                # All have read the buffers that the next segment fills.
+                cuda.syncthreads()
+
+    address = ptx.global_address
 
     def mmq_whole(weights, activations, out, nt, od, depth):
-        multiply(weights, activations, out, nt, od, depth, od)
+        multiply_tile(address(weights), address(activations), address(out), nt, od, depth, od)
 
     def mmq_columns(weights, activations, out, nt, od, depth, stride):
-        multiply(weights, activations, out, nt, od, depth, stride)
+        multiply_tile(address(weights), address(activations), address(out), nt, od, depth, stride)
 
+    def mmq_stream(weights, activations, out, parts, ready, nt, od, depth, stride):
+        multiply_stream(
+            address(weights), address(activations), address(out), address(parts), address(ready), nt, od,
+            depth, stride,
+        )  # fmt: skip
+
+    workspace = (Argument("parts", "inout", "float32"), Argument("ready", "inout", "uint32"))
     arguments = (
         Argument("weights", "in", "uint8"),
         Argument("activations", "in", "uint8"),
         Argument("out", "inout" if config.strided else "out", _OUT_DTYPES[config.out]),
+        *(workspace if stream else ()),
         Argument("nt", "scalar", "int32"),
         Argument("od", "scalar", "int32"),
         Argument("id", "scalar", "int32"),
-        *((Argument("stride", "scalar", "int32"),) if config.strided else ()),
+        *((Argument("stride", "scalar", "int32"),) if config.strided or stream else ()),
     )
     return Kernel(
         name="mmq_sums" if sums_out else "mmq",
         config=config,
-        function=mmq_columns if config.strided else mmq_whole,
+        function=mmq_stream if stream else mmq_columns if config.strided else mmq_whole,
         signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
         min_blocks=config.min_blocks,
-        # 64 accumulators and expanding in 128 registers: a few addresses spill, outside the loop over chunks.
-        allowed_spill_bytes=64 if not raw and config.accumulators == 64 and config.min_blocks == 2 else 0,
+        # 64 accumulators in 128 registers: a few addresses spill, outside the loop over chunks.
+        allowed_spill_bytes=64 if config.crowded else 0,
     )
 
 

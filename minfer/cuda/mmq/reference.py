@@ -87,6 +87,13 @@ def _q6_k(b: NDArray[np.uint8]) -> Integers:
     )
 
 
+def folded_quants(matrix: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """Q6_K weights times their 8-bit scales, int32 [rows, runs, 32]."""
+    blocks = np.ascontiguousarray(matrix).reshape(len(matrix), -1, BLOCK_BYTES["Q6_K"])
+    scales = blocks[..., 192:208].view(np.int8).astype(np.int32).reshape(len(matrix), -1, 1)
+    return (_q6_k(blocks).quants * scales).reshape(len(matrix), -1, CHUNK)
+
+
 def integers(weight_type: str, matrix: NDArray[np.uint8]) -> Integers:
     """The integers and scales of a matrix of blocks, uint8 [rows, row bytes]."""
     if weight_type not in BLOCK_BYTES:
@@ -111,10 +118,11 @@ def unpad40(activations: NDArray[np.uint8]) -> tuple[NDArray[np.int32], NDArray[
 
 
 def integer_sums(
-    weight_type: str, matrix: NDArray[np.uint8], activations: NDArray[np.uint8]
+    weight_type: str, matrix: NDArray[np.uint8], activations: NDArray[np.uint8], folded: bool = False
 ) -> NDArray[np.int32]:
-    """Integer accumulators [nt, rows, runs]: what out="sums" must give, bit for bit."""
-    quants = integers(weight_type, matrix).quants
+    """Integer accumulators [nt, rows, runs]: what out="sums" must give, bit for bit; with Q6_K's scales
+    folded in where the variant does that."""
+    quants = folded_quants(matrix) if folded else integers(weight_type, matrix).quants
     values, _ = unpad40(activations)
     runs = values.reshape(values.shape[0], quants.shape[1], quants.shape[2])
     return np.einsum("trk,ork->tor", runs, quants, optimize=True).astype(np.int32)

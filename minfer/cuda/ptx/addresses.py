@@ -11,7 +11,8 @@ def shared_address(shared: array) -> u32:
 
 @address_of(section="5.1.4 Global State Space")
 def global_address(data: pointer) -> u64:
-    """Address of a pointer's (or global array's) first byte. Add byte offsets yourself, as uint64."""
+    """Address of a pointer's (or global array's) first byte; 0 for an optional argument that is not present.
+    Add byte offsets yourself, as uint64."""
 
 
 @address_of(section="5.5.8 Tensor-map")

@@ -139,7 +139,7 @@ def _in_place(loaded: LoadedKernel, args: tuple) -> set[str]:
     """Outputs that lie over an input of the same launch: what is written there is read first."""
     pairs = [
         (argument, _span(value))
-        for argument, value in zip(loaded.kernel.arguments, args, strict=True)
+        for argument, value in zip(loaded.kernel.passed, args, strict=True)
         if argument.kind in ("in", "out") and not isinstance(value, int)
     ]
     inputs = [span for argument, span in pairs if argument.kind == "in"]
@@ -152,7 +152,7 @@ def _in_place(loaded: LoadedKernel, args: tuple) -> set[str]:
 
 def _outputs(loaded: LoadedKernel, args: tuple) -> list[_Output]:
     outputs, in_place = [], _in_place(loaded, args)
-    for argument, value in zip(loaded.kernel.arguments, args, strict=True):
+    for argument, value in zip(loaded.kernel.passed, args, strict=True):
         if (argument.kind != "out" and not argument.stored) or argument.name in in_place:
             continue
         array = value.array if argument.kind == "tensor_map" else value
@@ -198,7 +198,7 @@ def run_checked(loaded: LoadedKernel, fire: Callable[[], None], args: tuple, str
 
 
 def _check_inputs(loaded: LoadedKernel, args: tuple, stream: Stream) -> None:
-    for argument, value in zip(loaded.kernel.arguments, args, strict=True):
+    for argument, value in zip(loaded.kernel.passed, args, strict=True):
         if argument.finite and not isinstance(value, int):
             pointer, shape, name = describe(value)
             values = DeviceArray(None, pointer, shape, np.dtype(name)).to_host(stream)
@@ -208,7 +208,7 @@ def _check_inputs(loaded: LoadedKernel, args: tuple, stream: Stream) -> None:
 def _save(loaded: LoadedKernel, args: tuple, stream: Stream) -> list[tuple[int, DeviceArray]]:
     """Copies of what the kernel changes in place, to start the second run from."""
     saved, in_place = [], _in_place(loaded, args)
-    for argument, value in zip(loaded.kernel.arguments, args, strict=True):
+    for argument, value in zip(loaded.kernel.passed, args, strict=True):
         if (argument.kind != "inout" and argument.name not in in_place) or isinstance(value, int):
             continue
         pointer, shape, name = describe(value)

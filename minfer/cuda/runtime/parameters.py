@@ -43,9 +43,9 @@ class Parameters:
     """
 
     def __init__(self, kernel: Kernel) -> None:
-        n = len(kernel.arguments)
+        n = len(kernel.passed)
         self._kernel = kernel
-        self._slots = [_slot(kernel, i, argument) for i, argument in enumerate(kernel.arguments)]
+        self._slots = [_slot(kernel, i, argument) for i, argument in enumerate(kernel.passed)]
         self._buffer = ctypes.create_string_buffer(8 * max(n, 1))
         start = ctypes.addressof(self._buffer)
         self._pointers = (ctypes.c_void_p * max(n, 1))(*(start + 8 * i for i in range(n)))
@@ -67,7 +67,7 @@ class Parameters:
         for i, (name, slot) in enumerate(zip(names, self._slots, strict=True)):
             scope[f"convert{i}"] = slot.convert
             convert = f"convert{i}({name})"
-            if self._kernel.arguments[i].kind == "tensor_map":  # by value: the driver reads the map itself
+            if self._kernel.passed[i].kind == "tensor_map":  # by value: the driver reads the map itself
                 maps.append(f"        pointers[{i}] = {name} = {convert}")
                 values.append(name)
             elif slot.number is not None:
@@ -75,7 +75,7 @@ class Parameters:
             else:
                 fits = f"type({name}) is DeviceArray and {name}.dtype_name == {slot.dtype!r}"
                 value = f"{name}.pointer if {fits} else {convert}"
-                if (align := self._kernel.arguments[i].align) > 1:
+                if (align := self._kernel.passed[i].align) > 1:
                     maps.append(f"        p{i} = {value}")
                     value = f"p{i}"
                     aligned.setdefault(align, []).append(value)
@@ -99,7 +99,7 @@ class Parameters:
 
     def _misaligned(self, align: int, *addresses: int) -> None:
         """Raise the error that names the first address that is no multiple of `align`."""
-        named = [a.name for a in self._kernel.arguments if a.align == align and a.kind != "scalar"]
+        named = [a.name for a in self._kernel.passed if a.align == align and a.kind != "scalar"]
         for name, address in zip(named, addresses, strict=True):
             if address % align:
                 raise ValueError(
@@ -110,7 +110,7 @@ class Parameters:
     def _explain(self, args: tuple) -> None:
         """Raise the error that names what is wrong with the arguments, if one of them is."""
         if len(args) != len(self._slots):
-            names = ", ".join(a.name for a in self._kernel.arguments)
+            names = ", ".join(a.name for a in self._kernel.passed)
             raise TypeError(
                 f"{self._kernel} takes {len(self._slots)} arguments ({names}), got {len(args)}"
             ) from None

@@ -121,28 +121,36 @@ def _clusters(
 
 
 def _bind(kernel: Kernel, args: tuple[Any, ...], memory: GlobalMemory) -> tuple[Any, ...]:
-    """The arguments as the kernel function sees them: pointers, wrapped integers, float32 scalars.
+    """The parameters as the kernel function sees them: pointers, wrapped integers, float32 scalars; None and
+    zeros for what is not present.
 
     Arrays of kind "in" are read-only, unless the same memory is also passed as an output.
     """
-    types = kernel.signature().args
-    if len(types) != len(args) or len(kernel.arguments) != len(args):
-        names = ", ".join(argument.name for argument in kernel.arguments)
-        raise TypeError(f"{kernel.name} takes {len(types)} arguments ({names}), {len(args)} were given")
+    passed = kernel.passed
+    if len(passed) != len(args):
+        names = ", ".join(argument.name for argument in passed)
+        raise TypeError(f"{kernel.name} takes {len(passed)} arguments ({names}), {len(args)} were given")
+    values = iter(args)
     bound = tuple(
-        _argument(kernel, argument, numba_type, value, memory)
-        for argument, numba_type, value in zip(kernel.arguments, types, args, strict=True)
+        _argument(kernel, argument, numba_type, next(values), memory)
+        if argument.present
+        else _absent(argument)
+        for argument, numba_type in zip(kernel.arguments, kernel.signature().args, strict=True)
     )
     outputs = {
         id(memory.region_of(value))
-        for argument, value in zip(kernel.arguments, args, strict=True)
+        for argument, value in zip(passed, args, strict=True)
         if isinstance(value, np.ndarray) and argument.kind != "in"
     }
-    for argument, value in zip(kernel.arguments, args, strict=True):
+    for argument, value in zip(passed, args, strict=True):
         if isinstance(value, np.ndarray) and argument.kind == "in":
             region = memory.region_of(value)
             region.writable = region.writable and id(region) in outputs
     return bound
+
+
+def _absent(argument: Argument) -> Any:
+    return CASTS[argument.dtype](0) if argument.kind == "scalar" else None
 
 
 def _argument(kernel: Kernel, argument: Argument, numba_type: Any, value: Any, memory: GlobalMemory) -> Any:

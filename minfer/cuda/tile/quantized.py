@@ -29,7 +29,7 @@ UNIT = 16
 
 
 @device_function
-def _load_16(words, o, address):
+def load_16(words, o, address):
     """16 bytes at a 2-byte aligned global address into words[o ...]: aligned words, shifted into place."""
     aligned = address & u64(0xFFFFFFFFFFFFFFFC)
     odd = u32(address) & u32(2)
@@ -111,7 +111,7 @@ def _legacy(fifth: bool, minimum: bool) -> _Decoder:
             words[o + 4] = ptx.ld_global_nc_u16(block)
         if fifth:
             words[o + 5] = _load_4(block + u64(head))
-        _load_16(words, o, block + u64(quants))
+        load_16(words, o, block + u64(quants))
 
     @device_function
     def decode(words, o, i):
@@ -132,7 +132,7 @@ def _legacy(fifth: bool, minimum: bool) -> _Decoder:
 @device_function
 def _fetch_q8_0(words, o, block, i):
     words[o + 4] = ptx.ld_global_nc_u16(block)
-    _load_16(words, o, block + u64(2 + i))
+    load_16(words, o, block + u64(2 + i))
 
 
 @device_function
@@ -192,8 +192,8 @@ def _k_quant(fifth: bool) -> _Decoder:
 @device_function
 def _fetch_q6_k(words, o, block, i):
     half, group, at = i >> 7, (i >> 5) & 3, i & 16
-    _load_16(words, o, block + u64(half * 64 + (group & 1) * 32 + at))
-    _load_16(words, o + 4, block + u64(128 + half * 32 + at))
+    load_16(words, o, block + u64(half * 64 + (group & 1) * 32 + at))
+    load_16(words, o + 4, block + u64(128 + half * 32 + at))
     scale = ptx.ld_global_nc_u8(block + u64(192 + (i >> 4)))
     words[o + 8] = u32(ptx.ld_global_nc_u16(block + u64(208)) | (scale << 16))
 

@@ -56,15 +56,15 @@ def _copy_box(config: W4A16Config) -> DeviceFunction:
 
 def _copy_chunks(config: W4A16Config) -> DeviceFunction:
     """Eight threads a row, two chunks each. Offsets of 32 bits from the last 16-byte boundary before the
-    weights; what lies past their end is zero."""
+    weights. Rows past the end take the last chunk again: their outputs are not stored."""
     block_bytes, row_bytes, gated = config.packed.block_bytes, config.packed.pitch, config.gated
     starts, at_once = config.packed_bytes, THREADS // 8
     rounds, rest = -(-ROWS // at_once), -(-(block_bytes + 14) // 16) - 8
 
     @device_function
     def chunk(target, base, at, end):
-        left = types.int32(end - at)
-        inside = types.uint32(max(types.int32(0), min(left, types.int32(16))))
+        at = min(types.int32(at), types.int32((end - 1) & -16))
+        inside = types.uint32(min(types.int32(end - at), types.int32(16)))
         ptx.cp_async_cg_16(target, base + types.uint64(types.uint32(at)), inside)
 
     @device_function

@@ -84,7 +84,8 @@ class CudaBackend:
 
     def settings(self) -> dict[str, str]:
         """The route's choices, and the memory plan's for the last model opened."""
-        chosen = {} if self._plan is None else {"weights": self._plan.weights}
+        plan = self._plan
+        chosen = {} if plan is None else {"weights": plan.weights, "memory": f"{plan.total / 1e9:.2f} GB"}
         return self.route.settings() | chosen
 
     def sensors(self) -> dict[str, float]:

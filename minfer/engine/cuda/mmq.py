@@ -6,7 +6,7 @@ that the device does not allow, or because it does not compile or the driver ref
 the chain takes goes through the f16 GEMM, dequantized before each product. Every step down is told, once for
 each format and row length; nothing is ever left unwritten.
 
-    mmq_fast       fast -----------------------> narrow KD=8 -> R1 -> f16
+    mmq_fast       stream-k -> fast -----------> narrow KD=8 -> R1 -> f16
     mmq_raw_wide   wide KD=8 -> wide KD=4 -> narrow KD=8 -> R1 -> f16
     mmq_raw                                  narrow KD=8 -> R1 -> f16
     mmq                                                     R1 -> f16
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
-from minfer.cuda.mmq import MmqConfig, fast, mmq, narrow, r1, wide
+from minfer.cuda.mmq import MmqConfig, fast, mmq, narrow, r1, stream, wide
 from minfer.engine.cuda.routes import SMALL_TOKENS
 
 if TYPE_CHECKING:
@@ -54,9 +54,18 @@ CHAINS: dict[str, tuple[Step, ...]] = {
     "mmq": (_R1,),
     "mmq_raw": (_NARROW, _R1),
     "mmq_raw_wide": (*_WIDE, _NARROW, _R1),
-    "mmq_fast": (Step("fast", fast), _NARROW, _R1),
+    "mmq_fast": (Step("stream-k", stream), Step("fast", fast), _NARROW, _R1),
+    "mmq_raw_kd4": (Step("narrow KD=4", partial(narrow, kd=4)), _R1),
+    "mmq_raw_wide_kd4": (_WIDE[1], _NARROW, _R1),
 }
-"""The kernels of each route, the best first. Behind the last one stands the f16 GEMM."""
+"""The kernels of each route, the best first. Behind the last one stands the f16 GEMM. The last two are no
+routes of their own: the campaign compares them with others."""
+
+
+def workspace(route: str, sms: int) -> tuple[int, int]:
+    """f32 elements and counters that the stream-k kernel of a route takes, (0, 0) if it has none."""
+    sizes = [config.workspace(sms) for step in CHAINS[route] if (config := step.make("Q4_K")).stream]
+    return sizes[0] if sizes else (0, 0)
 
 
 @cache
@@ -118,6 +127,10 @@ class MmqProducts:
         self.device, self.route, self.tell = device, route, tell
         self._first: dict[tuple[str, int], int] = {}
         self._told: set[str] = set()
+        parts, ready = workspace(route, device.sms)
+        if parts:
+            self._parts, self._ready = device.empty(parts, np.float32), device.empty(ready, np.uint32)
+            device.clear(self._ready)
 
     def multiply(self, out: Any, operand: Callable[[str], Any], stack: Stack) -> bool:
         """out = x . stack^T, f32 or f16 (tokens, rows). operand("pad40"): x as chunks, uint8 (tokens, bytes).
@@ -153,13 +166,17 @@ class MmqProducts:
 
         nt = len(chunks)
         while (config := (choice := self._choice(run, nt)).config) is not None:
-            args = run.blocks, chunks, out, nt, run.rows, run.columns
-            if stride is not None:
-                config, args = replace(config, strided=True), (*args, stride)
+            args = nt, run.rows, run.columns
+            if config.stream:
+                args = self._parts, self._ready, *args, stride or run.rows
+            elif stride is not None:
+                args = *args, stride
+            config = replace(config, strided=stride is not None)
             if out.dtype == np.float16:
                 config = replace(config, out="f16")
+            grid = config.grid(nt, run.rows, self.device.sms)
             try:
-                self.device.launch(kernel(mmq, config), config.grid(nt, run.rows), *args)
+                self.device.launch(kernel(mmq, config), grid, run.blocks, chunks, out, *args)
                 return True
             except (LaunchRefused, CompileError) as error:
                 self.tell(step_down(self.route, choice.place, run.format, run.columns, str(error)))

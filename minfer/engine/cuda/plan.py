@@ -16,7 +16,7 @@ from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.gemm import BLOCK_SOURCES
 from minfer.cuda.kernel import MAX_SHARED_BYTES
 from minfer.cuda.q8 import pad40_bytes, q8_record_bytes
-from minfer.engine.cuda.mmq import takes
+from minfer.engine.cuda.mmq import takes, workspace
 from minfer.engine.cuda.routes import Route
 from minfer.engine.cuda.w4a8 import operand_bytes
 from minfer.engine.cuda.w4a16 import takes as w4a16_takes
@@ -30,6 +30,7 @@ _HOW = {
     "blocks": "prefill dequantizes within its products",
 }
 SCRATCH, COPIES = "f16 scratch of one matrix", "weights as f16"
+PARTS = "parts of tiles"
 FEW_TOKENS = 4
 """Up to so many tokens a product reads the blocks once per token; above, a GEMM on f16 weights is cheaper."""
 RESERVE_BYTES = 512 << 20  # kernels, their stacks, graphs, other libraries' contexts
@@ -212,6 +213,8 @@ def plan_memory(
         f"KV cache of {n_ctx:,} tokens": 4 * config.n_layers * n_ctx * kv_dim,
         f"activations of {chunk:,} tokens": sum(activations.values()) + tables_bytes,
     }
+    if words := sum(workspace(route.mmq, sms)) if route.mmq else 0:
+        needed[PARTS] = 4 * words
     limit, rest, choices = free - RESERVE_BYTES, stacks, {}
     if route.reads_blocks:
         rest = [stack for stack in stacks if not _takes(route, stack, shared_bytes)]

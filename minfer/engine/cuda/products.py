@@ -27,19 +27,20 @@ Operand = Callable[[str], Any]
 class Products:
     """GEMMs of a route. Weights without a resident f16 copy are dequantized into one scratch first, or within
     the GEMM, as the plan says, where no MMQ or W4A16 kernel reads the blocks themselves. `tell` gets a line
-    for each step down of an MMQ route."""
+    for each step down of an MMQ route, and for what W4A8 leaves to W4A16."""
 
     def __init__(self, device: Device, route: Route, plan: MemoryPlan, tell: Callable[[str], None]):
         self.device, self.route = device, route
         self._mmq = None if route.mmq is None else MmqProducts(device, route.mmq, tell)
         self._scratch = self._memory(plan.parts.get(SCRATCH, 0))
-        self._from_blocks = plan.weights == "blocks"
+        self._from_blocks, self._copies = plan.weights == "blocks", plan.weights != "scratch"
         self._panel: Any = None
         self._maps: dict[tuple, Any] = {}
         self._w4a16 = W4A16Products(device, self.tensor_map) if route.w4a16 else None
         self._w4a8: W4A8Products | None = None
         if route.w4a8:
-            self._w4a8 = W4A8Products(device, self.tensor_map, self._memory(plan.activations["int8"]))
+            memory = self._memory(plan.activations["int8"])
+            self._w4a8 = W4A8Products(device, self.tensor_map, memory, tell)
 
     def _memory(self, size: int) -> Any:
         return self.device.empty(size, np.uint8) if size else None
@@ -113,8 +114,9 @@ class Products:
             first += run.rows
 
     def _weights(self, stack: Stack) -> Any:
-        """The stack as f16: its copy, or what is now in the scratch."""
-        return self._dequantized(stack) if stack.half is None else stack.half
+        """The stack as f16: its copy, or what is now in the scratch. Shared weights may have copies that
+        the plan does without."""
+        return stack.half if self._copies and stack.half is not None else self._dequantized(stack)
 
     def _dequantized(self, stack: Stack) -> Any:
         """The stack as f16, in the scratch."""

@@ -32,6 +32,7 @@ from minfer.cuda.gemm import GemmConfig, seed_config
 from minfer.engine.errors import EngineError, InputError
 
 MMQ_ROUTES = ("mmq", "mmq_raw", "mmq_raw_wide", "mmq_fast")
+MMQ_CHAINS = (*MMQ_ROUTES, "mmq_raw_kd4", "mmq_raw_wide_kd4")
 HOPPER_ROUTES = ("f16-wgmma", "w4a16", "w4a8")
 ROUTES = ("auto", "f16", *HOPPER_ROUTES, *MMQ_ROUTES)
 LARGE_TILE = GemmConfig(128, 128, 64, 3, layout="swizzled")
@@ -60,7 +61,7 @@ class Route:
         hopper_attention: Hopper's own attention instead, where the GEMM behind it reads f16.
         convert: how activations become f16: "fused" into the kernel that makes them, or by a pass over f32,
             8 elements a thread ("vector") or one ("scalar").
-        mmq: the chain of MMQ kernels that products take, a name in MMQ_ROUTES; None: f16 alone. The other
+        mmq: the chain of MMQ kernels that products take, a name in MMQ_CHAINS; None: f16 alone. The other
             fields are then of what no MMQ kernel takes.
         w4a16: products with Q4_K and Q6_K blocks read these; the other fields are of what is left.
         w4a8: the product with gate and up takes int8 activations, where both are Q4_K.
@@ -89,8 +90,8 @@ class Route:
     def __post_init__(self) -> None:
         if self.convert not in CONVERTS:
             raise InputError(f"convert={self.convert!r}: choose one of {', '.join(CONVERTS)}")
-        if self.mmq is not None and self.mmq not in MMQ_ROUTES:
-            raise InputError(f"mmq={self.mmq!r}: choose one of {', '.join(MMQ_ROUTES)}")
+        if self.mmq is not None and self.mmq not in MMQ_CHAINS:
+            raise InputError(f"mmq={self.mmq!r}: choose one of {', '.join(MMQ_CHAINS)}")
         if self.mmq is not None and (self.wgmma or self.activations != "f16"):
             raise InputError(
                 "an MMQ route falls back to an mma.sync GEMM on f16 activations: leave wgmma "
@@ -168,8 +169,8 @@ class Route:
 def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     """The route of that name on an architecture ("sm_90a"), with the switches of `environment` applied.
 
-    Raises InputError for an unknown name or a switch that makes no sense, EngineError for a route that the
-    architecture cannot run, ConfigRefused for a switched GEMM that cannot be.
+    Raises InputError for an unknown name or a switch that makes no sense here, EngineError for a route that
+    the architecture cannot run, ConfigRefused for a switch's value or a switched GEMM that cannot be.
     """
     if name not in ROUTES:
         raise InputError(f"route {name!r} is unknown: choose one of {', '.join(ROUTES)}")
@@ -178,7 +179,8 @@ def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     if switched and name not in ("auto", "f16"):
         raise InputError(f"{', '.join(switched)} select mma.sync kernels: unset them, or take the route f16")
     if switched:
-        return _seed_route(switched)
+        switches = " ".join(f"{key.removeprefix('MINFER_GEMM_')}={value}" for key, value in switched.items())
+        return Route(f"f16 {switches}", gemm=seed_config(switched), small=None)
     hopper = arch == "sm_90a"
     if name in HOPPER_ROUTES and not hopper:
         raise EngineError(f"route {name} needs a GPU of sm_90 (H100, H200), this one is {arch}: take f16")
@@ -203,14 +205,3 @@ def _switched_to_mmq(name: str, environment: Mapping[str, str]) -> str:
     if name != "auto":
         raise InputError(f"{on[0]} selects the route {_MMQ_SWITCHES[on[0]]}: unset it, or leave out {name}")
     return _MMQ_SWITCHES[on[0]]
-
-
-def _seed_route(switched: Mapping[str, str]) -> Route:
-    tile = switched.get("MINFER_GEMM_TM", "128")
-    if tile not in ("64", "128", "256"):
-        raise InputError(f"MINFER_GEMM_TM={tile}: use 64, 128 or 256")
-    for name in ("MINFER_GEMM_K64", "MINFER_GEMM_AF32"):
-        if switched.get(name, "1") != "1":
-            raise InputError(f"{name}={switched[name]}: use 1, or 0 for off")
-    switches = " ".join(f"{key.removeprefix('MINFER_GEMM_')}={value}" for key, value in switched.items())
-    return Route(f"f16 {switches}", gemm=seed_config(switched), small=None)

@@ -9,12 +9,16 @@ from minfer.cuda.w4a16 import FORMATS, choose, w4a16
 
 if TYPE_CHECKING:
     from minfer.engine.cuda.devices import Device
-    from minfer.engine.cuda.weights import Run, Stack
+    from minfer.engine.cuda.weights import Stack
 
 
 def takes(shapes: Sequence[tuple[str, int]]) -> bool:
-    """Whether the kernel reads all of these (format, columns)."""
-    return all(format in FORMATS and columns % 256 == 0 for format, columns in shapes)
+    """Whether a launch reads all of these (format, columns), multiplied at once.
+
+    They must be of one format: a launch for v's few rows alone, where q and k are Q4_K and v is Q6_K, takes
+    as long as a third of q and k (H200). Their f16 copy is small beside what is saved elsewhere."""
+    (format, columns), *others = dict.fromkeys(shapes)
+    return not others and format in FORMATS and columns % 256 == 0
 
 
 class W4A16Products:
@@ -29,28 +33,20 @@ class W4A16Products:
 
     def gates(self, stack: Stack) -> bool:
         """Whether a stack of gate and up can be multiplied and activated at once."""
-        (run, *others) = stack.runs
-        return not others and run.rows % 16 == 0 and takes([(run.format, run.columns)])
+        return self.takes(stack) and stack.rows % 16 == 0
 
     def multiply(self, c: Any, a: Any, stack: Stack, form: str) -> None:
-        """c = a . stack^T; a: f16 (tokens, columns), c: (tokens, rows) of form "f16" or "f32".
-
-        A product that ends within a tile may write past its columns: the runs of a stack go in ascending
-        order, so that the next one writes there what belongs there."""
-        first = 0
-        for run in stack.runs:
-            self._launch(c, a, run, run.rows, first, form)
-            first += run.rows
+        """c = a . stack^T; a: f16 (tokens, columns), c: (tokens, rows) of form "f16" or "f32"."""
+        self._launch(c, a, stack, stack.rows, form)
 
     def gate(self, c: Any, a: Any, stack: Stack) -> None:
         """c = silu(a . gate^T) * (a . up^T), f16 (tokens, rows / 2)."""
-        self._launch(c, a, stack.runs[0], stack.rows // 2, 0, "f16", gated=True)
+        self._launch(c, a, stack, stack.rows // 2, "f16", gated=True)
 
-    def _launch(
-        self, c: Any, a: Any, run: Run, rows: int, first: int, form: str, gated: bool = False
-    ) -> None:
+    def _launch(self, c: Any, a: Any, stack: Stack, rows: int, form: str, gated: bool = False) -> None:
         from minfer.engine.cuda.weights import kernel
 
+        (run,) = stack.runs
         (nt, depth), width, sms = a.shape, c.shape[1], self.device.sms
         config = choose(run.format, nt, rows, depth, sms, form, width, gated)
         config.check(nt, rows, depth, width)
@@ -60,6 +56,4 @@ class W4A16Products:
             for name, array in (("a", a), ("w", run.blocks), ("c", c))
         ]
         grid = config.grid(nt, rows, sms)
-        self.device.launch(
-            kernel(w4a16, config), grid, *seen, nt, rows, depth, first, width, config.group(nt)
-        )
+        self.device.launch(kernel(w4a16, config), grid, *seen, nt, rows, depth, 0, width, config.group(nt))

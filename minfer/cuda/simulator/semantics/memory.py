@@ -32,7 +32,7 @@ def shared_address(array):
 
 @semantics
 def global_address(pointer):
-    return pointer.address
+    return 0 if pointer is None else pointer.address
 
 
 def _make_load(name: str, space: str, kind: str, count: int):

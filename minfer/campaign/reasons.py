@@ -1,0 +1,115 @@
+"""Why a verdict differs from the seed's, by what was measured: each takes a run and the records beside it.
+
+An explanation that the figures do not bear out is "": not determined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minfer.arithmetic.devices import DEVICES, Device
+from minfer.arithmetic.occupancy import blocks_per_sm
+from minfer.campaign.observe import PRODUCTS
+from minfer.campaign.probe_record import ProbeRun, Side
+from minfer.campaign.record import Record
+from minfer.campaign.wall_record import Wall
+
+SEED_DEVICE = DEVICES["gb10"]
+
+
+def small_share(run: ProbeRun, records: Sequence[Record] = ()) -> str:
+    """The kernels have so little of this prefill that it misses the bar, whatever they gain. Borne out if
+    their own milliseconds say so too."""
+    if run.gain is None or run.verdict not in ("null", "REVERTED") or run.gain.low >= run.bar:
+        return ""
+    a, b = run.kernel_ms()
+    prefill = run.wall[0].ms[0]
+    foretold = prefill / (prefill - a + b) - 1
+    noise = abs(foretold) <= run.gain.noise
+    if not (noise or 0 <= foretold <= run.bar):
+        return ""
+    return (
+        f"The kernels go from {a:.2f} to {b:.2f} ms ({a / b - 1:+.0%}), {foretold:+.1%} of a prefill of "
+        f"{prefill:.0f} ms here: {'inside the noise' if noise else f'under the bar of {run.bar:+.0%}'}."
+    )
+
+
+def same_blocks(run: ProbeRun, records: Sequence[Record] = ()) -> str:
+    """What the variant costs in resident blocks on the seed's GPU, it does not cost here. Borne out by the
+    driver's blocks an SM, and by the seed's GPU's limits for the same registers and shared memory."""
+    before, after = (resident(side) for side in (run.baseline, run.variant))
+    there = [resident(side, SEED_DEVICE) for side in (run.baseline, run.variant)]
+    if not (run.kernels and run.verdict == "LANDED" and min(after) >= min(before)):
+        return ""
+    if min(there[1]) >= min(there[0]):
+        return ""
+    return (
+        f"Blocks an SM here, by the driver: {_range(before)} before, {_range(after)} after; the same "
+        f"registers and shared memory on a {SEED_DEVICE.key.upper()}: {_range(there[0])} and "
+        f"{_range(there[1])}."
+    )
+
+
+def fits_here(run: ProbeRun, records: Sequence[Record] = ()) -> str:
+    """The seed's GPU cannot launch the variant, this one can. Borne out by both GPUs' limits."""
+    shared = [facts["shared_bytes"] for facts in run.variant.facts.values()]
+    if not run.kernels or min(resident(run.variant)) < 1 or max(resident(run.variant, SEED_DEVICE)) > 0:
+        return ""
+    return (
+        f"It runs here: {_range(resident(run.variant))} block(s) an SM, by the driver, of {max(shared):,} "
+        f"bytes of shared memory; a {SEED_DEVICE.key.upper()} allows none."
+    )
+
+
+def by_format(run: ProbeRun, records: Sequence[Record]) -> str:
+    """The compared kernels read Q4_K, the model has Q6_K besides, and the two formats go different ways.
+    Borne out by the walls of both routes."""
+    names = [route["route"] for route in run.settings["routes"]]
+    found = [newest_wall(records, run.device, name) for name in names]
+    if run.gain is None or len(found) != 2 or None in found:
+        return ""
+    a, b = (products_by_format(wall) for wall in found)
+    whole = [sum(ms.values()) for ms in (a, b)]
+    if (whole[0] > whole[1]) != (run.gain.value > 0):
+        return ""
+    agree = {name for name in a.keys() & b.keys() if (a[name] > b[name]) == (whole[0] > whole[1])}
+    if not agree or len(agree) == len(a):
+        return ""
+    told = ", ".join(f"{name} {a[name]:.1f} -> {b[name]:.1f}" for name in sorted(a.keys() & b.keys()))
+    return f"Milliseconds of the products by format, from the walls of both routes: {told}."
+
+
+def newest_wall(records: Sequence[Record], device: str, route: str) -> Wall | None:
+    """The newest decomposition of a prefill on a device (its driver's name) and route, or None."""
+    walls = [
+        r
+        for r in records
+        if isinstance(r, Wall) and (r.device, r.phase, r.route) == (device, "prefill", route)
+    ]
+    return max(walls, key=lambda wall: wall.date, default=None)
+
+
+def products_by_format(wall: Wall) -> dict[str, float]:
+    """Milliseconds of the layers' products by the format of their blocks."""
+    found: dict[str, float] = {}
+    for bucket in wall.buckets:
+        if bucket.name in PRODUCTS:
+            for kernel, ms in bucket.kernels.items():
+                name = next((name for name in ("Q4_K", "Q6_K") if name in kernel), "f16")
+                found[name] = found.get(name, 0.0) + ms
+    return found
+
+
+def resident(side: Side, device: Device | None = None) -> list[int]:
+    """Blocks an SM of a side's kernels: by the driver, or what a device of the table would hold of them."""
+    if device is None:
+        return [facts["blocks_sm"] for facts in side.facts.values()]
+    return [
+        blocks_per_sm(device, facts["threads"], facts["registers"], facts["shared_bytes"]).blocks
+        for facts in side.facts.values()
+    ]
+
+
+def _range(values: list[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high}"
