@@ -38,6 +38,7 @@ class TokenConfig:
         entries: length of the schedule (`minfer.cuda.token.schedule`).
         blocks: the grid, all of it resident at once: one block a multiprocessor.
         warps: warps that multiply; one more streams the weights.
+        ahead: tiles on their way into L2, beyond those on their way into the ring.
     """
 
     attention: AttentionStepConfig
@@ -46,6 +47,7 @@ class TokenConfig:
     entries: int
     blocks: int = 132
     warps: int = 15
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         check_choice("decode_token", "warps", self.warps, tuple(range(1, 16)))
@@ -64,7 +66,8 @@ class TokenConfig:
 
     def __str__(self) -> str:
         shape = f"hidden={self.hidden} ffn={self.ffn} entries={self.entries}"
-        return f"{shape} {self.attention} blocks={self.blocks} warps={self.warps} slots={self.slots}"
+        ring = f"warps={self.warps} slots={self.slots}+{self.ahead}"
+        return f"{shape} {self.attention} blocks={self.blocks} {ring}"
 
     @property
     def threads(self) -> int:

@@ -30,7 +30,7 @@ def block_rows(flags, rows, block, blocks):
 
 @device_function
 def cut(flags, units):
-    """(outputs of a tile, bytes of a block of weights, slices of a row of `units` blocks, blocks of a slice)."""
+    """(outputs of a tile, bytes of a block of weights, slices of a row of `units` blocks, blocks a slice)."""
     each = int32(TILE_ROWS)
     if flags & PAIRS:
         each = int32(TILE_ROWS // 2)
