@@ -2,15 +2,15 @@
 
 import pytest
 
-from minfer.cuda.attention import AttentionStepConfig
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.token import TokenConfig
 from tests.cuda.token_cases import token_case
 
 
-def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, splits=2, **fields):
-    attention = AttentionStepConfig(heads, kv_heads, head_dim, head_dim, interleaved, bias, splits=splits)
-    return TokenConfig(attention, **{"hidden": 256, "ffn": 512, "blocks": 2, "warps": 2} | fields)
+def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fields):
+    sizes = {"hidden": 256, "ffn": 512, "blocks": 2, "warps": 2}
+    attention = (heads, kv_heads, head_dim, head_dim)
+    return TokenConfig(*attention, interleaved=interleaved, bias=bias, **sizes | fields)
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,12 @@ from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.attention.config import LOG2_E, NEVER
-from minfer.cuda.attention.fragments import make_fragments
-from minfer.cuda.attention.splits import make_combine, make_gather
-from minfer.cuda.attention.step import MOST_HEADS
 from minfer.cuda.elementwise.rotary import head_part
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.token.config import TokenConfig
+from minfer.cuda.token.config import MOST_HEADS, TokenConfig
+from minfer.cuda.token.fragments import make_fragments
 from minfer.cuda.token.records import store_record
+from minfer.cuda.token.splits import make_combine, make_gather
 
 ONE_BLOCK_TURNS = 3  # up to so many another turn is faster than a combination
 
@@ -36,9 +35,8 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
 
     All but block, target and scale are addresses; `shared` is room for `config.attention_bytes`. It waits for
     the projection by wait(counter, target); `sync` is the barrier of a block's threads."""
-    attention = config.attention
-    heads, kv_heads, head_dim = attention.heads, attention.kv_heads, attention.head_dim
-    served, splits, groups = attention.block_heads, attention.splits, config.groups
+    heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
+    served, splits, groups = config.block_heads, config.splits, config.groups
     threads, warps = config.threads, config.attention_warps
     turn_rows = 16 * warps
     pieces = head_dim // 32  # 16-byte pieces of a row that a lane takes for the scores
@@ -47,20 +45,20 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
     pitch = kv_heads * head_dim * 2
     per_kv_head = heads // kv_heads // served
     key_at, value_at = MOST_HEADS * head_dim * 2, (MOST_HEADS + 1) * head_dim * 2
-    flag_at, sums_at = value_at + head_dim * 2, attention.query_bytes
+    flag_at, sums_at = value_at + head_dim * 2, config.query_bytes
     slot = (head_dim + 4) * 4  # bytes of a head's sums, maximum, sum of weights
     units = (served + 2) * lanes
     unit_rounds = -(-units // threads)
     fours = served * head_dim // 4
     four_rounds = -(-fours // threads)
     key_words, value_words = 8 * pieces, 2 * per_lane
-    take = head_part(attention.row)
+    take = head_part(config.row)
     parts = make_fragments(served, kv_heads, head_dim)
     load_keys, load_values, put_new_row = parts.load_keys, parts.load_values, parts.put_new_row
     scores, add_values, put_sums = parts.scores, parts.add_values, parts.put_sums
     gather = make_gather(served, head_dim, warps)
     split_factors, combine = make_combine(served, head_dim, splits, config.warps)
-    total, biased, rotary = heads * head_dim, attention.bias, attention.rotary
+    total, biased, rotary = heads * head_dim, config.bias, config.rotary
     one_block = ONE_BLOCK_TURNS * turn_rows
 
     @device_function

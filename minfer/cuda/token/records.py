@@ -15,12 +15,13 @@ from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import warp_sum
-from minfer.cuda.gemv.fine import quantize_fine
 from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.q8 import largest_bits, quantize_four
 
 RECORD_BYTES = 384
 SCALES_AT, SUMS_AT = 256, 320
 WEIGHTS = 256  # a block's
+RUN = 16  # activations that share a scale
 
 
 def record_bytes(dim: int) -> int:
@@ -29,11 +30,31 @@ def record_bytes(dim: int) -> int:
 
 
 @device_function
+def quantize_run(v0, v1, v2, v3):
+    """(word, scale, sum) of four activations: their int8, the scale of their run of 16, and the sum of its
+    int8. All 32 lanes call it, neighbouring lanes with neighbouring fours: 4 lanes share a run. A NaN
+    makes its run's scale NaN, an infinity makes it infinite."""
+    largest = largest_bits(v0, v1, v2, v3)
+    largest = max(largest, ptx.shfl_xor_u32(largest, 1))
+    largest = max(largest, ptx.shfl_xor_u32(largest, 2))
+    top = ptx.bitcast_f32_u32(largest)
+    inverse = float32(0)
+    if largest != 0:
+        inverse = float32(127) * ptx.rcp_approx(top)
+    word, part = quantize_four(v0, v1, v2, v3, inverse)
+    total = uint32(part)
+    total = uint32(total + ptx.shfl_xor_u32(total, 1))
+    total = uint32(total + ptx.shfl_xor_u32(total, 2))
+    scale = top * float32(1.0 / 127.0)
+    return word, scale, ptx.cvt_rn_f32_s32(int32(total))
+
+
+@device_function
 def store_record(records, index, dim, v0, v1, v2, v3):
     """Quantize and store activations `index` ... `index + 3` (a multiple of 4) of `dim` (a multiple of 16) at
     the u64 address of their first record. All 32 lanes call it, neighbouring lanes with neighbouring fours.
     Past `dim` nothing is stored."""
-    word, scale, total = quantize_fine(v0, v1, v2, v3)
+    word, scale, total = quantize_run(v0, v1, v2, v3)
     if index >= dim:
         return
     base = records + uint64((index >> 8) * RECORD_BYTES)
@@ -47,7 +68,7 @@ def store_record(records, index, dim, v0, v1, v2, v3):
 @device_function
 def store_record_shared(records, index, v0, v1, v2, v3):
     """As `store_record`, at a shared address."""
-    word, scale, total = quantize_fine(v0, v1, v2, v3)
+    word, scale, total = quantize_run(v0, v1, v2, v3)
     base = records + uint32((index >> 8) * RECORD_BYTES)
     ptx.st_shared_u32(base + uint32(index & 255), word)
     if (index & 15) == 0:
