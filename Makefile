@@ -43,7 +43,7 @@ test: $(TEST_SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
-	$(BIN)/python -m pytest --nbval -n $(JOBS) --dist loadfile notebooks
+	$(BIN)/python -m pytest -p tests.notebook_budget --nbval -n $(JOBS) --dist loadfile notebooks
 
 test-gpu: $(TEST_SETUP)
 	$(BIN)/python -m minfer.cuda.runtime

@@ -28,16 +28,22 @@ class SharedModel:
     """A model on a GPU. Sessions of different routes share its weights: blocks, and f16 copies.
 
     Args:
-        path: a GGUF file, or the name of a pulled model. n_ctx: most tokens of a prompt.
-        tell: gets the backend's lines (memory, compiling).
+        path: a GGUF file, or the name of a pulled model. n_ctx: most tokens of a context.
+        tell: gets the backend's lines (memory, compiling). chunk: most tokens of a pass, None: `n_ctx`.
     """
 
     def __init__(
-        self, path: str | Path, device: GpuDevice, n_ctx: int = 2048, tell: Callable[[str], None] = print
+        self,
+        path: str | Path,
+        device: GpuDevice,
+        n_ctx: int = 2048,
+        tell: Callable[[str], None] = print,
+        chunk: int | None = None,
     ) -> None:
         self.model = Model.load(str(path))
         self.name = self.model.file.paths[0].name
         self.device, self.n_ctx, self.tell = device, min(n_ctx, self.model.config.context_length), tell
+        self.chunk = chunk or self.n_ctx
         self.loaded: Any = None
         self._sessions: dict[tuple[Route, str, int], Session] = {}
 
@@ -60,7 +66,7 @@ class SharedModel:
         key = route, weights, id(where)
         if key not in self._sessions:
             backend = _Sharing(route, where, self, wrap, weights)
-            made = Session(self.model, backend, self.n_ctx, chunk=self.n_ctx)
+            made = Session(self.model, backend, self.n_ctx, chunk=self.chunk)
             self._sessions[key] = made
         return self._sessions[key]
 

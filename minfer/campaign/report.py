@@ -10,11 +10,12 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from minfer.campaign.document import campaign_table, markdown_table, newest_walls, shares_table
 from minfer.campaign.peers import Peer, llamacpp
-from minfer.campaign.records import Bench, Record, RecordError, load_records, newest_measured
+from minfer.campaign.records import Bench, Record, RecordError, Sweep, load_records, newest_measured
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 MODEL = "qwen2.5-7b, synthetic, seed 0"
@@ -63,6 +64,19 @@ def routes(
         ):
             found[record.route] = record
     return dict(sorted(found.items(), key=lambda item: item[1].result(PREFILL).avg_ts))
+
+
+def newest_sweep(records: Sequence[Record], model: str = MODEL, device: str = DEVICE) -> Sweep | None:
+    """The sweep of prefills of a model on a device with the most variants, of those the newest; None: there
+    is none."""
+    found = [
+        record
+        for record in records
+        if isinstance(record, Sweep)
+        and record.device_key == device
+        and (record.results[0].model_type, record.results[0].test) == (model, PREFILL)
+    ]
+    return max(found, key=lambda r: (len(r.results), datetime.fromisoformat(r.date)), default=None)
 
 
 def speed_table(records: Sequence[Record], peer: Peer) -> str:

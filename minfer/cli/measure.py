@@ -25,6 +25,7 @@ from minfer.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from minfer.campaign import against
     from minfer.campaign.records import Measured
     from minfer.engine.bench import BenchResult
 
@@ -74,7 +75,13 @@ def bench(
     ] = None,
     kv_type: KVTypeOption = KVType.f16,
     backend: BackendOption = Backend.auto,
-    route: RouteOption = "auto",
+    route: Annotated[
+        str,
+        typer.Option(
+            "--route",
+            help="As for `run`; or several, separated by commas: each in turn on one copy of the weights.",
+        ),
+    ] = "auto",
     weights: WeightsOption = Weights.auto,
     record: Annotated[bool, typer.Option(help="Keep a record (of a GPU's speeds).")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the record [default: data/records].")] = None,
@@ -85,12 +92,12 @@ def bench(
     Without -p and -n: pp512 and tg128. pp N is one prompt of N tokens, with the logits of the last one only;
     tg N is N single-token decodes from an empty context. Nothing is tokenized or sampled.
     """
+    keep = record or out is not None
     if against is not None:
-        _bench_against(prompt or [512, 2048, 8192], repetitions, sustained, as_json)
+        _bench_against(prompt or [512, 2048, 8192], repetitions, sustained, keep, out, as_json)
         return
     if model is None:
         raise typer.BadParameter("give a model: -m MODEL (only --against needs none)")
-    keep = record or out is not None
     if variant:
         if (backend, route, weights) != ("auto", "auto", "auto") or generate or sustained:
             raise typer.BadParameter(
@@ -101,36 +108,53 @@ def bench(
             raise typer.BadParameter("--variant measures one prompt: give -p once, above 0")
         _bench_variants(model, variant, (prompt or [2048])[0], repetitions, keep, out, as_json)
         return
-    from minfer.engine.backend import choose_backend
-    from minfer.engine.bench import bench as measure
-    from minfer.model.model import Model
+    tests = {
+        "prompts": [512] if prompt is None else prompt,
+        "generations": [128] if generate is None else generate,
+        "repetitions": repetitions,
+        "sustained": sustained,
+        "on_sample": _progress if sys.stderr.isatty() else None,
+    }
+    why = ""
+    if "," in route:
+        if (backend, weights, kv_type) != ("auto", "auto", "f16"):
+            raise typer.BadParameter("several routes: leave out --backend, --weights and --kv-type")
+        from minfer.campaign.route_benches import bench_routes
 
-    loaded = Model.load(model)
-    chosen, why = choose_backend(backend.value, route, weights.value)
-    if keep and chosen.name != "cuda":
-        raise typer.BadParameter(f"records are of a GPU's speeds: leave out --record and --out ({why})")
-    results = measure(
-        loaded,
-        chosen,
-        prompts=[512] if prompt is None else prompt,
-        generations=[128] if generate is None else generate,
-        repetitions=repetitions,
-        kv_dtype=kv_type.value,
-        sustained=sustained,
-        on_sample=_progress if sys.stderr.isatty() else None,
-    )
-    if as_json:
-        print_json([result.as_dict() for result in results])
+        runs = bench_routes(model, route.split(","), **tests, say=_tell)
     else:
-        for result in results:
-            print(_line(result.test, result))
-    if keep:
-        from minfer.campaign.environment import stamps
-        from minfer.campaign.records import Bench
+        from minfer.engine.backend import choose_backend
+        from minfer.engine.bench import bench as measure
+        from minfer.model.model import Model
 
-        command = _command(results, route=route, weights=weights.value, sustained=sustained)
-        _keep(Bench(**stamps(chosen.device.gpu), command=command, results=results), out)
-    print(why, file=sys.stderr)
+        loaded = Model.load(model)
+        chosen, why = choose_backend(backend.value, route, weights.value)
+        if keep and chosen.name != "cuda":
+            raise typer.BadParameter(f"records are of a GPU's speeds: leave out --record and --out ({why})")
+        runs = [measure(loaded, chosen, **tests, kv_dtype=kv_type.value)]
+    found = []
+    for results in runs:
+        found += results
+        if not as_json:
+            _print_results(results, "," in route)
+        if keep:
+            from minfer.campaign.environment import stamps
+            from minfer.campaign.records import Bench
+            from minfer.cuda.runtime import device
+
+            command = _command(results, route=route, weights=weights.value, sustained=sustained)
+            _keep(Bench(**stamps(device()), command=command, results=results), out)
+    if as_json:
+        print_json([result.as_dict() for result in found])
+    elif why:
+        _tell(why)
+
+
+def _print_results(results: list[BenchResult], named: bool) -> None:
+    """A line a test; named: each with its route."""
+    for result in results:
+        name = f"{result.settings['route']:<13} {result.test}" if named else result.test
+        print(_line(name, result, 22 if named else 8), flush=True)
 
 
 def _bench_variants(
@@ -149,7 +173,7 @@ def _bench_variants(
         _keep(found, out)
 
 
-def _keep(record: Measured, out: Path | None) -> None:
+def _keep(record: Measured | against.Against, out: Path | None) -> None:
     from minfer.campaign.records import FOLDER, write_record
 
     _tell(f"record: {write_record(record, out or FOLDER, stem=record.stem)}")
@@ -170,7 +194,9 @@ def _line(name: str, result: BenchResult, width: int = 8) -> str:
     return speed + _conditions(result.regime, result.sensors)
 
 
-def _bench_against(tokens: list[int], rounds: int, sustained: float, as_json: bool) -> None:
+def _bench_against(
+    tokens: list[int], rounds: int, sustained: float, keep: bool, out: Path | None, as_json: bool
+) -> None:
     """Print each product's speed, cuBLAS's, and their ratio."""
     from minfer.campaign.against import compare_products, geometric_mean
 
@@ -182,8 +208,19 @@ def _bench_against(tokens: list[int], rounds: int, sustained: float, as_json: bo
     )
     if as_json:
         print_json([row.as_dict() for row in rows])
-        return
-    print(f"geometric mean {geometric_mean(rows):.3f}, lowest {min(row.ratio for row in rows):.3f}")
+    else:
+        print(f"geometric mean {geometric_mean(rows):.3f}, lowest {min(row.ratio for row in rows):.3f}")
+    if keep:
+        from importlib.metadata import version
+
+        from minfer.campaign.against import Against as Comparisons
+        from minfer.campaign.environment import stamps
+        from minfer.cuda.runtime import device
+
+        lengths = " ".join(f"-p {n}" for n in tokens)
+        command = f"minfer bench --against torch {lengths} -r {rounds} --sustained {sustained:g}"
+        library = f"torch {version('torch')}"
+        _keep(Comparisons(**stamps(device()), command=command, library=library, results=rows), out)
 
 
 def _conditions(regime: str, sensors: dict[str, float]) -> str:

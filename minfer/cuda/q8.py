@@ -64,19 +64,31 @@ def quantize_four(v0, v1, v2, v3, inverse):
 
 
 @device_function
+def over_four_lanes(largest):
+    """The greatest over 4 neighbouring lanes."""
+    largest = max(largest, ptx.shfl_xor_u32(largest, 1))
+    return max(largest, ptx.shfl_xor_u32(largest, 2))
+
+
+@device_function
 def over_run(largest):
     """The greatest over the 8 neighbouring lanes that share a run of 32."""
-    largest = max(largest, ptx.shfl_xor_u32(largest, 1))
-    largest = max(largest, ptx.shfl_xor_u32(largest, 2))
+    largest = over_four_lanes(largest)
     return max(largest, ptx.shfl_xor_u32(largest, 4))
+
+
+@device_function
+def sum_over_four_lanes(total):
+    """The sum of an int32 over 4 neighbouring lanes, as u32."""
+    total = uint32(total)
+    total = uint32(total + ptx.shfl_xor_u32(total, 1))
+    return uint32(total + ptx.shfl_xor_u32(total, 2))
 
 
 @device_function
 def sum_over_run(total):
     """The sum of an int32 over the 8 neighbouring lanes that share a run of 32, as u32."""
-    total = uint32(total)
-    total = uint32(total + ptx.shfl_xor_u32(total, 1))
-    total = uint32(total + ptx.shfl_xor_u32(total, 2))
+    total = sum_over_four_lanes(total)
     return uint32(total + ptx.shfl_xor_u32(total, 4))
 
 
@@ -138,4 +150,27 @@ def store_pad40(row, index, dim, v0, v1, v2, v3):
     if place == 0:
         ptx.st_global_u32(chunk, head)
     if place == 28:
+        ptx.st_global_u32(chunk + uint64(36), total)
+
+
+@device_function
+def store_pad40_of_eight(row, index, dim, v, o):
+    """As `store_pad40`, of eight activations v[o ... o + 7] a lane (`index` a multiple of 8): 4 lanes share a
+    run."""
+    largest = max(
+        largest_bits(v[o], v[o + 1], v[o + 2], v[o + 3]), largest_bits(v[o + 4], v[o + 5], v[o + 6], v[o + 7])
+    )
+    head, inverse = pad40_scale(over_four_lanes(largest))
+    first, part = quantize_four(v[o], v[o + 1], v[o + 2], v[o + 3], inverse)
+    second, other = quantize_four(v[o + 4], v[o + 5], v[o + 6], v[o + 7], inverse)
+    total = sum_over_four_lanes(part + other)
+    if index >= dim:
+        return
+    chunk = row + uint64(index >> 5) * uint64(40)
+    place = index & 31
+    ptx.st_global_u32(chunk + uint64(4 + place), first)
+    ptx.st_global_u32(chunk + uint64(8 + place), second)
+    if place == 0:
+        ptx.st_global_u32(chunk, head)
+    if place == 24:
         ptx.st_global_u32(chunk + uint64(36), total)

@@ -1,11 +1,12 @@
 """Passes that quantize activations to int8: q8 records for the decode GEMV, pad40 chunks for MMQ
-(`minfer.cuda.q8`).
+(`minfer.cuda.q8`); and the way back from chunks.
 
 The pad40 pass exists in three forms. `serial` is what seed 003 started from: a thread a chunk, 4 bytes a
 load, one chain of 32 maxima, a byte a store. `tree` is what it landed: 16 bytes a load, maxima in a tree, the
-int8 packed in registers and stored as words. `warp` spreads a chunk over 8 lanes: loads and stores of a warp
-are then contiguous, where a thread a chunk makes every request of a warp touch 32 lines. All three write the
-same bits: a maximum does not depend on its order, and the rounding is the same.
+int8 packed in registers and stored as words. `warp` spreads a chunk over lanes that load 16 bytes each, 8 of
+f32 or 4 of f16: loads and stores of a warp are then contiguous, where a thread a chunk makes every request of
+a warp touch 32 lines. All three write the same bits: a maximum does not depend on its order, and the rounding
+is the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.dependent import dependent_start, least_arch
-from minfer.cuda.elementwise.rows import load4
+from minfer.cuda.elementwise.rows import load8_f16
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.q8 import (
@@ -28,12 +29,12 @@ from minfer.cuda.q8 import (
     pad40_scale,
     quantize_four,
     store_pad40,
+    store_pad40_of_eight,
     store_q8,
 )
 from minfer.cuda.signature import signature_of
 
 FORMS = ("serial", "tree", "warp")
-LANES = 8  # that share a chunk in the form "warp"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class QuantizePad40Config:
     Attributes:
         form: "serial", "tree" or "warp": how a chunk is spread over threads, see the module.
         source: "f32" or "f16": what the activations are; f16 is for the form "warp".
-        unroll: fours of activations that a thread of the form "warp" has on their way at a time.
+        unroll: loads of 16 bytes that a thread of the form "warp" has on their way at a time.
         threads: threads a block.
     """
 
@@ -140,9 +141,14 @@ class QuantizePad40Config:
         return 0
 
     @property
+    def per_lane(self) -> int:
+        """Activations that a lane of the form "warp" loads at a time: 16 bytes."""
+        return 8 if self.source == "f16" else 4
+
+    @property
     def chunks(self) -> int:
         """Chunks a block."""
-        return self.threads if self.form != "warp" else self.threads // LANES * self.unroll
+        return self.threads if self.form != "warp" else self.threads * self.per_lane // RUN * self.unroll
 
     def grid(self, nt: int, dim: int) -> tuple[int, int, int]:
         """Blocks for nt rows of dim."""
@@ -186,6 +192,16 @@ def _tree_chunk(source, target):
     ptx.st_global_u32(target + uint64(36), uint32(total))
 
 
+@device_function
+def _load_four(v, o, address):
+    v[o], v[o + 1], v[o + 2], v[o + 3] = ptx.ld_global_v4_f32(address)
+
+
+@device_function
+def _store_four(row, index, dim, v, o):
+    store_pad40(row, index, dim, v[o], v[o + 1], v[o + 2], v[o + 3])
+
+
 def quantize_q8_0_pad40(config: QuantizePad40Config = QuantizePad40Config()) -> Kernel:
     """pad40 chunks of x, one for every 32 neighbouring activations.
 
@@ -194,8 +210,9 @@ def quantize_q8_0_pad40(config: QuantizePad40Config = QuantizePad40Config()) -> 
     q = x * (127 / max|x|) to the nearest, halves to even; the int32 sum of the q. All forms give the same
     bits, those of `minfer.cuda.reference.quantize_pad40`. Seed 003, section 3.2: quantize_q8_0_pad40.
     """
-    threads, unroll, held = config.threads, config.unroll, 4 * config.unroll
-    load, element = load4(config.source), {"f32": 4, "f16": 2}[config.source]
+    threads, unroll, per_lane = config.threads, config.unroll, config.per_lane
+    element_bytes, held = 16 // per_lane, per_lane * unroll
+    load, store = (load8_f16, store_pad40_of_eight) if per_lane == 8 else (_load_four, _store_four)
     whole = _serial_chunk if config.form == "serial" else _tree_chunk
 
     def chunk_a_thread(x, chunks, count):
@@ -206,23 +223,17 @@ def quantize_q8_0_pad40(config: QuantizePad40Config = QuantizePad40Config()) -> 
 
     def chunk_of_lanes(x, chunks, count):
         end = int32(count * 32)
-        first = int32((cuda.blockIdx.x * (threads * unroll) + cuda.threadIdx.x) * 4)
-        source = ptx.global_address(x)
+        first = int32((cuda.blockIdx.x * (threads * unroll) + cuda.threadIdx.x) * per_lane)
+        source, target = ptx.global_address(x), ptx.global_address(chunks)
         v = cuda.local.array(held, float32)
+        for n in range(held):
+            v[n] = float32(0)
         for n in range(unroll):
-            i = int32(first + n * (threads * 4))
-            a0 = float32(0)
-            a1 = float32(0)
-            a2 = float32(0)
-            a3 = float32(0)
+            i = int32(first + n * (threads * per_lane))
             if i < end:
-                a0, a1, a2, a3 = load(source + uint64(i) * uint64(element))
-            v[4 * n], v[4 * n + 1], v[4 * n + 2], v[4 * n + 3] = a0, a1, a2, a3
+                load(v, per_lane * n, source + uint64(i) * uint64(element_bytes))
         for n in range(unroll):
-            i = int32(first + n * (threads * 4))
-            store_pad40(
-                ptx.global_address(chunks), i, end, v[4 * n], v[4 * n + 1], v[4 * n + 2], v[4 * n + 3]
-            )
+            store(target, int32(first + n * (threads * per_lane)), end, v, per_lane * n)
 
     arguments = (
         Argument("x", "in", {"f32": "float32", "f16": "float16"}[config.source], finite=True),
@@ -240,11 +251,64 @@ def quantize_q8_0_pad40(config: QuantizePad40Config = QuantizePad40Config()) -> 
     )
 
 
+@dataclass(frozen=True)
+class RestorePad40Config:
+    """pad40 chunks -> f16 activations; `threads` a block, 4 activations each."""
+
+    threads: int = 256
+
+    def __post_init__(self) -> None:
+        check_threads("restore_pad40", self.threads)
+
+    def __str__(self) -> str:
+        return f"threads={self.threads}"
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    def grid(self, nt: int, dim: int) -> tuple[int, int, int]:
+        """Blocks for nt rows of dim."""
+        return (max(1, -(-nt * (dim // 4) // self.threads)), 1, 1)
+
+
+def restore_pad40(config: RestorePad40Config = RestorePad40Config()) -> Kernel:
+    """f16 activations d * q of pad40 chunks: for a GEMM that takes the place of an MMQ kernel.
+
+    Arguments: chunks uint8 [nt, dim / 32, 40], x f16 [nt, dim], count int32: nt * dim / 32, at most 2^26 - 1.
+    """
+    threads = config.threads
+
+    @device_function
+    def pair(word, shift, d):
+        low, high = int32(word >> uint32(shift)) & 255, int32(word >> uint32(shift + 8)) & 255
+        return ptx.pack_f16x2(
+            d * ptx.cvt_rn_f32_s32((low ^ 128) - 128), d * ptx.cvt_rn_f32_s32((high ^ 128) - 128)
+        )
+
+    def restore(chunks, x, count):
+        i = int32((cuda.blockIdx.x * threads + cuda.threadIdx.x) * 4)
+        if i < count * 32:
+            chunk = ptx.global_address(chunks) + uint64(i >> 5) * uint64(40)
+            d = ptx.unpack_f16x2_lo(ptx.ld_global_u32(chunk))
+            word = ptx.ld_global_u32(chunk + uint64(4 + (i & 31)))
+            target = ptx.global_address(x) + uint64(i) * uint64(2)
+            ptx.st_global_v2_u32(target, pair(word, 0, d), pair(word, 16, d))
+
+    arguments = (
+        Argument("chunks", "in", "uint8"),
+        Argument("x", "out", "float16"),
+        Argument("count", "scalar", "int32"),
+    )
+    return Kernel("restore_pad40", config, restore, signature_of(arguments), threads, 0, arguments)
+
+
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
     return [
+        restore_pad40(),
         *(quantize_q8(QuantizeQ8Config(pdl=pdl)) for pdl in (False, True)),
         *(quantize_q8_0_pad40(QuantizePad40Config(form)) for form in FORMS),
         *(quantize_q8_0_pad40(QuantizePad40Config(unroll=n)) for n in (2, 4)),
-        *(quantize_q8_0_pad40(QuantizePad40Config(source="f16", unroll=n)) for n in (1, 2, 4)),
+        *(quantize_q8_0_pad40(QuantizePad40Config(source="f16", unroll=n)) for n in (1, 2)),
     ]

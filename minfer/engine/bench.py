@@ -17,6 +17,7 @@ from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 from minfer.model.model import Model
 
+OnSample = Callable[[str, int, int], None]
 STEADY = 0.01
 """Change of a run's time, as a part of it, below which the device counts as steady."""
 
@@ -74,7 +75,30 @@ def bench(
     kv_dtype: KvDtype = "f16",
     chunk: int | None = None,
     sustained: float = 0.0,
-    on_sample: Callable[[str, int, int], None] | None = None,
+    on_sample: OnSample | None = None,
+) -> list[BenchResult]:
+    """`bench_session` in a session of its own, long enough for the longest test."""
+    session = Session(model, backend, longest_test(prompts, generations), kv_dtype, chunk)
+    return bench_session(session, prompts, generations, repetitions, sustained, on_sample)
+
+
+def longest_test(prompts: Sequence[int], generations: Sequence[int]) -> int:
+    """Tokens of context that the longest test takes. Raises InputError for none, or a negative length."""
+    tests = [n for n in (*prompts, *generations) if n]
+    if not tests:
+        raise InputError("nothing to measure: give a prompt length or a number of tokens to generate above 0")
+    if min(tests) < 0:
+        raise InputError(f"a test of {min(tests)} tokens is not possible: lengths must not be negative")
+    return max(tests)
+
+
+def bench_session(
+    session: Session,
+    prompts: Sequence[int] = (512,),
+    generations: Sequence[int] = (128,),
+    repetitions: int = 5,
+    sustained: float = 0.0,
+    on_sample: OnSample | None = None,
 ) -> list[BenchResult]:
     """Run pp N for each N in `prompts` (logits of the last token only), tg N for each in `generations`.
 
@@ -82,16 +106,13 @@ def bench(
     0 is left out. sustained: seconds that each test runs before it is timed, so that a GPU reaches its power
     limit and the clock that it can hold; longer, up to three times, until the speed changes by less than
     1 %. 0: a burst, as llama-bench measures. on_sample is called with (test, repetitions done, repetitions).
-    Raises InputError for lengths that the model's context does not hold, EngineError where logits are not
+    Raises InputError for lengths that the session's context does not hold, EngineError where logits are not
     finite after a run: what was timed was no forward then.
     """
+    if repetitions < 1 or sustained < 0:
+        raise InputError("there must be at least 1 repetition, and the seconds must not be negative")
     tests = [("pp", n) for n in prompts if n] + [("tg", n) for n in generations if n]
-    if not tests:
-        raise InputError("nothing to measure: give a prompt length or a number of tokens to generate above 0")
-    if min(n for _, n in tests) < 0 or repetitions < 1 or sustained < 0:
-        raise InputError("lengths and seconds must not be negative, and there must be at least 1 repetition")
-    session = Session(model, backend, max(n for _, n in tests), kv_dtype, chunk)
-    ids = np.random.default_rng(0).integers(0, model.config.vocab_size, session.n_ctx)
+    ids = np.random.default_rng(0).integers(0, session.config.vocab_size, longest_test(prompts, generations))
 
     def run(kind: str, n: int) -> int:
         session.reset()
@@ -113,7 +134,7 @@ def bench(
         samples, readings = [], []
         for repetition in range(repetitions):
             samples.append(run(kind, n))
-            readings.append(backend.sensors())
+            readings.append(session.backend.sensors())
             if on_sample is not None:
                 on_sample(f"{kind}{n}", repetition + 1, repetitions)
         regime = "sustained" if sustained else "burst"

@@ -15,7 +15,7 @@ COLOURS = {
     **decomposition_view.COLOURS,
     "attention": decomposition_view.COLOURS["FA"],
     "norms": style.YELLOW,
-    "RoPE, KV cache": style.tint(style.YELLOW, 0.5),
+    "RoPE, KV cache": style.tint(style.YELLOW, 0.65),
     "embedding": style.QUIET,
 }
 """Class of work -> its colour, as in the decompositions of notebook 5."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes
+from minfer.campaign.against import SHAPES
 from minfer.campaign.document import newest_walls
 from minfer.campaign.records import Record
 from minfer.campaign.report import DECODE, routes
@@ -87,13 +88,7 @@ def draw_launches(records: Sequence[Record], kernels: int) -> Picture:
 # ---- bandwidth of the products
 
 _GEMV = re.compile(r"gemv (\w+) (\d+)x(\d+)( pdl)?: GB/s")
-_NAMES = {
-    (4608, 3584): "qkv",
-    (3584, 3584): "o",
-    (37888, 3584): "gate_up",
-    (3584, 18944): "down",
-    (152064, 3584): "lm_head",
-}
+_NAMES = {shape: name for name, shape in SHAPES.items()} | {(152064, 3584): "lm_head"}
 
 
 def gemv_rows(records: Sequence[Record]) -> list[dict]:
@@ -161,7 +156,7 @@ def time_rows(records: Sequence[Record]) -> list[dict]:
     """
     benches = routes(records)
     speeds = {(row["product"], row["format"]): row["us"] for row in gemv_rows(records)}
-    kinds = [(stack, "Q4_K") for stack in ("qkv", "o", "gate_up")] * QWEN25_7B.layers
+    kinds = [(stack, "Q4_K") for stack in ("q+k+v", "o", "gate+up")] * QWEN25_7B.layers
     kinds += [("down", kind) for kind in TYPES["down"]] + [("lm_head", TYPES["lm_head"][0])]
     if not benches or set(kinds) - speeds.keys():
         return []

@@ -32,22 +32,22 @@ from minfer.lab.table import Table
 COLOURS = {
     "gate+up": style.BLUE,
     "down": style.SKY,
-    "q+k+v": "#5E7FB1",
+    "q+k+v": "#7488BE",
     "o": "#A7C6E5",
     "q+o": "#A7C6E5",
     "FA": style.GREEN,
     "convert": style.PINK,
-    "quantize": "#E3A6C8",
-    "dequantize": "#B7608F",
+    "quantize": "#A3588A",
+    "dequantize": "#5E2750",
     "swiglu": style.ORANGE,
     "add/rms/rope": style.YELLOW,
-    "tail": "#B8A27A",
+    "tail": "#7A5C2E",
     "lm_head": style.RED,
     GAP: style.RULE,
     "the rest": style.RULE,
 }
 """Class of work -> its colour; products are blue."""
-DARK = ("gate+up", "q+k+v", "dequantize")
+DARK = ("gate+up", "quantize", "dequantize", "tail")
 """Classes whose colour asks for white text."""
 ORDER = tuple(COLOURS)
 SEED = "seed 002, GB10"

@@ -41,7 +41,7 @@ KIND_COLOURS = {
     "store": style.SKY,
     "mma": style.GREEN,
     "shuffle": style.tint(style.GREEN, 0.6),
-    "barrier": style.QUIET,
+    "barrier": style.tint(style.INK, 0.3),
     "global": style.PINK,
 }
 CHUNK_WORDS = 4

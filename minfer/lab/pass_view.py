@@ -160,8 +160,8 @@ def draw_warp_loads(scalar: TracedPass, vector: TracedPass) -> Picture:
         note = f"{requests} request{'s' * (requests > 1)} of a warp bring{'s' * (requests == 1)} {size:,} B"
         style.title(ax, f"{run.vector} element{'s' * (run.vector > 1)} a thread", note)
         rows += [{"vector": run.vector, **cell} for cell in loads]
-    style.label(axes[-1], "byte in the 128-byte line (B); bold frames are 32-byte sectors")
-    style.label(axes[0], "byte in the 128-byte line (B)")
+    style.label(axes[-1], "byte in the 128-byte line (B); bold frames are 32-byte sectors", "line")
+    style.label(axes[0], "byte in the 128-byte line (B)", "line")
     return Picture(fig, f"Words that the lanes of a warp of {scalar.kernel} load, by request", rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from statistics import mode
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from minfer.arithmetic.reference import figure
 from minfer.arithmetic.roofline import decode_limit
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes, prefill_gmac, qwen25_7b_q4_k_m
 from minfer.campaign.peers import Peer
-from minfer.campaign.records import Bench, GpuTests, Prefill, Record, RecordError
+from minfer.campaign.records import Bench, GpuTests, Record, RecordError, Sweep
 from minfer.campaign.report import DECODE, PEER_PREFILL, PREFILL
+from minfer.engine.cuda.routes import ROUTES
+from minfer.engine.cuda.variants import BASE
 from minfer.lab import style
 from minfer.lab.picture import Picture
 
@@ -23,10 +25,15 @@ TOKENS = 2048
 DECODED = 128
 DECODE_CONTEXT = (DECODED + 1) / 2
 """Tokens of KV cache that a token of tg128 reads, on average."""
-FAMILIES = {"GEMM": style.BLUE, "attention": style.GREEN, "convert": style.PINK, "whole route": style.ORANGE}
+WHOLE = "whole route"
+FAMILIES = {
+    "GEMM": style.BLUE,
+    "attention": style.GREEN,
+    "convert": style.PINK,
+    "weights": style.SKY,
+    WHOLE: style.ORANGE,
+}
 """What a prefill variant changes -> its colour."""
-CHOICES = ("gemm", "attention", "convert")
-"""The settings of a route that variants change."""
 
 
 def work_rows(nt: int = TOKENS) -> list[dict]:
@@ -65,73 +72,72 @@ def draw_work(nt: int = TOKENS) -> Picture:
     return Picture(fig, f"Prefill work of the 7B by class at {nt:,} tokens", rows)
 
 
-def variant_rows(benches: Mapping[str, Bench], prefills: Sequence[Prefill], peer: Peer | None) -> list[dict]:
+def variant_rows(benches: Mapping[str, Bench], sweep: Sweep | None, peer: Peer | None) -> list[dict]:
     """Every measured prefill of `TOKENS` tokens, slowest first.
 
     Args:
-        benches: by route (`minfer.campaign.report.routes`). prefills: single variants; what a variant
-            changes is told by comparing its settings with those that most of them share. peer: another
-            engine on the same GPU.
+        benches: by route (`minfer.campaign.report.routes`). sweep: the variants of the route f16, measured
+            beside it; its f16 then stands for the bench's. peer: another engine on the same GPU.
 
     Returns:
-        Rows of variant, changes (a key of FAMILIES; the peer's is its own name), ms, tok/s, TFLOPS (of the
-        work that the tail rule leaves) and, with a peer, its multiple of the peer's rate.
+        Rows of variant, changes (a key of FAMILIES; the peer's is its own name), ms, tok/s and its standard
+        deviation, TFLOPS (of the work that the tail rule leaves), of f16 (None: not of the sweep), and of the
+        peer (None: there is no peer).
     """
-    base = {key: mode(r.settings.get(key) for r in prefills) for key in CHOICES} if prefills else {}
-    found = [(route, "whole route", bench.result(PREFILL).avg_ts) for route, bench in benches.items()]
-    for record in prefills:
-        if record.n_prompt == TOKENS:
-            changed = [key for key in CHOICES if record.settings.get(key) != base[key]]
-            family = {"gemm": "GEMM"}.get(changed[0], changed[0]) if len(changed) == 1 else "whole route"
-            found.append((record.settings["route"].removeprefix("f16 "), family, record.avg_ts))
+    variants = {} if sweep is None else sweep.variants
+    found = [(name, r.settings["changes"] or WHOLE, r.avg_ts, r.stddev_ts) for name, r in variants.items()]
+    for route, bench in benches.items():
+        if route not in variants:
+            prefill = bench.result(PREFILL)
+            found.append((route, WHOLE, prefill.avg_ts, prefill.stddev_ts))
+    line = None
     if peer is not None:
-        found.append((peer.name, peer.name, peer.tok_s[PEER_PREFILL][0]))
+        line, spread = peer.tok_s[PEER_PREFILL]
+        found.append((peer.name, peer.name, line, spread))
     flop = 2e9 * sum(prefill_gmac(QWEN25_7B, TOKENS).values())
-    line = None if peer is None else peer.tok_s[PEER_PREFILL][0]
     return [
         {
             "variant": name,
             "changes": family,
             "ms": TOKENS / rate * 1e3,
             "tok/s": rate,
+            "±": spread,
             "TFLOPS": flop * rate / TOKENS / 1e12,
+            "of f16": rate / variants[BASE].avg_ts if name in variants else None,
             "of the peer": None if line is None else rate / line,
         }
-        for name, family, rate in sorted(found, key=lambda entry: entry[2])
+        for name, family, rate, spread in sorted(found, key=lambda entry: entry[2])
     ]
 
 
 STEPS = {
-    "TM 64 to 128": ("f16 TM=64", "f16 TM=128", "gemm.tm128.gain", "LANDED"),
-    "KS 32 to 64 at TM 128": ("f16 TM=128", "f16 TM=128 K64=1", "gemm.k64.delta", "REVERTED"),
-    "TM 128 to 256, 16 warps": ("f16 TM=128", "f16 TM=256", "gemm.tm256.delta", "REVERTED"),
-    "convert A inside the GEMM (AF32)": ("f16 TM=128", "f16 TM=128 AF32=1", "gemm.af32.delta", "REVERTED"),
+    "TM 64 to 128": ("tm64", "tm128", "gemm.tm128.gain", "LANDED"),
+    "KS 32 to 64 at TM 128": ("tm128", "tm128-ks64", "gemm.k64.delta", "REVERTED"),
+    "TM 128 to 256, 16 warps": ("tm128", "tm256", "gemm.tm256.delta", "REVERTED"),
+    "convert A inside the GEMM (AF32)": ("tm128", "tm128-af32", "gemm.af32.delta", "REVERTED"),
 }
-"""A step of seed 000 -> the routes before and after it, the seed's figure (%) and its verdict."""
+"""A step of seed 000 -> the variants before and after it, the seed's figure (%) and its verdict."""
 
 
-def step_rows(prefills: Sequence[Prefill]) -> list[dict]:
-    """The GEMM steps of seed 000 as they turned out on its GB10, and the same kernels in these records.
+def step_rows(sweep: Sweep) -> list[dict]:
+    """The GEMM steps of seed 000 as they turned out on its GB10, and the same kernels in a sweep.
 
-    Rows of step, GB10 (%, as the seed states it), verdict there, and of the records ms before, after and %.
+    Rows of step, GB10 (%, as the seed states it), verdict there, and of the sweep ms before, after and %.
 
     Raises:
-        RecordError: no record of a route that a step compares.
+        RecordError: a variant that a step compares is not in the sweep.
     """
-    ms = {record.settings["route"]: record.ms for record in prefills if record.n_prompt == TOKENS}
     rows = []
     for step, (before, after, key, verdict) in STEPS.items():
-        for route in (before, after):
-            if route not in ms:
-                raise RecordError(f"no prefill record of route {route!r} with {TOKENS} tokens")
+        ms = [sweep.variant(name).avg_ns / 1e6 for name in (before, after)]
         rows.append(
             {
                 "step": step,
                 "GB10 (%)": figure("000", key).value,
                 "verdict there": verdict,
-                "before (ms)": ms[before],
-                "after (ms)": ms[after],
-                "speed (%)": (ms[before] / ms[after] - 1) * 100,
+                "before (ms)": ms[0],
+                "after (ms)": ms[1],
+                "speed (%)": (ms[0] / ms[1] - 1) * 100,
             }
         )
     return rows
@@ -213,12 +219,16 @@ def fastest_read(records: Sequence[Record]) -> tuple[str, float] | None:
     """(which GEMV, GB/s): the fastest read of weights that the GPU tests measured; None: none did."""
     speeds = [
         (name.partition(": ")[0], float(value))
-        for record in records
-        if isinstance(record, GpuTests)
-        for name, value in record.measured.items()
+        for name, value in _newest_figures(records).items()
         if name.startswith("gemv") and name.endswith(": GB/s")
     ]
     return max(speeds, key=lambda speed: speed[1], default=None)
+
+
+def _newest_figures(records: Sequence[Record]) -> dict[str, Any]:
+    """Every figure of the GPU tests by the newest run that measured it; records come oldest first."""
+    runs = (record.measured for record in records if isinstance(record, GpuTests))
+    return {name: value for run in runs for name, value in run.items()}
 
 
 def gemv_rows(records: Sequence[Record]) -> list[dict]:
@@ -226,13 +236,11 @@ def gemv_rows(records: Sequence[Record]) -> list[dict]:
 
     Those launched as decoding launches them, each overlapping the end of the one before.
     """
-    found = []
-    for record in records:
-        if isinstance(record, GpuTests):
-            for name, speed in record.measured.items():
-                if match := re.fullmatch(r"gemv (\w+) (\d+x\d+) pdl: GB/s", name):
-                    time = record.measured[name.replace("GB/s", "us")]
-                    found.append({"format": match[1], "matrix": match[2], "us": time, "GB/s": speed})
+    found, figures = [], _newest_figures(records)
+    for name, speed in figures.items():
+        if match := re.fullmatch(r"gemv (\w+) (\d+x\d+) pdl: GB/s", name):
+            time = figures[name.replace("GB/s", "us")]
+            found.append({"format": match[1], "matrix": match[2], "us": time, "GB/s": speed})
     return sorted(found, key=lambda row: row["us"])
 
 
@@ -254,6 +262,19 @@ def products_ms(records: Sequence[Record]) -> float:
     return sum(times[product] for product in needed) / 1e3
 
 
+def _alike(rows: Sequence[dict]) -> list[list[dict]]:
+    """Rows of `decode_rows`, those of our routes whose points would hide each other together."""
+    groups: list[list[dict]] = []
+    for row in sorted(rows, key=lambda row: (row["engine"] not in ROUTES, row["context"], row["tok/s"])):
+        last = groups[-1][-1] if groups else None
+        near = last is not None and (last["engine"] in ROUTES) == (row["engine"] in ROUTES)
+        if near and row["context"] == last["context"] and row["tok/s"] < 1.05 * last["tok/s"]:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
 def draw_decode(
     rows: Sequence[dict], where: Device, read: tuple[str, float] | None = None, note: str = ""
 ) -> Picture:
@@ -270,22 +291,15 @@ def draw_decode(
         roofs.append((f"{read[0]}, measured, {read[1]:,.0f} GB/s", read[1] * 1e9, style.SKY, "--"))
     for name, bandwidth, colour, dash in roofs:
         ax.plot(contexts, bandwidth / sizes, color=colour, linestyle=dash, linewidth=2, label=name)
-    points: dict[tuple[float, int], list[str]] = {}
-    for row in rows:
-        points.setdefault((row["context"], round(row["tok/s"])), []).append(row["engine"])
-    for (context, rate), engines in points.items():
-        ours = engines[0].startswith("f16")
-        ax.plot(
-            context,
-            rate,
-            "o",
-            markersize=8,
-            markeredgecolor="white",
-            color=style.GREEN if ours else style.RED,
-        )
-        ax.text(
-            context * 1.12, rate + 25, f"{', '.join(engines)}: {rate:,} tok/s", fontsize=8.5, color=style.INK
-        )
+    for group in _alike(rows):
+        context, rates = group[0]["context"], [row["tok/s"] for row in group]
+        colour = style.GREEN if group[0]["engine"] in ROUTES else style.RED
+        ax.plot([context] * len(rates), rates, "o", markersize=8, markeredgecolor="white", color=colour)
+        names = [row["engine"] for row in group]
+        who = ", ".join(names) if len(names) < 4 else f"{len(names)} routes"
+        low, high = round(min(rates)), round(max(rates))
+        speed = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        ax.text(context * 1.12, high + 25, f"{who}: {speed} tok/s", fontsize=8.5, color=style.INK)
     ax.set_xscale("log", base=2)
     ticks = [32, 128, 512, 2048, 8192, 32768]
     ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])

@@ -21,12 +21,12 @@ from minfer.lab.roofline_view import draw_roofline
 from minfer.lab.table import Table
 
 TYPES = qwen25_7b_q4_k_m()
-STACKS = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
+STACKS = {"q+k+v": ("q", "k", "v"), "o": ("o",), "gate+up": ("gate", "up"), "down": ("down",)}
 """The products of a layer -> their matrices."""
 COLOURS = {
-    "qkv": style.SKY,
+    "q+k+v": style.SKY,
     "o": style.PINK,
-    "gate_up": style.BLUE,
+    "gate+up": style.BLUE,
     "down": style.GREEN,
     "lm_head": style.ORANGE,
     "KV cache": style.RED,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minfer.campaign.against import SHAPES
 from minfer.lab import style
 from minfer.lab.explorer import Explorer, dropdown, integers, notice, slider
 from minfer.lab.picture import Picture
@@ -12,13 +13,6 @@ from minfer.lab.table import Table
 
 TILE_N = 64 * 2
 """Tokens of a Hopper tile: two warpgroups of 64 rows."""
-PRODUCTS = {
-    "qkv": (4608, 3584),
-    "o": (3584, 3584),
-    "gate_up": (37888, 3584),
-    "down": (3584, 18944),
-}
-"""The products of a 7B layer: (output rows, depth)."""
 WIDTHS = (64, 96, 112, 128, 144, 160, 192, 224, 240, 256)
 SMS = 132
 
@@ -89,7 +83,7 @@ def chosen_rows(nts: Sequence[int] = (512, 2048)) -> list[dict]:
 
     rows = []
     for nt in nts:
-        for name, (od, depth) in PRODUCTS.items():
+        for name, (od, depth) in SHAPES.items():
             config = choose(nt, od, depth)
             found = waves(nt, od, config.tile_m)
             widest = waves(nt, od, 256)
@@ -170,7 +164,7 @@ def _square(x: float, y: float, colour: str):
 def wave_explorer() -> Explorer:
     """Tokens, product and tile width -> tiles, waves, the idle share."""
     controls = {
-        "product": dropdown({f"{n} ({od:,})": od for n, (od, _) in PRODUCTS.items()}, 4608, "product"),
+        "product": dropdown({f"{n} ({od:,})": od for n, (od, _) in SHAPES.items()}, 4608, "product"),
         "nt": integers(1, 4096, 2048, "tokens"),
         "width": slider(list(range(64, 257, 8)), 256, "tile width"),
         "sms": dropdown({"H200: 132 SMs": 132, "GB10: 48 SMs": 48, "RTX 4090: 128 SMs": 128}, 132, "device"),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from minfer.campaign.probe_record import Comparison
 from minfer.campaign.workload import Case, Launch, Work, Workload, kernel
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.engine.cuda.devices import GpuDevice
@@ -65,6 +66,31 @@ class Scale(Workload):
 
     def bucket(self):
         return self.in_bucket
+
+
+class Routed(Scale):
+    """Its configs are routes of an engine that prefills in ten times the kernel's time."""
+
+    def route(self, config, arch):
+        return SimpleNamespace(config=config, settings=lambda: {"route": str(config)})
+
+
+class Prefilled:
+    """Whole prefills on a steady clock."""
+
+    tokens = 16
+    jitter = (1.0, 1.0004, 0.9997, 1.0002)
+
+    def __init__(self, model, *routes, tokens):
+        self.routes = routes
+
+    def logits(self, tokens, seed):
+        return np.arange(9.0), np.arange(9.0)
+
+    def compare(self, rounds, watch):
+        times = [[10 * self.routes[side % 2].config.ms * self.jitter[(i + side) % 4] for i in range(rounds)]
+                 for side in range(3)]  # fmt: skip
+        return Comparison.of("prefill of 16 tokens", 1, *times)
 
 
 class Array(np.ndarray):
@@ -201,3 +227,12 @@ def install(monkeypatch, gpu):
     monkeypatch.setattr(run, "reader_of", lambda gpu: (None, "a fake"))
     monkeypatch.setattr(environment, "driver_package", lambda: "580.1")
     return gpu
+
+
+def run_prefilled(monkeypatch, probe, gpu, prefill_rounds=9, **rest):
+    """Run a probe of a `Routed` workload, whole prefills included."""
+    from minfer.campaign import run
+
+    monkeypatch.setattr(run, "Prefills", Prefilled)
+    model, counts = SimpleNamespace(name="7b.gguf"), {"rounds": 9, "prefill_rounds": prefill_rounds}
+    return run.run_probe(probe, gpu, model=model, tokens=16, say=_nothing, **counts, **rest)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,13 +12,13 @@ from minfer.campaign import session
 from minfer.campaign.ceilings import AboveCeiling
 from minfer.campaign.gates import Parity, SameOutputs
 from minfer.campaign.probe import Prediction, Probe
-from minfer.campaign.probe_record import Bound, Comparison, ProbeRun
+from minfer.campaign.probe_record import Bound, ProbeRun
 from minfer.campaign.records import RecordError, annotate, read_record, write_record
 from minfer.campaign.run import run_gates, run_probe, wall_run
 from minfer.campaign.statistics import LEAST_ROUNDS
 from minfer.campaign.table import describe_run
 from minfer.campaign.trial import Trial, compare
-from tests.campaign.fake_gpu import FakeGpu, Scale, ScaleConfig, install
+from tests.campaign.fake_gpu import FakeGpu, Routed, Scale, ScaleConfig, install, run_prefilled
 from tests.campaign.walls import example_wall
 
 STEADY = (1.0, 1.0004, 0.9997, 1.0002)
@@ -52,41 +51,10 @@ def walls() -> list:
     return [replace(example_wall(), device="NVIDIA H200", route="f16")]
 
 
-class Routed(Scale):
-    """Its configs are routes of an engine that prefills in ten times the kernel's time."""
-
-    def route(self, config, arch):
-        return SimpleNamespace(config=config, settings=lambda: {"route": str(config)})
-
-
-class Prefilled:
-    """Whole prefills on a steady clock."""
-
-    tokens = 16
-    jitter = STEADY
-
-    def __init__(self, model, *routes, tokens):
-        self.routes = routes
-
-    def logits(self, tokens, seed):
-        return np.arange(9.0), np.arange(9.0)
-
-    def compare(self, rounds, watch):
-        times = [[10 * self.routes[side % 2].config.ms * self.jitter[(i + side) % 4] for i in range(rounds)]
-                 for side in range(3)]  # fmt: skip
-        return Comparison.of("prefill of 16 tokens", 1, *times)
-
-
 def measured(gpu, monkeypatch, variant: ScaleConfig, prefill_rounds: int = 9, **rest) -> ProbeRun:
     """A run with whole prefills."""
-    from minfer.campaign import run as running
-
-    monkeypatch.setattr(running, "Prefills", Prefilled)
-    model = SimpleNamespace(name="7b.gguf")
     asked = probe(variant, Routed(), **rest)
-    return run_probe(
-        asked, gpu, model=model, rounds=9, prefill_rounds=prefill_rounds, tokens=16, say=lambda line: None
-    )
+    return run_prefilled(monkeypatch, asked, gpu, prefill_rounds=prefill_rounds)
 
 
 def test_a_prefill_that_gains_lands(gpu, monkeypatch):

@@ -9,10 +9,10 @@ import pytest
 
 from minfer.campaign import sweep as sweeping
 from minfer.campaign.prefills import SharedModel
-from minfer.campaign.record import RecordError
 from minfer.campaign.records import Sweep, read_record, write_record
 from minfer.campaign.sweep import compile_variants, measure, sweep
 from minfer.campaign.telemetry import Watch
+from minfer.engine.cuda.devices import DryDevice
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.variants import choose
 from minfer.engine.errors import EngineError
@@ -70,8 +70,8 @@ def test_rounds_are_shuffled(gpu, monkeypatch):
     monkeypatch.setattr(sweeping, "prefill", spy)
     run(gpu, ("tm64", "tm128", "tm256"), 4)
     rounds = [tuple(order[i : i + 4]) for i in range(0, len(order), 4)]
-    assert len(rounds) == 6 and all(set(one) == set(rounds[0]) for one in rounds)
-    assert len(set(rounds[1:5])) > 1
+    assert len(rounds) == 5 and all(set(one) == set(rounds[0]) for one in rounds)
+    assert len(set(rounds[1:])) > 1
 
 
 def test_what_computes_something_else_is_not_timed(gpu, monkeypatch):
@@ -119,17 +119,9 @@ def test_the_record(gpu, tmp_path):
     assert back.variants.keys() == {"f16", "tm64"} and back.model == "qwen2-tiny"
     assert back.results == made.results
 
-    twice = path.read_text().replace('"variant": "tm64"', '"variant": "f16"')
-    path.write_text(twice)
-    with pytest.raises(RecordError, match="results: a variant more than once"):
-        read_record(path)
-    path.write_text(twice.replace('"variant": "f16",', ""))
-    with pytest.raises(RecordError, match=r"results\[0\]\.settings: no variant"):
-        read_record(path)
-
 
 def test_what_to_compile_is_known_without_a_gpu(gpu):
     said = []
     chosen = choose(("tm64", "weights-blocks"), "sm_90a")
-    compile_variants(Model.load(str(TINY)), chosen, 100, "sm_90a", said.append)
+    compile_variants(Model.load(str(TINY)), chosen, 100, DryDevice(), said.append)
     assert int(said[0].split()[0]) > 10

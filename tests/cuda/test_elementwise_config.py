@@ -44,6 +44,7 @@ def test_grids_cover_every_element():
         (lambda: RmsNormConfig(output="bf16"), "bf16"),
         (lambda: RmsNormConfig(output="f16", vector=1), "vector=4"),
         (lambda: SwigluConfig(source="f16", vector=1), "vector=4"),
+        (lambda: SwigluConfig(source="f16", vector=8), "f16 to pad40"),
         (lambda: AddConfig(vector=2), "vector=2"),
         (lambda: RopeConfig(4, 64, 20), "20 rotary dims of 64"),
         (lambda: RopeConfig(0, 64, 64), "rope: 0 heads"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.cuda.mmq import fast, mmq, narrow, r1, wide
+from minfer.cuda.mmq import fast, mmq, narrow, r1, stream, wide
 from minfer.cuda.runtime import ARCHITECTURES, compile_kernel
 
 
@@ -26,6 +26,11 @@ def test_accumulators_stay_in_registers(config):
     # A chunk's 2 x 8 fragments once (the loop over chunks has the rest): Q6_K's low and high bytes; Q4_K's
     # minima.
     assert counts["mma"] == 32 and counts["ldmatrix"] == (8 if config.variant == "folded" else 4)
+
+
+@pytest.mark.parametrize("config", [stream("Q4_K"), stream("Q6_K")], ids=str)
+def test_stream_k_has_one_copy_of_the_loop(config):
+    assert clean(config, "sm_90a")["mma"] == clean(fast(config.weight_type), "sm_90a")["mma"]
 
 
 def test_raw_bytes_are_copied_and_expanded_words_are_not():

@@ -4,7 +4,19 @@ import pytest
 
 from minfer.arithmetic.devices import DEVICES
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, ladder, mmq, narrow, r1, shipped, shipped_configs, wide
+from minfer.cuda.mmq import (
+    WEIGHT_TYPES,
+    MmqConfig,
+    ladder,
+    mmq,
+    narrow,
+    r1,
+    shipped,
+    shipped_configs,
+    stream,
+    tried,
+    wide,
+)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +106,24 @@ def test_a_kernel_says_what_it_takes():
     assert narrow("Q6_K").sums_shape(2, 3, 512) == (2, 3, 32)
 
 
+def test_what_lost_is_not_shipped():
+    lost = tried("Q4_K")
+    assert len({step.config for step in lost}) == len(lost) and all(step.mechanism for step in lost)
+    assert not {step.config for step in lost} & set(shipped_configs())
+    assert tried("Q6_K") == ()
+
+
+def test_a_stream_k_kernel_fills_the_device_once():
+    config = stream("Q6_K")
+    assert config.grid(2048, 3584, 132) == (264, 1, 1)
+    assert config.workspace(132) == (264 * 128 * 128, 264)
+    names = [argument.name for argument in mmq(config).arguments]
+    assert names == ["weights", "activations", "out", "parts", "ready", "nt", "od", "id", "stride"]
+
+
 @pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
 def test_the_ladder_changes_something_at_every_step(weight_type):
     steps = ladder(weight_type)
     assert steps[0].config == r1(weight_type)
     assert len({step.config for step in steps}) == len({step.name for step in steps}) == len(steps)
-    assert all(step.config.weight_type == weight_type and step.prediction for step in steps)
+    assert all(step.config.weight_type == weight_type and step.mechanism for step in steps)

@@ -98,6 +98,7 @@ def test_grids_cover_every_chunk():
     assert QuantizePad40Config(threads=32).grid(3, 96) == (3, 1, 1)  # 4 chunks a block
     assert QuantizePad40Config(threads=32, unroll=4).grid(3, 96) == (1, 1, 1)
     assert QuantizePad40Config().grid(2048, 18944) == (37888, 1, 1)
+    assert QuantizePad40Config(source="f16").grid(2048, 18944) == (18944, 1, 1)  # 8 activations a lane
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -113,4 +114,4 @@ def test_compiles_clean(form):
 
 def test_shipped():
     names = {kernel.name for kernel in quantize.shipped()}
-    assert names == {"quantize_q8", "quantize_q8_0_pad40"}
+    assert names == {"quantize_q8", "quantize_q8_0_pad40", "restore_pad40"}

@@ -8,8 +8,8 @@ from gguf.quants import dequantize
 
 from minfer.cuda import reference
 from minfer.cuda.elementwise import rope_table
-from minfer.cuda.gemv.fine import fine_record_bytes
 from minfer.cuda.token import TokenConfig, decode_token
+from minfer.cuda.token.records import record_bytes
 from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
 from minfer.model.quants import pack
 from tests.cuda.parity import Case, poisoned
@@ -129,8 +129,8 @@ def token_case(
         "values": caches[1],
         "x": start,
         "qkv": poisoned(q_dim + 2 * kv_dim, np.float32),
-        "attended": poisoned(fine_record_bytes(q_dim), np.uint8),
-        "activated": poisoned(fine_record_bytes(ffn), np.uint8),
+        "attended": poisoned(record_bytes(q_dim), np.uint8),
+        "activated": poisoned(record_bytes(ffn), np.uint8),
         "logits": poisoned(vocab, np.float32),
         "positions": np.array([position], np.int32),
         "rope_table": rope,

@@ -82,7 +82,7 @@ class Product:
     def case(self, multiprocessors: int) -> Case:
         """The launch over so many multiprocessors."""
         values = self.arguments(lambda array, *box: array, self.a, self.blocks, self.bias, self.c)
-        named = dict(zip((a.name for a in self.kernel.arguments), values, strict=True))
+        named = dict(zip((a.name for a in self.kernel.passed), values, strict=True))
         name = f"{self.c.shape[0]}x{self.wanted.shape[1]}x{self.a.shape[1]}"
         return Case(
             self.kernel,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from minfer.engine.cuda import weights
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
 from minfer.engine.cuda.devices import DryDevice, SimulatedDevice
@@ -104,6 +105,22 @@ def test_w4a8_takes_gate_and_up():
     with pytest.raises(InputError, match="set both"):
         Route("a", wgmma=True, w4a8=True)
     assert choose_route("w4a8", "sm_90a", {}).settings()["gemm"].startswith("w4a8 for gate and up -> w4a16")
+
+
+def test_w4a8_leaves_negative_scales_to_w4a16(tmp_path, monkeypatch):
+    blocks = np.zeros((2, 288), np.uint8)
+    assert not weights.has_negative_scales(blocks)
+    blocks[1, 145] = 0x80  # the sign of the last block's d
+    assert weights.has_negative_scales(blocks)
+    model = micro_model(tmp_path / "micro.gguf", formats=BLOCKS_K, layers=2, hidden=512, ffn=256)
+    for negative in (False, True):
+        monkeypatch.setattr(weights, "has_negative_scales", lambda blocks, found=negative: found)
+        lines: list[str] = []
+        backend = CudaBackend("w4a8", DryDevice(), on_plan=lines.append)
+        Session(model, backend, n_ctx=96, chunk=16).forward(IDS[:12])
+        names = [kernel.name for kernel in backend.device.launches]
+        assert ("w4a8" in names) != negative and "w4a16" in names
+        assert sum("left to w4a16" in line for line in lines) == negative
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """GPU tests: skipped without a GPU, and robust with one.
 
-The tests run in child processes, MINFER_GPU_LANES side by side, since most of their time goes into
-compiling; what measures speed or debugs (ALONE) runs after the others, alone. A kernel that faults leaves its
+The tests run in child processes, MINFER_GPU_LANES side by side, each on its share of the cores, since most of
+their time goes into compiling; compute-sanitizer has a lane of its own, and what measures speed (ALONE) runs
+after the others, alone. A kernel that faults leaves its
 CUDA context useless, so the child stops there and another child goes on with the tests that are left: one
 failure does not lose the rest. `MINFER_GPU_IN_PROCESS=1` runs everything in this process (for a debugger).
 All shipped kernels are compiled first; `MINFER_GPU_WARM=0` leaves that out, for a run of few tests.
@@ -33,9 +34,9 @@ CHILD = "MINFER_GPU_CHILD"  # set in a child: the file that it reports to
 FAULTED = 77  # a child's exit status: its CUDA context is useless
 TEST_LIMIT_S = 240  # for one test: a child that has not reported for so long is ended
 LANES = int(os.environ.get("MINFER_GPU_LANES", max(1, min(8, (os.cpu_count() or 1) // 2))))
+SANITIZER = "test_sanitizer_gpu.py"
 ALONE = (
     "test_overhead_gpu.py",
-    "test_sanitizer_gpu.py",
     "test_speed_attention_gpu.py",
     "test_speed_kernels_gpu.py",
     "test_speed_mmq_gpu.py",
@@ -61,6 +62,13 @@ def pytest_collection_modifyitems(config, items):
     except NoDevice as error:
         for item in mine:
             item.add_marker(pytest.mark.skip(reason=str(error)))
+
+
+@pytest.fixture
+def hopper():
+    """Skips the test where the GPU is not Hopper's."""
+    if device().arch != "sm_90a":
+        pytest.skip(f"needs sm_90a (wgmma, TMA); this is {device().arch}")
 
 
 # ---- in a child: report every test as it ends, stop when the context is useless
@@ -131,14 +139,19 @@ def pytest_runtest_protocol(item, nextitem):
 
 
 def _run_lanes(config, items, end):
-    """({test: its reports}, {figure: value}) of the tests: LANES shares side by side, then those to run
-    alone, until `end` on the monotonic clock."""
+    """({test: its reports}, {figure: value}) of the tests: LANES shares and the sanitizer side by side, then
+    those to run alone, until `end` on the monotonic clock."""
     alone = [item.nodeid for item in items if Path(item.path).name in ALONE]
-    others = [item.nodeid for item in items if Path(item.path).name not in ALONE]
-    shares = [others[i::LANES] for i in range(LANES)]
-    with ThreadPoolExecutor(LANES) as pool:
-        results = list(pool.map(lambda share: _run_children(config, share, end), shares))
-    results.append(_run_children(config, alone, end))
+    sanitizer = [item.nodeid for item in items if Path(item.path).name == SANITIZER]
+    others = [item.nodeid for item in items if Path(item.path).name not in (*ALONE, SANITIZER)]
+    shares = [*(others[i::LANES] for i in range(LANES)), sanitizer]
+    with ThreadPoolExecutor(len(shares)) as pool:
+        lanes = [
+            pool.submit(_run_children, config, share, end, _lane_cores(lane))
+            for lane, share in enumerate(shares)
+        ]
+        results = [lane.result() for lane in lanes]
+    results.append(_run_children(config, alone, end, None))
     reports, measured = {}, {}
     for some_reports, some_measured in results:
         reports |= some_reports
@@ -146,15 +159,25 @@ def _run_lanes(config, items, end):
     return reports, measured
 
 
-def _run_children(config, nodeids, end):
-    """({test: its reports}, {figure: value}) of the tests, in as many child processes as it takes, until
-    `end` on the monotonic clock."""
+def _lane_cores(lane: int) -> set[int] | None:
+    """Twice its share of the cores, which it divides with its neighbours: else every lane's BLAS and thread
+    team would take all of them. None where the system has no affinities."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // LANES)
+    return {cores[(lane * share + i) % len(cores)] for i in range(2 * share)}
+
+
+def _run_children(config, nodeids, end, cores):
+    """({test: its reports}, {figure: value}) of the tests, in as many child processes as it takes, on these
+    cores (None: all), until `end` on the monotonic clock."""
     reports, measured, left = {}, {}, list(nodeids)
     while left and time.monotonic() < end:
         with tempfile.TemporaryDirectory() as folder:
             path, output = Path(folder) / "reports.jsonl", Path(folder) / "output"
             path.touch()
-            status = _run_child(config, left, path, output, end)
+            status = _run_child(config, left, path, output, end, cores)
             started = None
             for line in path.read_text().splitlines():
                 message = json.loads(line)
@@ -182,11 +205,13 @@ def _run_children(config, nodeids, end):
     return reports, measured
 
 
-def _run_child(config, nodeids, path, output, end) -> int:
+def _run_child(config, nodeids, path, output, end, cores) -> int:
     environment = os.environ | {CHILD: str(path)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *nodeids]
     with open(output, "w") as file:
         child = subprocess.Popen(command, cwd=config.rootpath, env=environment, stdout=file, stderr=file)
+        if cores is not None:
+            os.sched_setaffinity(child.pid, cores)
         size, changed = 0, time.monotonic()
         while (status := child.poll()) is None:
             now = time.monotonic()

@@ -156,12 +156,13 @@ def _decode_step() -> Iterator[Case]:
 
 def _quantize() -> Iterator[Case]:
     from minfer.cuda.quantize import FORMS, QuantizePad40Config
-    from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case
+    from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case, restore_case
 
     yield quantize_case(3, 96)
     for form in FORMS:
         yield pad40_case(QuantizePad40Config(form), awkward(3, 96))
     yield pad40_case(QuantizePad40Config(source="f16", unroll=2), awkward(3, 96))
+    yield restore_case(3, 96)
 
 
 def _gemm() -> Iterator[Case]:
@@ -175,7 +176,7 @@ def _gemm() -> Iterator[Case]:
 
 
 def _mmq() -> Iterator[Case]:
-    from minfer.cuda.mmq import WEIGHT_TYPES, fast, narrow, r1
+    from minfer.cuda.mmq import WEIGHT_TYPES, fast, narrow, r1, stream
     from tests.cuda.mmq_cases import mmq_case
 
     for weight_type in WEIGHT_TYPES:
@@ -183,6 +184,8 @@ def _mmq() -> Iterator[Case]:
         for config in (r1(weight_type), narrow(weight_type), fast(weight_type)):
             yield mmq_case(config, 67, 71, depth)
     yield mmq_case(narrow("Q6_K").checking(), 5, 7, 512)
+    for weight_type in ("Q4_K", "Q6_K"):
+        yield mmq_case(stream(weight_type), 67, 300, 512, sms=3)
 
 
 def _dequantize() -> Iterator[Case]:

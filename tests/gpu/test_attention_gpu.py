@@ -7,10 +7,6 @@ from minfer.cuda import runtime
 from minfer.cuda.attention import AttentionConfig, DecodeAttentionConfig, seed_steps
 from tests.cuda.attention_cases import decode_cases, prefill_case
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runtime.available(), reason="no GPU"),
-]
 NT = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512, 2048)
 KV = (1, 31, 33, 255, 257, 2016)
 STEPS = seed_steps(7, 1, 128)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from minfer.cuda import runtime
 from minfer.cuda.attention import HopperAttentionConfig, hopper_steps
 from tests.cuda.hopper_attention_cases import KINDS, HopperCase
+
+pytestmark = pytest.mark.usefixtures("hopper")
 
 LENGTHS = (1, 31, 33, 64, 127, 128, 129, 255, 257, 512, 2016, 2048)
 OFFSETS = (1, 127, 128, 300, 1000)
 SHAPES = ((1, 1, 128), (3, 1, 128), (7, 1, 128), (3, 3, 64), (9, 3, 64), (14, 2, 64))
 STEPS = hopper_steps(7, 1, 128)
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-    if runtime.device().arch != "sm_90a":
-        pytest.skip(f"wgmma is Hopper's; this is {runtime.device().arch}")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -2,13 +2,8 @@
 
 import pytest
 
-from minfer.cuda import runtime
 from tests.cuda.convert_cases import convert_case, store_kv_case
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runtime.available(), reason="no GPU"),
-]
 NT = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512, 2048)
 
 

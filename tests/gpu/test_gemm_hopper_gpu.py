@@ -11,15 +11,11 @@ from minfer.cuda.registry import shipped_kernels
 from tests.cuda.gemm_hopper_cases import expected, hopper_case
 from tests.gpu.gemm_cases import MODEL_SHAPES, NT, milliseconds
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 KERNELS = shipped_kernels()["gemm_hopper"]
 SMALL = [(1, 8, 8), (70, 72, 72), (129, 264, 136), (300, 520, 200), (515, 1032, 64)]
 SPEEDS = [(2048, 4608, 3584), (2048, 3584, 3584), (2048, 37888, 3584), (2048, 3584, 18944)]
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-    if runtime.device().arch != "sm_90a":
-        pytest.skip(f"wgmma is Hopper's; this is {runtime.device().arch}")
 
 
 def short(kernel) -> str:

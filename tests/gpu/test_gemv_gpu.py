@@ -7,10 +7,6 @@ from minfer.cuda.block_dots import DOTS
 from minfer.cuda.gemv import GemvConfig
 from tests.cuda.gemv_cases import gemv_case
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runtime.available(), reason="no GPU"),
-]
 SHAPES = (("Q4_K", 3584, 4608), ("Q4_K", 3584, 3584), ("Q4_K", 3584, 37888), ("Q4_K", 18944, 3584))
 SHAPES += (("Q6_K", 3584, 512), ("Q6_K", 18944, 3584), ("Q6_K", 3584, 20001))
 SHAPES += (

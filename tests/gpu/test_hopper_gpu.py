@@ -19,11 +19,7 @@ from tests.gpu.hopper_kernels import (
     wgmma_from_registers,
 )
 
-
-@pytest.fixture(autouse=True)
-def hopper():
-    if runtime.device().arch != "sm_90a":
-        pytest.skip(f"wgmma is Hopper's; this is {runtime.device().arch}")
+pytestmark = pytest.mark.usefixtures("hopper")
 
 
 def halves(*shape: int) -> np.ndarray:

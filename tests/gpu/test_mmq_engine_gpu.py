@@ -14,10 +14,6 @@ from minfer.model.model import Model
 from tests.engine.cuda_models import QUANTIZED, VOCAB, micro_model
 from tests.gpu.test_engine_gpu import divergence, relative_rms, same_choice
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runtime.available(), reason="no GPU"),
-]
 MARGIN = 0.2
 """Top-1 must agree where the f16 route's first logit leads by more than this many standard deviations: int8
 activations move logits by some hundredths of one."""

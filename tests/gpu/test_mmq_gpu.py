@@ -16,14 +16,20 @@ from minfer.cuda.mmq import (
     narrow,
     r1,
     shipped_configs,
+    stream,
     wide,
 )
 from tests.cuda.mmq_cases import mmq_case
+from tests.cuda.parity import Case
 
 TOKENS = (*range(1, 10), 33, 127, 128, 129, 743, 2048)
 SHIPPED = shipped_configs()
-MAIN = [make(weight_type) for weight_type in ("Q4_K", "Q6_K") for make in (r1, narrow, wide, fast)]
+MAIN = [make(weight_type) for weight_type in ("Q4_K", "Q6_K") for make in (r1, narrow, wide, fast, stream)]
 CHECKED = [make(name) for name in WEIGHT_TYPES for make in (r1, narrow)] + [fast("Q4_K"), fast("Q6_K")]
+
+
+def case(config: MmqConfig, nt: int, od: int, depth: int) -> Case:
+    return mmq_case(config, nt, od, depth, runtime.device().sms)
 
 
 def depth_of(config: MmqConfig, blocks: int) -> int:
@@ -34,7 +40,7 @@ def depth_of(config: MmqConfig, blocks: int) -> int:
 def test_ragged_shapes(config):
     with runtime.checked():
         for nt, od, blocks in ((1, 1, 1), (9, 67, 3), (129, 131, 7)):
-            mmq_case(config, nt, od, depth_of(config, blocks)).run_on_gpu()
+            case(config, nt, od, depth_of(config, blocks)).run_on_gpu()
 
 
 @pytest.mark.parametrize("config", CHECKED, ids=lambda c: str(c).replace(" ", "-"))
@@ -45,29 +51,32 @@ def test_integer_accumulators(config):
 @pytest.mark.parametrize("nt", TOKENS)
 @pytest.mark.parametrize("config", MAIN, ids=lambda c: str(c).replace(" ", "-"))
 def test_numbers_of_tokens(config, nt):
-    mmq_case(config, nt, 200, 1024).run_on_gpu()
+    case(config, nt, 200, 1024).run_on_gpu()
 
 
 @pytest.mark.parametrize("weight_type", ["Q4_K", "Q6_K", "Q5_0"])
 def test_variants_agree(weight_type):
-    """R1, narrow and wide, at both depths, are the same numbers; the fast one differs by its minima alone."""
+    """R1, narrow and wide, at both depths, are the same numbers; the fast ones differ by their minima or
+    folded scales, and by the order of stream-k's sums."""
     depth, results = 2048, []
     for make in (r1, narrow, wide):
         for kd in (4, 8):
-            case = mmq_case(make(weight_type, kd), 131, 200, depth)
-            case.run_on_gpu()
-            results.append(case.results["out"])
+            found = case(make(weight_type, kd), 131, 200, depth)
+            found.run_on_gpu()
+            results.append(found.results["out"])
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
-    case = mmq_case(fast(weight_type), 131, 200, depth)
-    case.run_on_gpu()
     scale = np.abs(results[0]).max()
-    np.testing.assert_allclose(case.results["out"], results[0], atol=1e-5 * scale)
+    for make in (fast, stream):
+        found = case(make(weight_type), 131, 200, depth)
+        found.run_on_gpu()
+        np.testing.assert_allclose(found.results["out"], results[0], atol=1e-5 * scale)
 
 
 def test_a_model_s_sizes():
-    for config, od, depth in ((fast("Q4_K"), 37888, 3584), (fast("Q6_K"), 3584, 18944)):
-        mmq_case(config, 67, od, depth).run_on_gpu()
+    for make in (fast, stream):
+        for config, od, depth in ((make("Q4_K"), 37888, 3584), (make("Q6_K"), 3584, 18944)):
+            case(config, 67, od, depth).run_on_gpu()
 
 
 def test_more_shared_memory_than_the_device_has_is_refused():

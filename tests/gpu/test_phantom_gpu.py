@@ -10,11 +10,6 @@ from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused, LaunchRefused
 from minfer.lab import phantom_view
 from minfer.lab.mmq_view import config, toy_operands
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runtime.available(), reason="no GPU"),
-]
-
 
 def test_nothing_runs_and_nothing_is_reported(measure):
     """Unheeded, both calls fail, the poison stays, and the benchmark refuses; the context is unharmed."""

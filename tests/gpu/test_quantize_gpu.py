@@ -6,14 +6,10 @@ import pytest
 from minfer.cuda import runtime
 from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 from tests.cuda.elementwise_cases import rmsnorm_case, swiglu_case
-from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case
+from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case, restore_case
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runtime.available(), reason="no GPU"),
-]
 CONFIGS = [QuantizePad40Config(form) for form in FORMS]
-CONFIGS += [QuantizePad40Config(unroll=2), QuantizePad40Config(source="f16", unroll=4)]
+CONFIGS += [QuantizePad40Config(unroll=2), QuantizePad40Config(source="f16", unroll=2)]
 
 
 @pytest.mark.parametrize("nt", [1, 2, 7, 33, 129, 512])
@@ -33,12 +29,17 @@ def test_pad40_of_the_largest_activation():
     pad40_case(QuantizePad40Config(), awkward(2048, 18944)).run_on_gpu()
 
 
+def test_chunks_become_f16_again():
+    for nt, dim in ((1, 32), (33, 3584)):
+        restore_case(nt, dim).run_on_gpu()
+
+
 def test_fused():
     for nt, dim in ((1, 96), (33, 3584)):
         rmsnorm_case(nt, dim, "pad40").run_on_gpu()
         rmsnorm_case(nt, dim, "pad40", residual=True).run_on_gpu()
         swiglu_case(nt, dim, "pad40", packed=True).run_on_gpu()
-        swiglu_case(nt, dim, "pad40", source="f16", packed=True).run_on_gpu()
+        swiglu_case(nt, dim, "pad40", "f16", packed=True, vector=8).run_on_gpu()
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -131,10 +131,8 @@ def times(torch, launches: dict, nt: int) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize("nt", LENGTHS)
-def test_beside_cudnn(nt, measure):
+def test_beside_cudnn(nt, measure, hopper):
     torch = pytest.importorskip("torch")
-    if runtime.device().arch != "sm_90a":
-        pytest.skip(f"wgmma is Hopper's; this is {runtime.device().arch}")
     operands = Operands(torch, nt)
     wanted = operands.wanted()
 

@@ -6,31 +6,36 @@ import numpy as np
 import pytest
 
 from minfer.cuda import runtime
-from minfer.cuda.mmq import fast, ladder, mmq, narrow, r1, reference, wide
+from minfer.cuda.mmq import fast, ladder, mmq, narrow, r1, reference, stream, tried, wide
 from tests.cuda.block_data import random_matrix
 from tests.cuda.mmq_cases import operands
 from tests.gpu.test_speed_kernels_gpu import milliseconds
 
-MAIN = [make(weight_type) for weight_type in ("Q4_K", "Q6_K") for make in (r1, narrow, wide, fast)]
-TIMED = list(dict.fromkeys([*MAIN, *(step.config for step in ladder("Q4_K"))]))
+MAIN = [make(name) for name in ("Q4_K", "Q6_K") for make in (r1, narrow, wide, fast, stream)]
+STEPS = [step.config for name in ("Q4_K", "Q6_K") for step in (*ladder(name), *tried(name))]
 SHAPES = {"qkv": (4608, 3584), "o": (3584, 3584), "gate+up": (37888, 3584), "down": (3584, 18944)}
 
 
 @pytest.mark.parametrize("nt", [512, 2048])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("config", TIMED, ids=lambda c: str(c).replace(" ", "-"))
+@pytest.mark.parametrize("config", dict.fromkeys(MAIN + STEPS), ids=lambda c: str(c).replace(" ", "-"))
 def test_speed(config, shape, nt, measure):
     od, depth = SHAPES[shape]
-    if nt < 2048 and config not in MAIN:
-        pytest.skip("a step of the ladder: at 2048 tokens")
+    if config not in MAIN and (nt < 2048 or shape in ("qkv", "o")):
+        pytest.skip("a step of the ladder: gate+up and down at 2048 tokens")
     packed, _ = random_matrix(config.weight_type, 256, depth)
     packed = np.tile(packed, (-(-od // 256), 1))[:od]
     _, tokens = operands(config.weight_type, 64, 1, depth)
     # Two matrices, which do not stay in L2 together.
     matrices = [runtime.to_device(packed) for _ in range(2)]
     x, y = runtime.to_device(np.tile(tokens, (nt // 64, 1, 1))), runtime.empty((nt, od), np.float32)
-    loaded = runtime.load(mmq(config))
-    launches = [loaded.prepare(config.grid(nt, od), w, x, y, nt, od, depth) for w in matrices]
+    loaded, sms, workspace, stride = runtime.load(mmq(config)), runtime.device().sms, (), ()
+    if config.stream:
+        parts, ready = config.workspace(sms)
+        workspace = runtime.empty(parts, np.float32), runtime.to_device(np.zeros(ready, np.uint32))
+        stride = (od,)
+    grid = config.grid(nt, od, sms)
+    launches = [loaded.prepare(grid, w, x, y, *workspace, nt, od, depth, *stride) for w in matrices]
     time = milliseconds(launches * 5)
     wanted, magnitude = reference.product(config.weight_type, packed[:64], tokens)
     assert (np.abs(y.to_host()[-64:, :64] - wanted) <= 1e-5 * magnitude + 1e-9).all()

@@ -5,18 +5,13 @@ from __future__ import annotations
 import pytest
 
 from minfer.campaign.against import compare_products, geometric_mean
-from minfer.cuda import runtime
 
-
-@pytest.fixture(autouse=True)
-def hopper():
-    pytest.importorskip("torch")
-    if runtime.device().arch != "sm_90a":
-        pytest.skip(f"Hopper's GEMM; this is {runtime.device().arch}")
+pytestmark = pytest.mark.usefixtures("hopper")
 
 
 @pytest.mark.parametrize("soak", [0.0, 0.02])
 def test_a_small_product(soak):
+    pytest.importorskip("torch")
     lines = []
     (row,) = compare_products([130], {"small": (512, 256)}, rounds=3, soak=soak, on_row=lines.append)
     assert lines == [row]
@@ -30,6 +25,7 @@ def test_a_small_product(soak):
 )
 def test_products_of_the_7b(regime, soak, tokens, measure):
     """For the record: how many times as fast as cuBLAS."""
+    pytest.importorskip("torch")
     rows = compare_products(tokens, rounds=7, soak=soak)
     found = {f"{row.product} {row.nt}": round(row.ratio, 3) for row in rows}
     measure(

@@ -5,17 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from minfer.cuda import runtime
 from minfer.engine.bench import bench
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.routes import MMQ_ROUTES
 from minfer.lab.measured import find_model
 from minfer.model.model import Model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runtime.available(), reason="no GPU"),
-]
 TOKENS = 2048
 
 

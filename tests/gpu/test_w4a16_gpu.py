@@ -11,18 +11,14 @@ from tests.cuda.block_data import random_matrix
 from tests.cuda.w4a16_cases import Product
 from tests.gpu.gemm_cases import milliseconds
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 KERNELS = shipped_kernels()["w4a16"]
 SHAPES = [(1, 3, 1), (70, 72, 3), (129, 264, 2), (515, 1032, 5)]
 SPEEDS = [
     ("Q4_K", 4608, 3584), ("Q4_K", 3584, 3584), ("Q4_K", 37888, 3584), ("Q4_K", 3584, 18944),
     ("Q6_K", 3584, 18944), ("Q6_K", 512, 3584),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-    if runtime.device().arch != "sm_90a":
-        pytest.skip(f"wgmma is Hopper's; this is {runtime.device().arch}")
 
 
 def short(kernel) -> str:

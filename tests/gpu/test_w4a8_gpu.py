@@ -11,13 +11,9 @@ from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.w4a8.quantize import QuantizeGroupsConfig
 from tests.cuda.w4a8_cases import activations, product_case, quantize_case
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 SHAPES = [(1, 8, 512), (70, 136, 1024), (515, 1032, 1536)]
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-    if runtime.device().arch != "sm_90a":
-        pytest.skip(f"wgmma is Hopper's; this is {runtime.device().arch}")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -36,8 +36,8 @@ def test_decode_says_so():
     assert "decode" in view.draw_walls([replace(F16, phase="decode", tokens=1)]).alt
 
 
-def test_shares_add_up_to_one():
-    rows = view.draw_shares(WALLS).rows
+def test_shares_add_up_to_one(sound):
+    rows = sound(view.draw_shares(WALLS)).rows
     for who in (view.SEED, "f16", "mmq_raw"):
         assert sum(row["share"] for row in rows if row["who"] == who) == pytest.approx(1.0)
     assert {"who": view.SEED, "class": "gate+up", "share": pytest.approx(0.378)} in rows
@@ -49,20 +49,20 @@ def test_conservation_is_told():
     assert row["off"] == pytest.approx(0.0) and row["launches"] == 27 * len(SHARES)
 
 
-def test_bounds_against_the_bar():
-    rows = view.draw_bounds(F16).rows
+def test_bounds_against_the_bar(sound):
+    rows = sound(view.draw_bounds(F16)).rows
     assert [row["bucket"] for row in rows[:2]] == ["gate+up", "down"]
     assert rows[0]["gain"] == pytest.approx(1 / (1 - 0.378) - 1)
     assert rows == sorted(rows, key=lambda row: -row["gain"])
 
 
-def test_widths_stand_beside_the_seeds():
-    rows = view.draw_widths(WALLS).rows
+def test_widths_stand_beside_the_seeds(sound):
+    rows = sound(view.draw_widths(WALLS)).rows
     assert {row["bits a weight"] for row in rows if row["route"] == "mmq_raw"} == {4.5}
     assert [row["us/GMAC"] for row in rows if row["route"] == view.SEED] == [59.5, 39.5]
 
 
-def test_supposing():
+def test_supposing(sound):
     same = view.suppose(F16)
     assert same.target == pytest.approx(F16.tok_s) and same.supposed == "as measured"
     half = view.suppose(F16, attention=0.5, row_passes=0.0, no_gaps=True)
@@ -71,7 +71,7 @@ def test_supposing():
     assert sum(now for _, now in half.parts.values()) == pytest.approx(left)
     faster = view.suppose(F16, 3.0)
     assert sum(now for _, now in faster.parts.values()) == pytest.approx(2000 / faster.target * 1e3)
-    picture = view.draw_what_if(faster)
+    picture = sound(view.draw_what_if(faster))
     assert "products at 3 us/GMAC instead of 6.12" in faster.supposed
     assert sum(row["ms"] for row in picture.rows if row["wall"] == "measured") == pytest.approx(100.0)
     assert "<b>" in view.what_if_html(faster) and "<table" not in view.what_if_html(same)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from minfer.campaign.discovery import shipped
 from minfer.campaign.probe import Prediction, Probe
-from minfer.campaign.run import run_probe
 from minfer.lab import record_browser as browser
-from tests.campaign.fake_gpu import FakeGpu, Scale, ScaleConfig, install
-from tests.campaign.walls import example_wall
+from tests.campaign.fake_gpu import FakeGpu, Routed, ScaleConfig, install, run_prefilled
 
 PROBES = shipped()
 NAMES = [probe.name for probe in PROBES]
@@ -23,7 +19,6 @@ def runs():
     found = []
     with pytest.MonkeyPatch.context() as patch:
         gpu = install(patch, FakeGpu((1.0, 1.0004, 0.9997)))
-        wall = replace(example_wall(), device="NVIDIA H200")
         for name, config in (
             ("ks64", ScaleConfig(0.5)),
             ("tm256", ScaleConfig(4.0)),
@@ -31,9 +26,9 @@ def runs():
         ):
             probe = Probe(
                 name=name, title="t", hypothesis="h", prediction=Prediction(None, "p"),
-                workload=Scale(in_bucket="convert"), baseline=ScaleConfig(2.0), variant=config,
+                workload=Routed(), baseline=ScaleConfig(2.0), variant=config,
             )  # fmt: skip
-            found.append(run_probe(probe, gpu, rounds=9, records=[wall], say=lambda line: None))
+            found.append(run_prefilled(patch, probe, gpu))
     return found
 
 
@@ -63,14 +58,14 @@ def test_what_there_is_not(runs):
         browser.browse(PROBES, runs, "h200", browser.ALL, "x")
 
 
-def test_a_run_in_full(runs):
+def test_a_run_in_full(runs, sound):
     found = browser.browse(PROBES, runs, "h200", browser.ALL, "ks64")
     assert found.run is runs[0]
     html = browser.browsed_html(found)
     for words in ("Seed: <b>REVERTED</b>", "Ours: <b>LANDED</b>", "Gates: parity passed", "Predicted:"):
         assert words in html
-    picture = browser.draw_run(found)
-    assert len(picture.rows) == 2 * 3 * 9 and {row["side"] for row in picture.rows} == {
+    picture = sound(browser.draw_run(found))
+    assert len(picture.rows) == 3 * 3 * 9 and {row["side"] for row in picture.rows} == {
         "baseline", "variant", "baseline again"
     }  # fmt: skip
 
@@ -82,8 +77,8 @@ def test_runs_without_samples(runs, name, words):
     assert browser.draw_run(found).rows == [] and browser.draw_run(found).png()
 
 
-def test_every_gain_with_its_verdict(runs):
-    rows = browser.draw_verdicts(PROBES, runs, "h200").rows
+def test_every_gain_with_its_verdict(runs, sound):
+    rows = sound(browser.draw_verdicts(PROBES, runs, "h200")).rows
     assert [(row["probe"], row["ours"], row["seed"]) for row in rows] == [
         ("ks64", "LANDED", "REVERTED"),
         ("tm256", "REVERTED", "REVERTED"),

@@ -67,7 +67,7 @@ def test_launches(records, sound):
 
 def test_products(records, sound):
     rows = decode_view.gemv_rows(records)
-    assert {"qkv", "o", "gate_up", "down", "lm_head"} <= {row["product"] for row in rows}
+    assert {"q+k+v", "o", "gate+up", "down", "lm_head"} <= {row["product"] for row in rows}
     for row in rows:
         assert row["MB"] / row["us"] * 1e3 == pytest.approx(row["overlapping (GB/s)"], rel=0.01)
         assert row["of the read"] == pytest.approx(row["overlapping (GB/s)"] * 1e9 / READ)

@@ -6,7 +6,7 @@ import pytest
 from minfer.cuda import reference, simulator
 from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 from tests.cuda.elementwise_cases import rmsnorm_case, swiglu_case
-from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case
+from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case, restore_case
 
 CONFIGS = [QuantizePad40Config(form, threads=32) for form in FORMS]
 CONFIGS += [QuantizePad40Config(unroll=n, source=s, threads=32) for n, s in ((2, "f32"), (4, "f16"))]
@@ -42,10 +42,15 @@ def test_fused(nt, dim):
     rmsnorm_case(nt, dim, "pad40", threads=32).run_simulated()
     rmsnorm_case(nt, dim, "pad40", residual=True, threads=64).run_simulated()
     swiglu_case(nt, dim, "pad40", packed=True, threads=32).run_simulated()
-    swiglu_case(nt, dim, "pad40", source="f16", packed=True, threads=64).run_simulated()
+    for vector in (4, 8):
+        swiglu_case(nt, dim, "pad40", "f16", packed=True, vector=vector, threads=64).run_simulated()
 
 
 def test_the_default_is_shipped():
     from minfer.cuda.quantize import shipped
 
     assert str(quantize_q8_0_pad40()) in {str(kernel) for kernel in shipped()}
+
+
+def test_chunks_become_f16_again():
+    restore_case(3, 96).run_simulated()

@@ -9,14 +9,14 @@ from tests.cuda.token_cases import token_case
 
 def small(heads=2, kv_heads=1, head_dim=128, bias=True, splits=2, **fields):
     attention = AttentionStepConfig(heads, kv_heads, head_dim, head_dim, bias=bias, splits=splits)
-    return TokenConfig(attention, **{"hidden": 256, "ffn": 512, "blocks": 2, "warps": 4, "team": 2} | fields)
+    return TokenConfig(attention, **{"hidden": 256, "ffn": 512, "blocks": 2, "warps": 2} | fields)
 
 
 @pytest.mark.parametrize(
     ("config", "formats", "position"),
     [
         (small(entries=7), [("Q6_K", "Q4_K")], 5),
-        (small(entries=12, blocks=3, warps=3, team=1), [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")], 0),
+        (small(entries=12, blocks=3, warps=3), [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")], 0),
     ],
     ids=str,
 )

@@ -67,6 +67,16 @@ def load4(source: str) -> Callable:
 
 
 @device_function
+def load8_f16(values, o, address):
+    """Eight neighbouring f16 into values[o ... o + 7] as f32."""
+    w0, w1, w2, w3 = ptx.ld_global_v4_u32(address)
+    values[o], values[o + 1] = ptx.unpack_f16x2_lo(w0), ptx.unpack_f16x2_hi(w0)
+    values[o + 2], values[o + 3] = ptx.unpack_f16x2_lo(w1), ptx.unpack_f16x2_hi(w1)
+    values[o + 4], values[o + 5] = ptx.unpack_f16x2_lo(w2), ptx.unpack_f16x2_hi(w2)
+    values[o + 6], values[o + 7] = ptx.unpack_f16x2_lo(w3), ptx.unpack_f16x2_hi(w3)
+
+
+@device_function
 def _row_bytes_f32(dim):
     return uint64(dim) * uint64(4)
 

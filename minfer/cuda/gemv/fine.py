@@ -25,8 +25,8 @@ def fine_record_bytes(dim: int) -> int:
 
 @device_function
 def quantize_fine(v0, v1, v2, v3):
-    """(word, scale, sum) of four activations: their int8, the scale of their run of 16, and scale * the sum
-    of its int8. All 32 lanes call it, neighbouring lanes with neighbouring fours: 4 lanes share a run. A NaN
+    """(word, scale, sum) of four activations: their int8, the scale of their run of 16, and the sum of its
+    int8. All 32 lanes call it, neighbouring lanes with neighbouring fours: 4 lanes share a run. A NaN
     makes its run's scale NaN, an infinity makes it infinite."""
     largest = largest_bits(v0, v1, v2, v3)
     largest = max(largest, ptx.shfl_xor_u32(largest, 1))
@@ -40,7 +40,7 @@ def quantize_fine(v0, v1, v2, v3):
     total = uint32(total + ptx.shfl_xor_u32(total, 1))
     total = uint32(total + ptx.shfl_xor_u32(total, 2))
     scale = top * float32(1.0 / 127.0)
-    return word, scale, scale * ptx.cvt_rn_f32_s32(int32(total))
+    return word, scale, ptx.cvt_rn_f32_s32(int32(total))
 
 
 @device_function
@@ -55,7 +55,7 @@ def store_fine(record, index, dim, v0, v1, v2, v3):
     if (index & 15) == 0:
         tail = base + uint64(64 + ((index & 48) >> 2))
         ptx.st_global_f32(tail, scale)
-        ptx.st_global_f32(tail + uint64(16), total)
+        ptx.st_global_f32(tail + uint64(16), scale * total)
 
 
 @device_function
@@ -67,4 +67,4 @@ def store_fine_shared(record, index, v0, v1, v2, v3):
     if (index & 15) == 0:
         tail = base + uint32(64 + ((index & 48) >> 2))
         ptx.st_shared_f32(tail, scale)
-        ptx.st_shared_f32(tail + uint32(16), total)
+        ptx.st_shared_f32(tail + uint32(16), scale * total)

@@ -145,7 +145,7 @@ def _load_q6_k(words, floats, step, records, part, inside):
 
 
 @device_function
-def _six_bits(low, high):
+def six_bits(low, high):
     """Four weights of 6 bits: nibbles of `low`, and the two bits above them in place in `high`."""
     return _choose(low, uint32(LOW), high) & uint32(SIX_BITS)
 
@@ -169,11 +169,11 @@ def _dot_q6_k(words, floats, step, block, part):
     r0, r1 = two_words(block + uint32(half * 64 + 32 + i * 8))
     z0, z1 = two_words(block + uint32(128 + half * 32 + i * 8))
     scales = block + uint32(192 + half * 8 + (i >> 1))
-    total = _piece_q6_k(words, floats, step, 0, _six_bits(p0, z0 << four), _six_bits(p1, z1 << four), scales)
-    total += _piece_q6_k(words, floats, step, 1, _six_bits(r0, z0 << two), _six_bits(r1, z1 << two), scales)
-    total += _piece_q6_k(words, floats, step, 2, _six_bits(p0 >> four, z0), _six_bits(p1 >> four, z1), scales)
+    total = _piece_q6_k(words, floats, step, 0, six_bits(p0, z0 << four), six_bits(p1, z1 << four), scales)
+    total += _piece_q6_k(words, floats, step, 1, six_bits(r0, z0 << two), six_bits(r1, z1 << two), scales)
+    total += _piece_q6_k(words, floats, step, 2, six_bits(p0 >> four, z0), six_bits(p1 >> four, z1), scales)
     total += _piece_q6_k(
-        words, floats, step, 3, _six_bits(r0 >> four, z0 >> two), _six_bits(r1 >> four, z1 >> two), scales
+        words, floats, step, 3, six_bits(r0 >> four, z0 >> two), six_bits(r1 >> four, z1 >> two), scales
     )
     return ptx.unpack_f16x2_lo(ptx.ld_shared_u16(block + uint32(208))) * total
 

@@ -15,7 +15,7 @@ from minfer.cuda.mmq.config import (
     wide,
 )
 from minfer.cuda.mmq.kernel import mmq, shipped
-from minfer.cuda.mmq.ladder import ladder, shipped_configs
+from minfer.cuda.mmq.ladder import ladder, shipped_configs, tried
 
 __all__ = [
     "CHUNK_BYTES",
@@ -29,5 +29,6 @@ __all__ = [
     "shipped",
     "shipped_configs",
     "stream",
+    "tried",
     "wide",
 ]

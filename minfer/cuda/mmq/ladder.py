@@ -1,7 +1,8 @@
-"""The way from the seed's R1 to the fast config, one change a step, with what each was expected to do.
+"""The way from the seed's R1 to the fastest config, one change a step, and what else was tried on it.
 
-`ladder(weight_type)` gives the configs in order. Where a step's prediction failed, its record says so: the
-figures are those of the GPU tests (`mmq ...: us/GMAC`), not of this file.
+`ladder(weight_type)` gives the configs in order, with what each was expected to do; `tried(weight_type)` the
+variants of the last steps that lost, with the mechanism. Their times are those of the GPU tests (`mmq ...:
+us/GMAC` in a record), not of this file.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ from minfer.cuda.mmq.config import (
     fast,
     narrow,
     r1,
+    stream,
     wide,
 )
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: a config and the mechanism by which it should be faster than the one before."""
+    """One step: a config and the mechanism by which it should be faster than the one before, or was not."""
 
     name: str
     config: MmqConfig
-    prediction: str
+    mechanism: str
 
 
 def ladder(weight_type: str = "Q4_K") -> tuple[Step, ...]:
     """The steps of a weight type, the seed's first. Formats without minima lack the step that serves those;
-    blocks that are not whole 16-byte lines leave the raw family at the last step (see `fast`)."""
+    blocks that are not whole 16-byte lines leave the raw family at the tile of 128 x 128 (see `fast`)."""
     padded = replace(narrow(weight_type), layout="padded")
     magic = replace(padded, rescale="magic")
     steps = [
@@ -62,24 +64,86 @@ def ladder(weight_type: str = "Q4_K") -> tuple[Step, ...]:
         ),
     ]
     if weight_type in WITH_MINIMUM:
-        tensor = replace(magic, minimum="tensor")
         steps.append(
             Step(
                 "minima on the tensor cores",
-                tensor,
+                replace(magic, minimum="tensor"),
                 "One bf16 mma for four chunks in place of 4 multiply-adds an mma; the minima's f32 loads go.",
             )
         )
     tile = "raw" if weight_type in ALIGNED_TYPES else "expanded again, once for 128 tokens"
+    large = fast(weight_type)
+    if weight_type == "Q6_K":
+        large = replace(large, variant="r1")
     steps.append(
         Step(
             "128 x 128 tile",
-            fast(weight_type),
-            f"Warps of 32 tokens x 64 rows: activations' loads serve 8 mma, not 4; the weights {tile}. About "
-            "18 instructions an mma of Q4_K, of which 8 are the rescaling.",
+            large,
+            f"Warps of 32 tokens x 64 rows: activations' loads serve 8 mma, not 4; the weights {tile}.",
+        )
+    )
+    if weight_type == "Q6_K":
+        steps.append(
+            Step(
+                "folded scales",
+                fast(weight_type),
+                "Two products of depth 32 and 12 multiply-adds where two of depth 16 took 16; a byte is "
+                "loaded once for all weights in it, not once for 16, and waits in no register.",
+            )
+        )
+    steps.append(
+        Step(
+            "stream-k",
+            stream(weight_type),
+            "3584 rows and 2048 tokens are 448 tiles, 3.4 a multiprocessor, that take as long as 4: the last "
+            "wave's tiles are cut along k, an equal share a block.",
         )
     )
     return tuple(steps)
+
+
+def tried(weight_type: str = "Q4_K") -> tuple[Step, ...]:
+    """Variants of the tile of 128 x 128 that lost (Q4_K's: the other types' follow it)."""
+    if weight_type != "Q4_K":
+        return ()
+    best = fast(weight_type)
+    return (
+        Step(
+            "minima by multiply-adds",
+            replace(best, minimum="fma"),
+            "4 more multiply-adds and a load an mma: the tensor cores had the time, the issue slots had not.",
+        ),
+        Step(
+            "words (R1)",
+            replace(best, variant="r1"),
+            "A mask an mma is cheaper than storing and loading twice the bytes of expanded words.",
+        ),
+        Step(
+            "one block a multiprocessor",
+            replace(best, min_blocks=1),
+            "More registers, but nobody multiplies while all 8 warps stand at the barrier.",
+        ),
+        Step(
+            "16 warps, one block",
+            replace(best, warps=16, unroll=4, min_blocks=1),
+            "Warps of 32 x 32: activations' loads serve 4 mma, and one barrier holds all 16.",
+        ),
+        Step(
+            "warps of 64 x 32",
+            replace(best, warps_tokens=2),
+            "As many fragments in all, but 4 rows of A and 4 of B where 2 and 8 share B's unpacking better.",
+        ),
+        Step(
+            "128 x 64 tile, three blocks",
+            replace(best, rows_tile=64, min_blocks=3),
+            "Three barriers out of step, but activations' loads serve half as many mma.",
+        ),
+        Step(
+            "128 x 256 tile",
+            replace(best, rows_tile=256, warps_tokens=2, min_blocks=1),
+            "Fewer loads an mma: faster where tiles are many, but half as many tiles leave processors idle.",
+        ),
+    )
 
 
 def shipped_configs() -> list[MmqConfig]:
@@ -87,5 +151,6 @@ def shipped_configs() -> list[MmqConfig]:
     other types the seed's variants once, and the fast ones."""
     both = [make(name, kd) for name in ("Q4_K", "Q6_K") for make in (r1, narrow, wide) for kd in (4, 8)]
     others = [make(name) for name in WEIGHT_TYPES[2:] for make in (r1, narrow, wide)]
-    steps = [step.config for step in ladder("Q4_K")]
-    return list(dict.fromkeys(both + others + steps + [fast(name) for name in WEIGHT_TYPES]))
+    steps = [step.config for name in ("Q4_K", "Q6_K") for step in ladder(name)[5:]]
+    largest = [make(name) for name in WEIGHT_TYPES for make in (fast, stream)]
+    return list(dict.fromkeys(both + others + [step.config for step in ladder()] + steps + largest))

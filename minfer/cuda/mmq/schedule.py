@@ -26,10 +26,9 @@ def _share(position, steps, blocks):
 
 
 @device_function
-def segment(index, waves, tiles, k_tiles):
+def segment(index, block, blocks, waves, tiles, k_tiles):
     """(tile, first k-tile, end) of a block's index-th segment, of waves + 2: whole tiles, then a run of
     k-tiles in up to two parts. An empty one has its end at its beginning."""
-    block, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
     if index < waves:
         return int32(index * blocks + block), int32(0), int32(k_tiles)
     steps, position = int32((tiles - waves * blocks) * k_tiles), int32(blocks - 1 - block)

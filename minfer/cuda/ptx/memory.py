@@ -133,14 +133,20 @@ def red_add_release_u32(address: u64, value: u32):
     has written."""
 
 
+MOST_POLLS = 1 << 23  # some seconds
+
+
 @instruction(
-    "{\n.reg .pred p;\n.reg .b32 found;\nPOLL_${:uid}:\nld.acquire.gpu.global.u32 found, [$0];\n"
+    "{\n.reg .pred p, q;\n.reg .b32 found, polls;\nmov.u32 polls, 0;\nPOLL_${:uid}:\n"
+    "ld.acquire.gpu.global.u32 found, [$0];\nadd.u32 polls, polls, 1;\n"
+    f"setp.gt.u32 q, polls, {MOST_POLLS};\n@q trap;\n"
     "setp.lo.u32 p, found, $1;\n@p bra POLL_${:uid};\n}",
     section="9.7.9.8 ld",
 )
 def wait_global_u32(address: u64, least: u32):
     """Wait until a word that other blocks add to has reached `least`; what they had written before is then
-    visible to this thread, and behind a barrier to its block."""
+    visible to this thread, and behind a barrier to its block. Traps after some seconds: a block that never
+    runs is an error, not a hang."""
 
 
 @instruction("fence.acq_rel.gpu;", section="9.7.13.4 membar, fence, fence.proxy")

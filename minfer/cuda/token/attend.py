@@ -20,21 +20,21 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.attention.config import LOG2_E, NEVER
 from minfer.cuda.attention.fragments import make_fragments
-from minfer.cuda.attention.splits import make_combine, make_gather, make_is_last
+from minfer.cuda.attention.splits import make_combine, make_gather
 from minfer.cuda.attention.step import MOST_HEADS
 from minfer.cuda.elementwise.rotary import head_part
-from minfer.cuda.gemv.fine import store_fine
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.config import TokenConfig
+from minfer.cuda.token.records import store_record
 
 ONE_BLOCK_TURNS = 3  # up to so many another turn is faster than a combination
 
 
-def make_attend(config: TokenConfig, wait: Callable) -> Callable:
+def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable:
     """Device function (shared, block, counter, target, qkv, bias, q_norm, k_norm, eps, positions, table,
-    k_cache, v_cache, partial, statistics, counters, out, scale): all threads of all blocks call it; addresses
+    k_cache, v_cache, partial, statistics, counters, out, scale): the threads that multiply call it, in all blocks; addresses
     but for eps and scale; `shared` is room for `config.attention_bytes`; it waits for the grid by
-    wait(counter, target)."""
+    wait(counter, target), and `sync` is the barrier of the block's threads."""
     attention = config.attention
     heads, kv_heads, head_dim = attention.heads, attention.kv_heads, attention.head_dim
     served, splits, groups = attention.block_heads, attention.splits, config.groups
@@ -57,7 +57,7 @@ def make_attend(config: TokenConfig, wait: Callable) -> Callable:
     parts = make_fragments(served, kv_heads, head_dim)
     load_keys, load_values, put_new_row = parts.load_keys, parts.load_values, parts.put_new_row
     scores, add_values, put_sums = parts.scores, parts.add_values, parts.put_sums
-    gather, is_last = make_gather(served, head_dim, warps), make_is_last(flag_at)
+    gather = make_gather(served, head_dim, warps)
     split_factors, combine = make_combine(served, head_dim, splits, config.warps)
     total, biased, rotary = heads * head_dim, attention.bias, attention.rotary
     one_block = ONE_BLOCK_TURNS * turn_rows
@@ -179,7 +179,7 @@ def make_attend(config: TokenConfig, wait: Callable) -> Callable:
                 index = int32(total)
                 if inside:
                     index = first_head * head_dim + item * 4
-                store_fine(out, index, int32(total), a0 * inverse, a1 * inverse, a2 * inverse, a3 * inverse)
+                store_record(out, index, int32(total), a0 * inverse, a1 * inverse, a2 * inverse, a3 * inverse)
             elif inside:
                 place = uint64((first_head + h) * splits + split)
                 target = partial + (place * uint64(head_dim) + uint64(d)) * uint64(4)
@@ -188,11 +188,25 @@ def make_attend(config: TokenConfig, wait: Callable) -> Callable:
                     ptx.st_global_v2_f32(statistics + place * uint64(8), top, weight)
 
     @device_function
+    def is_last(shared, counter, active):
+        """Whether this block is the last of `active` ones that come here. The counter is zero again then."""
+        sync()
+        if cuda.threadIdx.x == 0:
+            before = ptx.atom_add_global_u32(counter, uint32(1))
+            last = uint32(0)
+            if before == uint32(active - 1):
+                last = uint32(1)
+                ptx.st_global_u32(counter, uint32(0))
+            ptx.st_shared_u32(shared + uint32(flag_at), last)
+        sync()
+        return ptx.ld_shared_u32(shared + uint32(flag_at)) == uint32(1)
+
+    @device_function
     def combine_splits(shared, partial, statistics, out, first_head, active):
         """All splits' sums to the output."""
         factors = shared + uint32(sums_at)
         split_factors(factors, statistics, first_head, active)
-        cuda.syncthreads()
+        sync()
         for i in range(four_rounds):
             item = int32(cuda.threadIdx.x) + i * threads
             inside = item < fours
@@ -203,7 +217,7 @@ def make_attend(config: TokenConfig, wait: Callable) -> Callable:
             index = int32(total)
             if inside:
                 index = first_head * head_dim + item * 4
-            store_fine(out, index, int32(total), a0, a1, a2, a3)
+            store_record(out, index, int32(total), a0, a1, a2, a3)
 
     @device_function
     def attend(
@@ -246,12 +260,12 @@ def make_attend(config: TokenConfig, wait: Callable) -> Callable:
                 ptx.st_shared_u32(shared + uint32(i), uint32(0))
             wait(counter, target)
             stage_row(shared, qkv, bias, q_norm, k_norm, eps, position, table, kv_head, first_head)
-            cuda.syncthreads()
+            sync()
             if split == active - 1 and group == kv_head * per_kv_head:
                 store_row(shared, keys, values, position)
             if warp < warps:
                 attend_rows(shared, keys, values, key_buffer, warp, first, end, position, scale)
-            cuda.syncthreads()
+            sync()
             put_out(shared, partial, statistics, out, first_head, split, active)
             if active > 1 and is_last(shared, counters + uint64(group) * uint64(4), active):
                 combine_splits(shared, partial, statistics, out, first_head, active)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from minfer.cuda.attention.step import AttentionStepConfig
-from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.checks import check_choice
-from minfer.cuda.gemv.fine import FINE_RUN, fine_record_bytes
-from minfer.cuda.gemv.lanes import LANE_DOTS
+from minfer.cuda.gemv.fine import FINE_RUN
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
+from minfer.cuda.token.records import WEIGHTS, record_bytes
 
-WEIGHTS = 256  # a block's
-MOST_UNITS = 16  # blocks of weights of a row's part that one warp takes
-PAIR = 2  # rows of a turn of Q4_K; Q6_K takes one
+TILE_ROWS = 16  # an mma's
+TILE_UNITS = {"Q4_K": 15, "Q6_K": 10}  # most blocks of weights of a tile's rows
+PITCH = 2208  # bytes from row to row of a tile: 4 rows of 32 bytes touch all banks of shared memory
+SLOT_BYTES = TILE_ROWS * PITCH
 LOADS = 8  # 16-byte loads of activations that a thread has in flight
 MOST_SLOTS = 8
 ENTRY_BYTES = 32
@@ -28,10 +28,6 @@ def _align(size: int, to: int = 128) -> int:
     return _ceil(size, to) * to
 
 
-def _divisors(n: int) -> tuple[int, ...]:
-    return tuple(d for d in range(1, n + 1) if n % d == 0)
-
-
 @dataclass(frozen=True)
 class TokenConfig:
     """One decode step of a whole model.
@@ -41,9 +37,7 @@ class TokenConfig:
         hidden, ffn: widths, multiples of 256.
         entries: length of the schedule (`minfer.cuda.token.schedule`).
         blocks: the grid, all of it resident at once: one block a multiprocessor.
-        warps: warps a block. 15 share out a 7B's rows of 14 blocks of weights (one warp each) and its rows of
-            74 (5 warps each) with the fewest idle lanes.
-        team: warps that share a row of `ffn` weights; a divisor of `warps`.
+        warps: warps that multiply; one more streams the weights.
     """
 
     attention: AttentionStepConfig
@@ -52,19 +46,12 @@ class TokenConfig:
     entries: int
     blocks: int = 132
     warps: int = 15
-    team: int = 5
 
     def __post_init__(self) -> None:
-        check_choice("decode_token", "warps", self.warps, tuple(range(1, 17)))
+        check_choice("decode_token", "warps", self.warps, tuple(range(1, 16)))
         for name, dim in (("hidden", self.hidden), ("heads", self.attended), ("ffn", self.ffn)):
             if dim <= 0 or dim % WEIGHTS:
                 raise ConfigRefused(f"decode_token: rows of {dim} weights ({name}); take a multiple of 256")
-        check_choice("decode_token", "team", self.team, _divisors(self.warps))
-        if self.longest > MOST_UNITS or self.team > self.ffn // WEIGHTS:
-            raise ConfigRefused(
-                f"decode_token: a warp would take {self.longest} blocks of a row, {self.team} share the longest; "
-                f"take 1 to {MOST_UNITS}"
-            )
         if self.hidden > 4 * LOADS * self.threads:
             raise ConfigRefused(f"decode_token: {self.threads} threads norm {self.hidden}; take more warps")
         if self.blocks < self.groups:
@@ -81,6 +68,7 @@ class TokenConfig:
 
     @property
     def threads(self) -> int:
+        """Threads that multiply."""
         return self.warps * 32
 
     @property
@@ -93,24 +81,9 @@ class TokenConfig:
         """Groups of heads that a block attends with."""
         return self.attention.heads // self.attention.block_heads
 
-    @property
-    def longest(self) -> int:
-        """Blocks of weights of the longest part of a row."""
-        return max(self.hidden // WEIGHTS, self.attended // WEIGHTS, _ceil(self.ffn // WEIGHTS, self.team))
-
-    @property
-    def piece_bytes(self) -> int:
-        """A row's part of Q4_K in a slot."""
-        return self.longest * BLOCKS["Q4_K"].row_bytes(WEIGHTS)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Two parts of Q4_K, or one of Q6_K, that may begin and end within a 16-byte line."""
-        return _align(max(PAIR * self.piece_bytes, self.longest * BLOCKS["Q6_K"].row_bytes(WEIGHTS) + 30), 16)
-
-    def steps(self, format: str) -> int:
-        """Times that a warp goes on along a row's part."""
-        return _ceil(self.longest, 32 // LANE_DOTS[format].lanes)
+    def slices(self, format: str, dim: int) -> int:
+        """Tiles along a row."""
+        return _ceil(dim // WEIGHTS, TILE_UNITS[format])
 
     @property
     def outputs(self) -> int:
@@ -119,15 +92,14 @@ class TokenConfig:
 
     @property
     def region_bytes(self) -> int:
-        """The activations of a phase as records, and behind them its sums; or the attention's share."""
-        down = fine_record_bytes(self.ffn) + _ceil(self.hidden, self.blocks) * self.team * 4
-        gated = fine_record_bytes(self.hidden) + self.outputs * 4
-        return _align(max(down, gated, fine_record_bytes(self.attended), self.attention_bytes))
+        """The activations of a phase as records, or the attention's share."""
+        widest = max(record_bytes(dim) for dim in (self.hidden, self.attended, self.ffn))
+        return _align(max(widest, self.attention_bytes))
 
     @property
     def attention_warps(self) -> int:
         """Warps that attend: as many as have room for their sums where the records lie."""
-        room = fine_record_bytes(self.ffn) + 128 - self.attention.query_bytes
+        room = record_bytes(self.ffn) + 128 - self.attention.query_bytes
         return max(1, min(self.warps, 8, room // self.attention_sums))
 
     @property
@@ -139,32 +111,55 @@ class TokenConfig:
     def attention_bytes(self) -> int:
         from minfer.cuda.attention.splits import MOST_SPLITS
 
-        sums = max(
-            self.attention_warps * self.attention_sums, self.attention.block_heads * MOST_SPLITS * 4
-        )
+        sums = max(self.attention_warps * self.attention_sums, self.attention.block_heads * MOST_SPLITS * 4)
         return self.attention.query_bytes + sums
 
     @property
+    def scratch_at(self) -> int:
+        """Behind the mbarriers of the ring: a float a warp."""
+        return MOST_SLOTS * 16
+
+    @property
     def table_at(self) -> int:
-        """Behind the mbarriers of the ring and a float a warp."""
-        return _align(self.warps * (MOST_SLOTS * 8 + 4))
+        return _align(self.scratch_at + self.warps * 4)
+
+    @property
+    def partials_at(self) -> int:
+        """Sums of a slot's tile: 16 rows a block of weights."""
+        return _align(self.table_at + self.entries * ENTRY_BYTES)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Of one slot."""
+        return max(TILE_UNITS.values()) * TILE_ROWS * 4
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Everything but what a slot takes."""
+        return self.partials_at + _align(self.outputs * 4) + self.region_bytes + 128
+
+    @cached_property
+    def slots(self) -> int:
+        """Tiles in flight."""
+        room = MAX_SHARED_BYTES - self.fixed_bytes
+        return min(MOST_SLOTS, room // (SLOT_BYTES + self.partial_bytes))
+
+    @property
+    def outputs_at(self) -> int:
+        """Gated activations of the block, before they become records."""
+        return _align(self.partials_at + self.slots * self.partial_bytes)
 
     @property
     def region_at(self) -> int:
-        return _align(self.table_at + self.entries * ENTRY_BYTES)
+        return _align(self.outputs_at + self.outputs * 4)
 
     @property
     def ring_at(self) -> int:
         return self.region_at + self.region_bytes
 
-    @cached_property
-    def slots(self) -> int:
-        """Turns that a warp has in flight."""
-        return min(MOST_SLOTS, (MAX_SHARED_BYTES - self.ring_at) // (self.warps * self.slot_bytes))
-
     @property
     def shared_bytes(self) -> int:
-        return self.ring_at + self.warps * self.slots * self.slot_bytes
+        return self.ring_at + self.slots * SLOT_BYTES
 
     @property
     def grid(self) -> tuple[int, int, int]:

@@ -1,125 +1,173 @@
-"""The stream of weights: each warp copies its own turns, in the schedule's order, into a ring of its own.
+"""The stream of weights, and what becomes of the tiles: one warp's work.
 
-Weights depend on nothing, so that a warp asks for its next turn as soon as a slot is free, whatever phase that
-turn belongs to: while blocks wait for each other, and while they attend, their rings fill with the weights
-of the phases to come.
+Weights depend on nothing, so that the next tile is asked for as soon as a slot is free, whatever phase it belongs
+to: while blocks wait for each other, and while they attend, the ring fills with the weights of the phases to
+come. The same warp adds up what the others have made of a tile, and writes the outputs.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
 
-from numba.cuda.types import int32, uint32, uint64
+from numba import cuda
+from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.blocks import BLOCKS
+from minfer.cuda.elementwise.activation import silu_product
 from minfer.cuda.instruction import device_function, unrolled
-from minfer.cuda.token.config import ENTRY_BYTES, PAIR, WEIGHTS, TokenConfig
-from minfer.cuda.token.schedule import ACTIVATED, ATTENTION, BACKWARDS, PAIRS, SIX_BIT
-from minfer.cuda.gemv.fine import FINE_RUN
+from minfer.cuda.token.config import ENTRY_BYTES, PITCH, SLOT_BYTES, TILE_ROWS, TokenConfig
+from minfer.cuda.token.records import store_record
+from minfer.cuda.token.schedule import ADD, ARRIVE, ATTENTION, PAIRS, TO_QKV
+from minfer.cuda.token.tiles import block_rows, cut, slice_of
 
-Q4_BYTES, Q6_BYTES = BLOCKS["Q4_K"].row_bytes(WEIGHTS), BLOCKS["Q6_K"].row_bytes(WEIGHTS)
-ENTRY, BEGIN, LAST = range(3)  # of a cursor: entry, first row of the next turn, end of the block's rows
-
-
-class Ring(NamedTuple):
-    """Device functions, see their docstrings."""
-
-    turns: object
-    part: object
-    open: object
-    refill: object
+ENTRY, BEGIN, LAST, SLICE = range(
+    4
+)  # of a cursor: entry, first output of the tile, end of the block's, slice
 
 
-def make_ring(config: TokenConfig) -> Ring:
-    """The functions for a config."""
-    entries, warps, team = config.entries, config.warps, config.team
-    piece = config.piece_bytes
+def make_stream(config: TokenConfig) -> Callable:
+    """Device function (shared, table, weights, x, qkv, activated, logits, barriers, block, blocks) of one warp."""
+    entries, slots = config.entries, config.slots
+    outputs = config.outputs
+    full_at, done_at = 0, slots * 8
+    partials_at, partial_bytes, outputs_at, ring_at = (
+        config.partials_at, config.partial_bytes, config.outputs_at, config.ring_at
+    )  # fmt: skip
+    half = TILE_ROWS // 2
 
     @device_function
-    def turns(flags, rows, block, blocks, warp):
-        """(first, last, begin, stride): the block's rows of a product, where this warp's first turn begins,
-        and how far on the next one does."""
-        grain = int32(1)
-        if flags & PAIRS:
-            grain = int32(FINE_RUN)
-        grains = int32(ptx.udiv_u32(rows, grain))
-        first = int32(ptx.udiv_u32(block * grains, blocks)) * grain
-        last = int32(ptx.udiv_u32((block + 1) * grains, blocks)) * grain
-        number = warp
-        if flags & BACKWARDS:
-            number = int32(warps - 1) - warp
-        teams = int32(warps)
-        if flags & ACTIVATED:
-            teams = int32(warps // team)
-            number = number // int32(team)
-        each = int32(PAIR)
-        if flags & (PAIRS | SIX_BIT):
-            each = int32(1)
-        return first, last, first + number * each, teams * each
-
-    @device_function
-    def part(flags, units, warp):
-        """(first block of weights, number of them) of a row that this warp takes."""
-        if flags & ACTIVATED:
-            member = warp - warp // int32(team) * int32(team)
-            first = int32(member * units) // int32(team)
-            return first, int32((member + 1) * units) // int32(team) - first
-        return int32(0), int32(units)
-
-    @device_function
-    def open(cursor, table, block, blocks, warp):
-        """Bring the cursor to the next turn, past entries that have none for this warp."""
+    def seek(cursor, table, block, blocks):
+        """Bring the cursor to the next tile, past entries that have none for this block."""
         while cursor[ENTRY] < entries and cursor[BEGIN] >= cursor[LAST]:
             cursor[ENTRY] += int32(1)
             if cursor[ENTRY] < entries:
                 at = table + uint32(cursor[ENTRY] * ENTRY_BYTES + 16)
                 rows, _, flags, _ = ptx.ld_shared_v4_u32(at)
                 if not int32(flags) & ATTENTION:
-                    _, last, begin, _ = turns(int32(flags), int32(rows), block, blocks, warp)
-                    cursor[BEGIN] = begin
+                    first, last = block_rows(int32(flags), int32(rows), block, blocks)
+                    cursor[BEGIN] = first
                     cursor[LAST] = last
 
     @device_function
-    @unrolled
-    def refill(cursor, table, weights, block, blocks, warp, slot, barrier):
-        """Start the copies of the cursor's turn, and go on to the next."""
-        open(cursor, table, block, blocks, warp)
+    def fetch(cursor, table, weights, slot, barrier, block, blocks):
+        """Start the copies of the cursor's tile, a row a lane, and go on to the next; the bytes that this lane
+        has asked for."""
+        seek(cursor, table, block, blocks)
+        size = uint32(0)
         if cursor[ENTRY] < entries:
             at = table + uint32(cursor[ENTRY] * ENTRY_BYTES)
             low, high, _, _ = ptx.ld_shared_v4_u32(at)
             rows, shape, word, _ = ptx.ld_shared_v4_u32(at + uint32(16))
             flags = int32(word)
             units = int32(shape) & 255
-            unit = int32(Q4_BYTES)
-            each = int32(PAIR)
-            apart = int32(1)
-            if flags & SIX_BIT:
-                unit = int32(Q6_BYTES)
-                each = int32(1)
+            each, unit, slices, share = cut(flags, units)
+            first_unit, count = slice_of(units, share, cursor[SLICE])
+            lane = int32(ptx.lane_id())
+            row = cursor[BEGIN] + lane
+            inside = lane < TILE_ROWS and row < cursor[LAST]
             if flags & PAIRS:
-                each = int32(1)
-                apart = int32(rows)
-            first_unit, count = part(flags, units, warp)
-            pitch = units * unit
-            begin = cursor[BEGIN]
-            if ptx.lane_id() == 0:
+                inside = lane < TILE_ROWS
+                if lane >= half:
+                    row += int32(rows) - int32(half)
+            if inside:
                 matrix = weights + (uint64(low) | (uint64(high) << uint64(32)))
-                address = matrix + uint64(begin) * uint64(pitch) + uint64(first_unit * unit)
+                address = matrix + uint64(row) * uint64(units * unit) + uint64(first_unit * unit)
                 line = address & uint64(0xFFFFFFFFFFFFFFF0)
                 size = (uint32(address - line) + uint32(count * unit) + uint32(15)) & uint32(0xFFFFFFF0)
-                two = not flags & SIX_BIT and (flags & PAIRS or begin + 1 < cursor[LAST])
-                if two:
-                    ptx.mbarrier_arrive_expect_tx(barrier, size + size)
-                    ptx.bulk_load(slot, line, size, barrier)
-                    line += uint64(apart) * uint64(pitch)
-                    ptx.bulk_load(slot + uint32(piece), line, size, barrier)
-                else:
-                    ptx.mbarrier_arrive_expect_tx(barrier, size)
-                    ptx.bulk_load(slot, line, size, barrier)
-            teams = int32(warps)
-            if flags & ACTIVATED:
-                teams = int32(warps // team)
-            cursor[BEGIN] = begin + teams * each
+                ptx.bulk_load(slot + uint32(lane * PITCH), line, size, barrier)
+            cursor[SLICE] += int32(1)
+            if cursor[SLICE] == slices:
+                cursor[SLICE] = int32(0)
+                cursor[BEGIN] += each
+        return size
 
-    return Ring(turns, part, open, refill)
+    @device_function
+    def add_up(partials, count):
+        """Row lane % 16's sum over the tile's blocks of weights."""
+        lane = int32(ptx.lane_id())
+        at = partials + uint32((lane & 15) * 4)
+        total = float32(0)
+        for u in range(lane >> 4, count, 2):
+            total += ptx.ld_shared_f32(at + uint32(int32(u) * (TILE_ROWS * 4)))
+        return total + ptx.shfl_xor_f32(total, uint32(16))
+
+    @device_function
+    def write_records(shared, activated, first, last):
+        """The block's gated activations."""
+        for base in range(0, outputs, 128):
+            local = int32(base) + int32(ptx.lane_id()) * 4
+            v0 = float32(0)
+            v1 = float32(0)
+            v2 = float32(0)
+            v3 = float32(0)
+            if local < last - first:
+                v0, v1, v2, v3 = ptx.ld_shared_v4_f32(shared + uint32(outputs_at + local * 4))
+            store_record(activated, first + local, last, v0, v1, v2, v3)
+
+    @device_function
+    @unrolled
+    def stream(shared, table, weights, x, qkv, activated, logits, barriers, block, blocks):
+        lane = int32(ptx.lane_id())
+        cursor = cuda.local.array(4, int32)
+        cursor[ENTRY] = int32(-1)
+        cursor[BEGIN] = int32(0)
+        cursor[LAST] = int32(0)
+        cursor[SLICE] = int32(0)
+        ring = shared + uint32(ring_at)
+        for n in range(slots):
+            barrier = shared + uint32(full_at + n * 8)
+            size = fetch(cursor, table, weights, ring + uint32(n * SLOT_BYTES), barrier, block, blocks)
+            ptx.mbarrier_arrive_expect_tx(barrier, size)
+        ptx.griddepcontrol_wait()
+        number = uint32(0)
+        parity = uint32(0)
+        freed = int32(-1)  # a slot to be filled again
+        for e in range(entries):
+            rows, shape, word, _ = ptx.ld_shared_v4_u32(table + uint32(e * ENTRY_BYTES + 16))
+            flags = int32(word)
+            if not flags & ATTENTION:
+                units = int32(shape) & 255
+                first, last = block_rows(flags, int32(rows), block, blocks)
+                each, _, slices, share = cut(flags, units)
+                y = logits
+                if flags & ADD:
+                    y = x
+                if flags & TO_QKV:
+                    y = qkv + uint64(int32(shape) >> 8) * uint64(4)
+                for begin in range(first, last, each):
+                    row = int32(begin) + lane
+                    total = float32(0)
+                    writer = lane < TILE_ROWS and row < last
+                    if flags & ADD and writer:
+                        total = ptx.ld_global_f32(y + uint64(row) * uint64(4))
+                    for s in range(slices):
+                        if freed >= 0:
+                            full = shared + uint32(full_at + freed * 8)
+                            slot = ring + uint32(freed * SLOT_BYTES)
+                            size = fetch(cursor, table, weights, slot, full, block, blocks)
+                            ptx.mbarrier_arrive_expect_tx(full, size)
+                        _, count = slice_of(units, share, int32(s))
+                        ptx.mbarrier_wait(shared + uint32(done_at) + number * uint32(8), parity)
+                        total += add_up(shared + uint32(partials_at) + number * uint32(partial_bytes), count)
+                        ptx.syncwarp()
+                        freed = int32(number)
+                        number += uint32(1)
+                        if number == uint32(slots):
+                            number = uint32(0)
+                            parity ^= uint32(1)
+                    if flags & PAIRS:
+                        up = ptx.shfl_xor_f32(total, uint32(half))
+                        if lane < half:
+                            place = uint32(outputs_at + (row - first) * 4)
+                            ptx.st_shared_f32(shared + place, silu_product(total, up))
+                    elif writer:
+                        ptx.st_global_f32(y + uint64(row) * uint64(4), total)
+                if flags & PAIRS:
+                    ptx.syncwarp()
+                    write_records(shared, activated, first, last)
+                if flags & ARRIVE:
+                    ptx.syncwarp()
+                    if lane == 0:
+                        ptx.red_add_release_u32(barriers, uint32(1))
+
+    return stream

@@ -16,14 +16,13 @@ SIX_BIT = 1  # Q6_K; else Q4_K
 PAIRS = 2  # rows of gate above rows of up; the outputs are their gated activation, as records
 NORM = 4  # the activations are the normed residual stream
 ATTENDED = 8  # ... the attention's records
-ACTIVATED = 16  # ... the gated activations' records; rows are shared by a team of warps
+ACTIVATED = 16  # ... the gated activations' records
 TO_QKV = 32  # the outputs go to the attention's row
 TO_LOGITS = 64
 ADD = 128  # ... are added to the residual stream
 ATTENTION = 256  # no product
 WAIT = 512  # wait for all blocks first: the entry reads what the one before has written
 ARRIVE = 1024  # tell all blocks afterwards
-BACKWARDS = 2048  # turns go to the warps from the last on: the first ones are still busy
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,7 @@ class Layer:
 
 def _product(matrix: Matrix, flags: int, rows: int | None = None, **rest: int) -> Entry:
     six = SIX_BIT if matrix.format == "Q6_K" else 0
-    return Entry(
-        flags | six, matrix.offset, rows=rows or matrix.rows, units=matrix.columns // 256, **rest
-    )
+    return Entry(flags | six, matrix.offset, rows=rows or matrix.rows, units=matrix.columns // 256, **rest)
 
 
 def model_schedule(layers: list[Layer], output_norm: int, output: Matrix) -> list[Entry]:
@@ -114,7 +111,7 @@ def _qkv(layer: Layer) -> list[Entry]:
     """The stacked projections: one product a format, on the same activations."""
     entries, first = [], 0
     for n, matrix in enumerate(layer.qkv):
-        flags = NORM | WAIT | TO_QKV if n == 0 else BACKWARDS | TO_QKV
+        flags = NORM | WAIT | TO_QKV if n == 0 else TO_QKV
         if n == len(layer.qkv) - 1:
             flags |= ARRIVE
         entries.append(_product(matrix, flags, vector=layer.attn_norm, first=first))

@@ -27,7 +27,6 @@ from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.signature import signature_of
-from minfer.cuda.tile.hopper import ALIGNMENT
 from minfer.cuda.w4a16.config import TILES, W4A16Config
 from minfer.cuda.w4a16.formats import FORMATS, PAIRS, ROWS, SCALE_BYTES, WORDS
 from minfer.cuda.w4a16.packed_tile import CONSUMER_REGISTERS, CONSUMERS, PRODUCER_REGISTERS
@@ -51,28 +50,24 @@ def w4a16(config: W4A16Config) -> Kernel:
     from numba.cuda import types
 
     from minfer.cuda import ptx
-    from minfer.cuda.elementwise.activation import LOG2_E, silu_product_by
+    from minfer.cuda.elementwise.activation import silu_product_by
     from minfer.cuda.instruction import device_function, unroll, unrolled
     from minfer.cuda.tile.scheduler import tile_xy
     from minfer.cuda.tile.transposed import store_accumulators_transposed, store_tile_transposed
     from minfer.cuda.w4a16.activations import bring_activations
     from minfer.cuda.w4a16.movers import move_weights, ready_arrivals, row_start
+    from minfer.cuda.w4a16.prologue import start_rings
 
     tokens, outputs = config.tokens, config.outputs
     stages, stage_bytes = config.stages, config.stage_bytes
     slots, slot_bytes, packed_bytes = config.slots, config.slot_bytes, config.packed_bytes
-    buffers_start, slots_start, barriers_start = (
-        config.buffers_start,
-        config.slots_start,
-        config.barriers_start,
-    )
+    buffers_start, slots_start = config.buffers_start, config.slots_start
     slot_barriers = config.ring.size_bytes
-    ready_start = slot_barriers + config.slot_ring.size_bytes
+    ready_start, constant_start = config.ready_start, config.constant_start
     accumulators, words = tokens // 2, config.packed.words
     by_tma, stored_by_tma, biased = config.packed.by_tma, config.store == "tma", config.bias
     # Gates and the ups that belong to them are rows g and g + 8 of the fragments.
     combine = silu_product_by if config.gated else None
-    constant_start, minus_log2_e = ready_start + 8 * slots, -LOG2_E
     gated, consumer_outputs = config.gated, outputs // CONSUMERS
     # Weight rows of a warp, and from row g of its fragments to row g + 8.
     warp_rows, apart = (8, ROWS // 2) if gated else (16, 8)
@@ -80,14 +75,13 @@ def w4a16(config: W4A16Config) -> Kernel:
     buffers_bytes = max(0, config.buffers) * config.chunk_bytes
     element_bytes = 2 if config.out == "f16" else 4
     advance, advance_slot = config.ring.advance, config.slot_ring.advance
-    initialise, initialise_slots = config.ring.initialise, config.slot_ring.initialise
     fewer, more_registers = (
         ptx.setmaxnreg("dec", PRODUCER_REGISTERS),
         ptx.setmaxnreg("inc", CONSUMER_REGISTERS),
     )
     prepare, finish = config.packed.prepare, config.packed.finish
     block_start, move = row_start(config), move_weights(config)
-    bring, arrivals = bring_activations(config), ready_arrivals(config)
+    bring, start = bring_activations(config), start_rings(config, ready_arrivals(config))
     ahead = config.ahead
     # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
     multiply_first = ptx.wgmma(tokens, a="registers", k_steps=4, accumulate="operand")
@@ -221,9 +215,6 @@ def w4a16(config: W4A16Config) -> Kernel:
 
     @device_function
     def work(a_map, source, bias, c, nt, od, depth, first, width, group, pitch):
-        start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
-        base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
-        barriers = types.uint32(base + barriers_start)
         thread = cuda.threadIdx.x
         warpgroup = ptx.uniform(thread >> 7)
         if thread == 0:
@@ -232,14 +223,7 @@ def w4a16(config: W4A16Config) -> Kernel:
                 ptx.prefetch_tensor_map(source)
             if stored_by_tma:
                 ptx.prefetch_tensor_map(c)
-            initialise(barriers)
-            initialise_slots(barriers + slot_barriers)
-            for slot in range(slots):
-                ptx.mbarrier_init(barriers + ready_start + 8 * slot, arrivals)
-            ptx.fence_mbarrier_init()
-            if gated:
-                ptx.st_shared_f32(barriers + constant_start, types.float32(minus_log2_e))
-        cuda.syncthreads()
+        base, barriers = start()
         token_tiles = types.int32((nt + (tokens - 1)) // tokens)
         output_tiles = types.int32((od + (outputs - 1)) // outputs)
         blocks, k_tiles = types.int32(depth >> 8), types.int32(depth >> 6)

@@ -55,9 +55,19 @@ class PackedTile:
         return MbarrierRing(self.slots, 4 * CONSUMERS)
 
     @property
+    def ready_start(self) -> int:
+        """Where, behind both rings' mbarriers, those lie that say that a slot's scales are there."""
+        return self.ring.size_bytes + self.slot_ring.size_bytes
+
+    @property
+    def constant_start(self) -> int:
+        """Where, behind all mbarriers, the constant of gated products lies."""
+        return self.ready_start + 8 * self.slots
+
+    @property
     def barrier_bytes(self) -> int:
-        """Both rings' mbarriers, one a slot that says that the scales are there, and a constant."""
-        return self.ring.size_bytes + self.slot_ring.size_bytes + 8 * self.slots + 8
+        """The mbarriers and the constant."""
+        return self.constant_start + 8
 
     @property
     def buffers(self) -> int:

@@ -15,7 +15,6 @@ from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.signature import signature_of
-from minfer.cuda.tile.hopper import ALIGNMENT
 from minfer.cuda.w4a8.config import W4A8Config
 from minfer.cuda.w4a8.formats import BLOCK_BYTES, GROUP, GROUP_BLOCKS, MINIMA_PITCH, PLANE_BYTES, RUNS
 from minfer.cuda.w4a16.formats import ROWS
@@ -28,7 +27,7 @@ def w4a8(config: W4A8Config) -> Kernel:
     With `gated` c is silu(gate) * up of products with od rows each, which follow each other in w.
 
     a is int8 [nt, depth], sums f32 [nt, depth / 32], scales f32 [depth / 512, pitch] (a column a token, pitch
-    a multiple of 4), w uint8 [od, row bytes] of Q4_K blocks with d >= 0, as every quantizer writes them, c
+    a multiple of 4), w uint8 [od, row bytes] of Q4_K blocks with d >= 0 (the caller has looked), c
     f16 [nt, width], where the product's columns start at `first`. Boxes and swizzles: `config.boxes`. depth
     is a multiple of 512; group is `config.group(nt)`, the grid `config.grid`. For a product that ends before
     `width` see `minfer.cuda.w4a16.kernel.w4a16`."""
@@ -36,32 +35,29 @@ def w4a8(config: W4A8Config) -> Kernel:
     from numba.cuda import types
 
     from minfer.cuda import ptx
-    from minfer.cuda.elementwise.activation import LOG2_E, silu_product_by
+    from minfer.cuda.elementwise.activation import silu_product_by
     from minfer.cuda.instruction import device_function, unroll, unrolled
     from minfer.cuda.tile.scheduler import tile_xy
     from minfer.cuda.tile.transposed import store_tile_transposed
     from minfer.cuda.w4a8.formats import expand, fragments
     from minfer.cuda.w4a16.activations import bring_activations
+    from minfer.cuda.w4a16.prologue import start_rings
 
     tokens, outputs, threads = config.tokens, config.outputs, 32 * MOVERS
     stages, stage_bytes = config.stages, config.stage_bytes
     slots, slot_bytes, landing_bytes = config.slots, config.slot_bytes, config.landing_bytes
     sums_start, scales_start, rows_start = config.sums_start, config.scales_start, config.rows_start
     factors_start, minima_start = config.factors_start, config.minima_start
-    slots_start, buffers_start, barriers_start = (
-        config.slots_start,
-        config.buffers_start,
-        config.barriers_start,
-    )
+    slots_start, buffers_start = config.slots_start, config.buffers_start
     buffers_bytes = config.buffers * config.chunk_bytes
     slot_barriers = config.ring.size_bytes
-    ready_start = slot_barriers + config.slot_ring.size_bytes
+    ready_start, constant_start = config.ready_start, config.constant_start
     accumulators = tokens // 2
     advance, advance_slot = config.ring.advance, config.slot_ring.advance
-    initialise, initialise_slots = config.ring.initialise, config.slot_ring.initialise
     fewer = ptx.setmaxnreg("dec", PRODUCER_REGISTERS)
     more_registers = ptx.setmaxnreg("inc", CONSUMER_REGISTERS)
     bring, descriptor = bring_activations(config), ptx.wgmma_descriptor
+    start = start_rings(config, ready_arrivals=MOVERS)
     multiply_first = ptx.wgmma(tokens, "u8", a="registers", k_steps=4, accumulate=False, wait=1)
     multiply = ptx.wgmma(tokens, "u8", a="registers", k_steps=4, wait=1)
     subtract_minima = ptx.wgmma(
@@ -74,7 +70,6 @@ def w4a8(config: W4A8Config) -> Kernel:
     gated, consumer_outputs = config.gated, outputs // CONSUMERS
     warp_rows, apart = (8, ROWS // 2) if gated else (16, 8)
     blocks_apart, words_apart, half_plane = apart * BLOCK_BYTES, apart * 4, PLANE_BYTES // 2
-    constant_start, minus_log2_e = ready_start + 8 * slots, -LOG2_E
     store_tile = store_tile_transposed(tokens, config.buffers, silu_product_by if gated else None)
 
     @device_function
@@ -252,9 +247,6 @@ def w4a8(config: W4A8Config) -> Kernel:
             wait_stores()
 
     def kernel(a, sums, scales, w, c, nt, od, depth, first, group):
-        start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
-        base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
-        barriers = types.uint32(base + barriers_start)
         a_map, sums_map, scales_map = (
             ptx.tensor_map_address(a),
             ptx.tensor_map_address(sums),
@@ -266,14 +258,7 @@ def w4a8(config: W4A8Config) -> Kernel:
         if thread == 0:
             ptx.prefetch_tensor_map(a_map)
             ptx.prefetch_tensor_map(w_map)
-            initialise(barriers)
-            initialise_slots(barriers + slot_barriers)
-            for slot in range(slots):
-                ptx.mbarrier_init(barriers + ready_start + 8 * slot, MOVERS)
-            ptx.fence_mbarrier_init()
-            if gated:
-                ptx.st_shared_f32(barriers + constant_start, types.float32(minus_log2_e))
-        cuda.syncthreads()
+        base, barriers = start()
         token_tiles = types.int32((nt + (tokens - 1)) // tokens)
         output_tiles = types.int32((od + (outputs - 1)) // outputs)
         k_tiles = types.int32(depth >> 7)

@@ -27,7 +27,7 @@ Operand = Callable[[str], Any]
 class Products:
     """GEMMs of a route. Weights without a resident f16 copy are dequantized into one scratch first, or within
     the GEMM, as the plan says, where no MMQ or W4A16 kernel reads the blocks themselves. `tell` gets a line
-    for each step down of an MMQ route."""
+    for each step down of an MMQ route, and for what W4A8 leaves to W4A16."""
 
     def __init__(self, device: Device, route: Route, plan: MemoryPlan, tell: Callable[[str], None]):
         self.device, self.route = device, route
@@ -39,7 +39,8 @@ class Products:
         self._w4a16 = W4A16Products(device, self.tensor_map) if route.w4a16 else None
         self._w4a8: W4A8Products | None = None
         if route.w4a8:
-            self._w4a8 = W4A8Products(device, self.tensor_map, self._memory(plan.activations["int8"]))
+            memory = self._memory(plan.activations["int8"])
+            self._w4a8 = W4A8Products(device, self.tensor_map, memory, tell)
 
     def _memory(self, size: int) -> Any:
         return self.device.empty(size, np.uint8) if size else None

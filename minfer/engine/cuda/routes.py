@@ -170,8 +170,8 @@ class Route:
 def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     """The route of that name on an architecture ("sm_90a"), with the switches of `environment` applied.
 
-    Raises InputError for an unknown name or a switch that makes no sense, EngineError for a route that the
-    architecture cannot run, ConfigRefused for a switched GEMM that cannot be.
+    Raises InputError for an unknown name or a switch that makes no sense here, EngineError for a route that
+    the architecture cannot run, ConfigRefused for a switch's value or a switched GEMM that cannot be.
     """
     if name not in ROUTES:
         raise InputError(f"route {name!r} is unknown: choose one of {', '.join(ROUTES)}")
@@ -180,7 +180,8 @@ def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     if switched and name not in ("auto", "f16"):
         raise InputError(f"{', '.join(switched)} select mma.sync kernels: unset them, or take the route f16")
     if switched:
-        return _seed_route(switched)
+        switches = " ".join(f"{key.removeprefix('MINFER_GEMM_')}={value}" for key, value in switched.items())
+        return Route(f"f16 {switches}", gemm=seed_config(switched), small=None)
     hopper = arch == "sm_90a"
     if name in HOPPER_ROUTES and not hopper:
         raise EngineError(f"route {name} needs a GPU of sm_90 (H100, H200), this one is {arch}: take f16")
@@ -205,14 +206,3 @@ def _switched_to_mmq(name: str, environment: Mapping[str, str]) -> str:
     if name != "auto":
         raise InputError(f"{on[0]} selects the route {_MMQ_SWITCHES[on[0]]}: unset it, or leave out {name}")
     return _MMQ_SWITCHES[on[0]]
-
-
-def _seed_route(switched: Mapping[str, str]) -> Route:
-    tile = switched.get("MINFER_GEMM_TM", "128")
-    if tile not in ("64", "128", "256"):
-        raise InputError(f"MINFER_GEMM_TM={tile}: use 64, 128 or 256")
-    for name in ("MINFER_GEMM_K64", "MINFER_GEMM_AF32"):
-        if switched.get(name, "1") != "1":
-            raise InputError(f"{name}={switched[name]}: use 1, or 0 for off")
-    switches = " ".join(f"{key.removeprefix('MINFER_GEMM_')}={value}" for key, value in switched.items())
-    return Route(f"f16 {switches}", gemm=seed_config(switched), small=None)

@@ -22,7 +22,14 @@ from minfer.cuda.convert import ConvertConfig, convert_f32_f16
 from minfer.cuda.gemv import GemvConfig, gemv
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.q8 import RUN, pad40_bytes, q8_record_bytes
-from minfer.cuda.quantize import QuantizePad40Config, QuantizeQ8Config, quantize_q8, quantize_q8_0_pad40
+from minfer.cuda.quantize import (
+    QuantizePad40Config,
+    QuantizeQ8Config,
+    RestorePad40Config,
+    quantize_q8,
+    quantize_q8_0_pad40,
+    restore_pad40,
+)
 from minfer.engine.backend import LayerWeights, Progress, Role, Weights
 from minfer.engine.cuda.activations import Activations, Storage
 from minfer.engine.cuda.devices import Device
@@ -75,6 +82,7 @@ class CudaRuntime:
         self._delta = self._storage("delta", plan.chunk, config.hidden)
         self._records = device.empty(plan.activations["records"], np.uint8)
         self._converted = device.empty(plan.activations["converted"], np.uint8)
+        self._halves: Any = None
         splits = decode_splits(config, plan.n_ctx, device.sms)
         self._decode = partial(
             attn.DecodeAttentionConfig, config.n_heads, config.n_kv_heads, config.head_dim, splits, "f32"
@@ -253,18 +261,27 @@ class CudaRuntime:
             return x.matrix(form)
         if form == "pad40":
             chunks = self._converted[: n * pad40_bytes(columns)].reshape(n, -1)
-            config = QuantizePad40Config(source=source, unroll={"f32": 2, "f16": 4}[source])
+            config = QuantizePad40Config(source=source, unroll=2)
             grid, count = config.grid(n, columns), n * columns // RUN
             self._launch(quantize_q8_0_pad40, config, grid, x.matrix(source), chunks, count)
             return chunks
-        if (source, form) != ("f32", "f16"):
-            raise EngineError(
-                f"{x.storage.role} is {source}, and the kernel that is left reads {form}: take the route f16"
-            )
+        if source == "pad40":
+            return self._restored(x)
         config = ConvertConfig(vector=1 if self.route.convert == "scalar" else 8)
         operand = self._converted[: 2 * n * columns].view(np.float16).reshape(n, columns)
         self._launch(convert_f32_f16, config, config.grid(n * columns), x.matrix("f32"), operand, n * columns)
         return operand
+
+    def _restored(self, x: Activations) -> Any:
+        """f16 from chunks, for the GEMM that is left when every MMQ kernel of a route was refused. No memory
+        was planned for that: it is taken now."""
+        n, columns, config = len(x), x.storage.columns, RestorePad40Config()
+        if self._halves is None or self._halves.nbytes < 2 * n * columns:
+            self._halves = self.device.empty(2 * n * columns, np.uint8)
+        halves = self._halves[: 2 * n * columns].view(np.float16).reshape(n, columns)
+        chunks, count = x.matrix("pad40"), n * columns // RUN
+        self._launch(restore_pad40, config, config.grid(n, columns), chunks, halves, count)
+        return halves
 
     def _multiply_few(self, out: Activations, x: Activations, matrix: Stack, add: bool) -> None:
         """Read the blocks once per token."""
@@ -411,7 +428,8 @@ class CudaRuntime:
             self._gated = None
             return
         form, source = self._form("activated", len(out)), gate_up.storage.form
-        config = ew.SwigluConfig(form, source, packed=True, pdl=self._overlaps)
+        vector = 8 if (source, form) == ("f16", "pad40") else 4
+        config = ew.SwigluConfig(form, source, packed=True, vector=vector, pdl=self._overlaps)
         ff = out.storage.columns
         self._launch(
             ew.swiglu, config, config.grid(len(out), ff), gate_up.matrix(source), out.matrix(form), ff

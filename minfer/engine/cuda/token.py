@@ -12,7 +12,7 @@ import numpy as np
 
 from minfer.cuda.attention import AttentionStepConfig
 from minfer.cuda.attention.splits import MOST_SPLITS
-from minfer.cuda.gemv.fine import fine_record_bytes
+from minfer.cuda.token.records import record_bytes
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.token import TokenConfig, decode_token
 from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
@@ -59,7 +59,7 @@ class TokenStep:
         device.write(self._schedule, schedule)
         q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         self._qkv = device.empty(q_dim + 2 * kv_dim, np.float32)
-        self._records = [device.empty(fine_record_bytes(n), np.uint8) for n in (q_dim, config.ffn)]
+        self._records = [device.empty(record_bytes(n), np.uint8) for n in (q_dim, config.ffn)]
         self._split_sums = [
             device.empty(n, np.float32) for n in (attention.partial_shape, attention.statistics_shape)
         ]

@@ -31,14 +31,27 @@ def _sizes(tokens: int, columns: int) -> tuple[int, int, int]:
 
 
 class W4A8Products:
-    """Quantizes activations into `memory` and launches the kernel. tensor_map: see `W4A16Products`."""
+    """Quantizes activations into `memory` and launches the kernel. tensor_map: see `W4A16Products`. `tell`
+    gets a line if weights are left to W4A16 for what they hold."""
 
-    def __init__(self, device: Device, tensor_map: Callable[[Any, tuple[int, int, int]], Any], memory: Any):
+    def __init__(
+        self,
+        device: Device,
+        tensor_map: Callable[[Any, tuple[int, int, int]], Any],
+        memory: Any,
+        tell: Callable[[str], None],
+    ):
         self.device, self._tensor_map, self._memory = device, tensor_map, memory
+        self._tell: Callable[[str], None] | None = tell
 
     def gates(self, stack: Stack) -> bool:
         """Whether a stack of gate and up can be multiplied and activated at once."""
         (run, *others) = stack.runs
+        if run.negative:
+            if self._tell is not None:
+                self._tell("w4a8: gate and up with scales below zero are left to w4a16")
+                self._tell = None
+            return False
         return not others and run.rows % 16 == 0 and run.format == "Q4_K" and run.columns % GROUP == 0
 
     def gate(self, c: Any, a: Any, stack: Stack) -> None:

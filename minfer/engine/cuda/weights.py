@@ -37,12 +37,19 @@ _origins: dict[Kernel, tuple[Callable[[Any], Kernel], Any]] = {}
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring rows of a stack in one format: what one launch of a block kernel takes."""
+    """Neighbouring rows of a stack in one format: what one launch of a block kernel takes.
+
+    Attributes:
+        blocks: uint8 (rows, row bytes).
+        negative: whether some block's d is below zero, as no quantizer of GGML's writes it; looked for in
+            Q4_K blocks that W4A8 would read, which cannot multiply them.
+    """
 
     format: str
     rows: int
     columns: int
-    blocks: Any  # uint8 (rows, row bytes)
+    blocks: Any
+    negative: bool = False
 
     @property
     def quantized(self) -> bool:
@@ -92,6 +99,11 @@ class Stack:
         for run in self.runs:
             run.dequantize(device, out[first : first + run.rows])
             first += run.rows
+
+
+def has_negative_scales(blocks: np.ndarray) -> bool:
+    """Whether the d of some Q4_K block has its sign bit set; blocks: uint8, whole ones of 144 bytes."""
+    return bool((np.asarray(blocks).reshape(-1, BLOCKS["Q4_K"].size)[:, 1] & 0x80).any())
 
 
 def matrix_shape(model: Model, name: str) -> MatrixShape:
@@ -169,7 +181,11 @@ class Loader:
             for i in group:
                 self._upload(blocks[first : first + shapes[i].rows], names[i], shapes[i])
                 first += shapes[i].rows
-            runs.append(Run(shapes[group[0]].format, rows, columns, blocks))
+            negative = self.plan.activations["int8"] > 0 and any(
+                shapes[i].format == "Q4_K" and has_negative_scales(self.model.file.raw(names[i]))
+                for i in group
+            )
+            runs.append(Run(shapes[group[0]].format, rows, columns, blocks, negative))
         made = Stack(tuple(runs), sum(shape.rows for shape in shapes), columns)
         if half and self.plan.copies([(shape.format, shape.columns) for shape in shapes]):
             copy = self.device.empty((made.rows, columns), np.float16)

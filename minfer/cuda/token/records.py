@@ -1,0 +1,146 @@
+"""int8 activations of the token kernel: 256 in 384 bytes, as an mma fragment's columns take them.
+
+256 int8 in their natural order; 16 f32 scales, one a run of 16, q = x / scale; 16 f32 sums of the runs' int8. A
+block of weights is multiplied with one such record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from numba import cuda
+from numba.cuda.types import float32, int32, uint32, uint64
+
+from minfer.cuda import ptx
+from minfer.cuda.elementwise.rows import warp_sum
+from minfer.cuda.gemv.fine import quantize_fine
+from minfer.cuda.instruction import device_function, unroll, unrolled
+
+RECORD_BYTES = 384
+SCALES_AT, SUMS_AT = 256, 320
+WEIGHTS = 256  # a block's
+
+
+def record_bytes(dim: int) -> int:
+    """Bytes of the records of `dim` activations, a multiple of 256."""
+    return dim // WEIGHTS * RECORD_BYTES
+
+
+@device_function
+def store_record(records, index, dim, v0, v1, v2, v3):
+    """Quantize and store activations `index` ... `index + 3` (a multiple of 4) of `dim` (a multiple of 16) at
+    the u64 address of their first record. All 32 lanes call it, neighbouring lanes with neighbouring fours.
+    Past `dim` nothing is stored."""
+    word, scale, total = quantize_fine(v0, v1, v2, v3)
+    if index >= dim:
+        return
+    base = records + uint64((index >> 8) * RECORD_BYTES)
+    ptx.st_global_u32(base + uint64(index & 255), word)
+    if (index & 15) == 0:
+        tail = base + uint64(SCALES_AT + ((index & 240) >> 2))
+        ptx.st_global_f32(tail, scale)
+        ptx.st_global_f32(tail + uint64(SUMS_AT - SCALES_AT), total)
+
+
+@device_function
+def store_record_shared(records, index, v0, v1, v2, v3):
+    """As `store_record`, at a shared address."""
+    word, scale, total = quantize_fine(v0, v1, v2, v3)
+    base = records + uint32((index >> 8) * RECORD_BYTES)
+    ptx.st_shared_u32(base + uint32(index & 255), word)
+    if (index & 15) == 0:
+        tail = base + uint32(SCALES_AT + ((index & 240) >> 2))
+        ptx.st_shared_f32(tail, scale)
+        ptx.st_shared_f32(tail + uint32(SUMS_AT - SCALES_AT), total)
+
+
+def make_copy(dim: int, threads: int) -> Callable:
+    """Device function (records, source): records of `dim` activations from a global to a shared address, by
+    `threads` threads. Plain loads: the copy engine does not see what another block has just written."""
+    chunks = record_bytes(dim) // 16
+    rounds = -(-chunks // threads)
+    held = 4 * rounds
+
+    @device_function
+    @unrolled
+    def copy(records, source):
+        words = cuda.local.array(held, uint32)
+        for i in unroll(rounds):
+            at = int32(cuda.threadIdx.x) + int32(i * threads)
+            if at < chunks:
+                w0, w1, w2, w3 = ptx.ld_global_v4_u32(source + uint64(at) * uint64(16))
+                words[i * 4] = w0
+                words[i * 4 + 1] = w1
+                words[i * 4 + 2] = w2
+                words[i * 4 + 3] = w3
+        for i in unroll(rounds):
+            at = int32(cuda.threadIdx.x) + int32(i * threads)
+            if at < chunks:
+                place = records + uint32(at * 16)
+                ptx.st_shared_v4_u32(
+                    place, words[i * 4], words[i * 4 + 1], words[i * 4 + 2], words[i * 4 + 3]
+                )
+
+    return copy
+
+
+def make_norm(dim: int, warps: int, sync: Callable) -> tuple[Callable, Callable, int]:
+    """Device functions (factors, gains) and (factors, records, scratch, x, eps), and the length of the local f32
+    array `factors`: the first loads what is there before the activations are; the second leaves the records of
+    the normed x at a shared address. `scratch` is room for a float a warp; `sync` is their barrier."""
+    threads = warps * 32
+    fours = dim // 4
+    rounds = -(-fours // threads)
+    held = rounds * 4
+
+    @device_function
+    @unrolled
+    def load(values, x):
+        for i in unroll(rounds):
+            four = int32(cuda.threadIdx.x) + int32(i * threads)
+            if four < fours:
+                v0, v1, v2, v3 = ptx.ld_global_v4_f32(x + uint64(four) * uint64(16))
+                values[i * 4] = v0
+                values[i * 4 + 1] = v1
+                values[i * 4 + 2] = v2
+                values[i * 4 + 3] = v3
+
+    @device_function
+    @unrolled
+    def prepare(factors, gains):
+        for i in unroll(rounds * 4):
+            factors[i] = float32(0)
+        load(factors, gains)
+
+    @device_function
+    @unrolled
+    def norm(factors, records, scratch, x, eps):
+        values = cuda.local.array(held, float32)
+        for i in unroll(rounds * 4):
+            values[i] = float32(0)
+        load(values, x)
+        squares = float32(0)
+        for i in unroll(rounds * 4):
+            squares += values[i] * values[i]
+        squares = warp_sum(squares)
+        warp = int32(cuda.threadIdx.x) >> 5
+        if ptx.lane_id() == 0:
+            ptx.st_shared_f32(scratch + uint32(warp * 4), squares)
+        sync()
+        total = float32(0)
+        for w in unroll(warps):
+            total += ptx.ld_shared_f32(scratch + uint32(w * 4))
+        scale = ptx.rsqrt_approx(total * float32(1.0 / dim) + eps)
+        for i in unroll(rounds):
+            four = int32(cuda.threadIdx.x) + int32(i * threads)
+            if four < fours:
+                store_record_shared(
+                    records,
+                    four * 4,
+                    values[i * 4] * scale * factors[i * 4],
+                    values[i * 4 + 1] * scale * factors[i * 4 + 1],
+                    values[i * 4 + 2] * scale * factors[i * 4 + 2],
+                    values[i * 4 + 3] * scale * factors[i * 4 + 3],
+                )
+
+    return prepare, norm, held

@@ -1,0 +1,50 @@
+"""How a block's rows of a product are cut into tiles: 16 rows (8 of gate and 8 of up for gated activations) by a
+slice of their columns. Everyone in the block counts through the same tiles in the same order."""
+
+from __future__ import annotations
+
+from numba.cuda.types import int32
+
+from minfer.cuda import ptx
+from minfer.cuda.blocks import BLOCKS
+from minfer.cuda.gemv.fine import FINE_RUN
+from minfer.cuda.instruction import device_function
+from minfer.cuda.token.config import TILE_ROWS, TILE_UNITS
+from minfer.cuda.token.records import WEIGHTS
+from minfer.cuda.token.schedule import PAIRS, SIX_BIT
+
+Q4_BYTES, Q6_BYTES = (BLOCKS[format].row_bytes(WEIGHTS) for format in ("Q4_K", "Q6_K"))
+Q4_UNITS, Q6_UNITS = TILE_UNITS["Q4_K"], TILE_UNITS["Q6_K"]
+
+
+@device_function
+def block_rows(flags, rows, block, blocks):
+    """(first, last) output of a block; whole runs of gated activations."""
+    grain = int32(1)
+    if flags & PAIRS:
+        grain = int32(FINE_RUN)
+    grains = int32(ptx.udiv_u32(rows, grain))
+    first = int32(ptx.udiv_u32(block * grains, blocks)) * grain
+    return first, int32(ptx.udiv_u32((block + 1) * grains, blocks)) * grain
+
+
+@device_function
+def cut(flags, units):
+    """(outputs of a tile, bytes of a block of weights, slices of a row of `units` blocks, blocks of a slice)."""
+    each = int32(TILE_ROWS)
+    if flags & PAIRS:
+        each = int32(TILE_ROWS // 2)
+    unit = int32(Q4_BYTES)
+    most = int32(Q4_UNITS)
+    if flags & SIX_BIT:
+        unit = int32(Q6_BYTES)
+        most = int32(Q6_UNITS)
+    slices = int32(ptx.udiv_u32(units + most - 1, most))
+    return each, unit, slices, int32(ptx.udiv_u32(units + slices - 1, slices))
+
+
+@device_function
+def slice_of(units, share, s):
+    """(first block of weights, number of them) of slice s; the last one may have fewer than `share`."""
+    first = s * share
+    return first, int32(min(share, units - first))
