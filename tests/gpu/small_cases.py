@@ -46,8 +46,8 @@ def _gemm_hopper() -> Iterator[Case]:
     yield hopper_case(GemmHopperConfig(72, 2, out="f32", epilogue="add"), 70, 136, 72)
     yield hopper_case(GemmHopperConfig(128, 2, 2, epilogue="swiglu"), 300, 72, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu"), 140, 80, 72)
-    yield hopper_case(GemmHopperConfig(128, 3, split=2, pdl=True), 140, 200, 328)
-    yield hopper_case(GemmHopperConfig(128, 3, split=2), 40, 136, 8)
+    yield hopper_case(GemmHopperConfig(80, 2, 2, tile_n=192), 200, 88, 72)
+    yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), 140, 80, 72)
 
 
 def _gemm_blocks() -> Iterator[Case]:
