@@ -47,8 +47,8 @@ def _fold(quants, scale, bias):
 
 @device_function
 def _window(words, address):
-    """16 bytes at a 2-byte aligned global address, by two loads of the 16-byte lines that hold them: a request
-    of a warp touches as many rows whatever its width. The lines end within the block."""
+    """16 bytes at a 2-byte aligned global address, by two loads of the 16-byte lines that hold them: a
+    request of a warp touches as many rows whatever its width. The lines end within the block."""
     line, offset = address & uint64(0xFFFFFFFFFFFFFFF0), uint32(address) & uint32(15)
     a0, a1, a2, a3 = ptx.ld_global_nc_v4_u32(line)
     b0, b1, b2, b3 = ptx.ld_global_nc_v4_u32(line + uint64(16))
@@ -83,8 +83,8 @@ class FoldedWeights:
 
     @functools.cached_property
     def expand(self) -> DeviceFunction:
-        """(matrix, row, k_tile, tile, scales, thread): a thread's weights of a k-tile into the tile at a shared
-        address, and d beside it."""
+        """(matrix, row, k_tile, tile, scales, thread): a thread's weights of a k-tile into the tile at a
+        shared address, and d beside it."""
         row_bytes, second_tile = self.config.word_row_bytes, self.config.high_bytes
 
         @device_function
