@@ -9,7 +9,8 @@
                 is fastest since. No f16 copy of the weights; see `minfer.engine.cuda.mmq` for what takes the
                 place of a kernel that cannot run
     w4a16       Hopper's GEMM straight from Q4_K and Q6_K blocks, which become f16 in registers: as exact as
-                f16-wgmma, without an f16 copy of the weights; sm_90 only. Other formats are copied
+                f16-wgmma, without an f16 copy of the weights; sm_90 only. Other formats are copied, as are
+                matrices of two formats that are multiplied at once
     w4a8        the same, but gate and up of Q4_K, half of all work, are multiplied in int8: faster, and less
                 exact (0.9 % of the product's rms instead of 0.04 %)
     auto        f16-wgmma on sm_90, or w4a16 where its f16 copies do not fit; else f16
@@ -67,9 +68,8 @@ class Route:
         w4a8: the product with gate and up takes int8 activations, where both are Q4_K.
         fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself; else later
             kernels do, from f16 results.
-        decode_step: a decoded token takes five kernels a layer that wait for each other's counters, where the
-            device and the formats allow (`minfer.engine.cuda.step`), instead of the separate ones, which
-            were the faster ones so far.
+        token_kernel: a decoded token is one kernel (`minfer.cuda.token`), where the device and the model's
+            formats allow; else, or elsewhere, one kernel an operation.
     """
 
     name: str
@@ -81,8 +81,7 @@ class Route:
     hopper_attention: bool = False
     convert: str = "fused"
     fused: bool = True
-    decode_step: bool = False
-    token_kernel: bool = False
+    token_kernel: bool = True
     mmq: str | None = None
     w4a16: bool = False
     w4a8: bool = False
