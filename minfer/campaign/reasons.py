@@ -29,8 +29,19 @@ def small_share(run: ProbeRun, records: Sequence[Record] = ()) -> str:
     if not (noise or 0 <= foretold <= run.bar):
         return ""
     return (
-        f"The kernels go from {a:.2f} to {b:.2f} ms ({a / b - 1:+.0%}), {foretold:+.1%} of a prefill of "
+        f"The kernels go from {a:.2f} to {b:.2f} ms ({a / b - 1:+.0%}), {foretold:+.2%} of a prefill of "
         f"{prefill:.0f} ms here: {'inside the noise' if noise else f'under the bar of {run.bar:+.0%}'}."
+    )
+
+
+def only_bounded(run: ProbeRun, records: Sequence[Record] = ()) -> str:
+    """No whole prefill was timed, since no route of the engine takes the variant."""
+    if run.bound is None or run.verdict != "MEAS-ONLY":
+        return ""
+    a, b = run.kernel_ms()
+    return (
+        f"No route runs these kernels ({a / b - 1:+.0%}): {run.bound.bucket} has {run.bound.share:.1%} of the "
+        "wall here, which bounds the gain."
     )
 
 

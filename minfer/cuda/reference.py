@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from minfer.cuda.gemv.fine import FINE_RECORD_BYTES, FINE_RUN
 from minfer.cuda.q8 import PAD40_BYTES, Q8_GROUP, Q8_RECORD_BYTES, RUN
 
 
@@ -198,26 +197,14 @@ def dequantize_pad40(chunks: NDArray[np.uint8]) -> NDArray[np.float64]:
     return q.astype(np.float64) * np.repeat(d.astype(np.float64), RUN, axis=-1)
 
 
-def pack_fine(x: ArrayLike) -> NDArray[np.uint8]:
-    """Fine records (`minfer.cuda.gemv.fine`) of activations x [id], a multiple of 64: 64 int8, 4 scales, 4
-    sums of runs of 16."""
-    runs = np.asarray(x, np.float32).reshape(-1, 4, FINE_RUN)
-    largest = np.abs(runs).max(axis=-1)
+def quantize_runs(x: ArrayLike, run: int = 16) -> NDArray[np.float64]:
+    """What activations x [id] become as int8 with a scale a run: the token kernel's records, dequantized."""
+    runs = np.asarray(x, np.float32).reshape(-1, run)
+    largest = np.abs(runs).max(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
         inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0)).astype(np.float32)
-    q = np.rint(runs * inverse[..., None]).astype(np.int8)
-    d = (largest / np.float32(127)).astype(np.float32)
-    s = (d * q.sum(axis=-1, dtype=np.int32).astype(np.float32)).astype(np.float32)
-    parts = (q.reshape(-1, 64).view(np.uint8), d.view(np.uint8), s.view(np.uint8))
-    return np.concatenate(parts, axis=1).reshape(-1)
-
-
-def dequantize_fine(records: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """The activations [id] that fine records stand for, in float64."""
-    rows = records.reshape(-1, FINE_RECORD_BYTES)
-    q = np.ascontiguousarray(rows[:, :64]).view(np.int8).reshape(-1, 4, FINE_RUN)
-    d = np.ascontiguousarray(rows[:, 64:80]).view(np.float32)
-    return (q * d[..., None].astype(np.float64)).reshape(-1)
+    scale = (largest / np.float32(127)).astype(np.float64)
+    return (np.rint(runs * inverse) * scale).reshape(-1)
 
 
 def gemv(weights: ArrayLike, x: ArrayLike, addend: ArrayLike | None = None) -> NDArray[np.float32]:

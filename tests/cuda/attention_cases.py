@@ -5,17 +5,12 @@ import numpy as np
 from minfer.cuda import reference
 from minfer.cuda.attention import (
     AttentionConfig,
-    AttentionStepConfig,
     DecodeAttentionConfig,
     attention_combine,
     attention_decode,
     attention_prefill,
-    attention_step,
 )
-from minfer.cuda.elementwise import rope_table
-from minfer.cuda.gemv.fine import fine_record_bytes
 from tests.cuda.elementwise_cases import output_for
-from tests.cuda.gemv_cases import CHAIN, check_fine
 from tests.cuda.parity import Case, poisoned
 
 DTYPES = {"f16": np.float16, "f32": np.float32}
@@ -122,59 +117,3 @@ def decode_cases(config: DecodeAttentionConfig, length: int, bias: float = 0.0) 
         ),
         Case(attention_combine(config), config.combine_grid(), combine, {"out": expected}, *tolerance, name),
     ]
-
-
-def step_case(config: AttentionStepConfig, position: int, spare: int = 3) -> Case:
-    """One token at `position`; the cache is NaN from there on."""
-    heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
-    rng = np.random.default_rng(position + heads)
-    q_dim, kv_dim, capacity = heads * head_dim, kv_heads * head_dim, position + 1 + spare
-    qkv, bias = rng.normal(size=(2, q_dim + 2 * kv_dim)).astype(np.float32)
-    norms = rng.normal(size=(2, head_dim)).astype(np.float32)
-    caches = rng.normal(size=(2, capacity, kv_dim)).astype(np.float16)
-    caches[:, position:] = np.nan
-    table = rope_table(10000.0 ** (-np.arange(config.rotary // 2) * 2 / config.rotary), capacity)
-    row = qkv + bias if config.bias else qkv
-    q, k, v = (part.reshape(1, -1, head_dim) for part in np.split(row, [q_dim, q_dim + kv_dim]))
-    if config.norm:
-        q, k = (reference.rmsnorm(x, gain, 1e-6)[1] for x, gain in zip((q, k), norms, strict=True))
-    q, k = (reference.rope(x, [position], table, config.interleaved) for x in (q, k))
-    stored = caches.copy()
-    stored[0, position], stored[1, position] = k.reshape(-1), v.reshape(-1)
-    filled = [rows[: position + 1].reshape(-1, kv_heads, head_dim) for rows in stored]
-    wanted = reference.attention(q, *filled, position).reshape(1, -1)
-    out = poisoned(wanted.size, np.float32)
-    expected = wanted[0]
-    if config.output == "records":
-        out, expected = poisoned(fine_record_bytes(q_dim), np.uint8), check_fine(wanted[0], 2e-3)
-    arguments = {
-        "qkv": qkv,
-        **({"bias": bias} if config.bias else {}),
-        **({"q_norm": norms[0], "k_norm": norms[1], "eps": 1e-6} if config.norm else {}),
-        "position": np.array([position], np.int32),
-        "table": table,
-        "k_cache": caches[0],
-        "v_cache": caches[1],
-        "partial": poisoned(config.partial_shape, np.float32),
-        "statistics": poisoned(config.statistics_shape, np.float32),
-        "counters": np.zeros(config.counters, np.uint32),
-        "out": out,
-        "scale": head_dim**-0.5,
-        **(CHAIN if config.chained else {}),
-    }
-
-    def cached(which: int):
-        def check(cache: np.ndarray) -> None:
-            np.testing.assert_allclose(
-                cache[position].astype(np.float32), stored[which, position].astype(np.float32), 2e-3, 1e-3
-            )
-            np.testing.assert_array_equal(cache[:position], stored[which, :position])
-            assert np.isnan(cache[position + 1 :]).all()
-
-        return check
-
-    checks = {"out": expected, "k_cache": cached(0), "v_cache": cached(1)}
-    checks["counters"] = np.zeros(config.counters, np.uint32)
-    if config.chained:
-        checks["after"] = np.array([np.prod(config.grid())], np.uint32)
-    return Case(attention_step(config), config.grid(), arguments, checks, 2e-3, 2e-3, f"position={position}")

@@ -49,21 +49,16 @@ def matrix(arena: Arena, rng, format: str, rows: int, columns: int, gain: float 
     )
 
 
-def quantized(x: np.ndarray) -> np.ndarray:
-    return reference.dequantize_fine(reference.pack_fine(x))
-
-
 def token_case(
     config: TokenConfig, formats: list[tuple[str, str]], vocab: int = 200, position: int = 5, seed: int = 0
 ) -> Case:
     """A model of len(formats) layers, each with its formats of V and down."""
     rng = np.random.default_rng(seed + position)
-    shape = config.attention
-    heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
+    heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     q_dim, kv_dim, hidden, ffn = heads * head_dim, kv_heads * head_dim, config.hidden, config.ffn
     capacity = position + 3
     weights, vectors = Arena(), Arena()
-    rope = rope_table(10000.0 ** (-np.arange(shape.rotary // 2) * 2 / shape.rotary), capacity)
+    rope = rope_table(10000.0 ** (-np.arange(config.rotary // 2) * 2 / config.rotary), capacity)
     caches = rng.normal(size=(2, len(formats), capacity, kv_dim)).astype(np.float16)
     caches[:, :, position:] = np.nan
     start = rng.normal(size=hidden).astype(np.float32)
@@ -81,15 +76,17 @@ def token_case(
         o = matrix(weights, rng, "Q4_K", hidden, q_dim)
         gate_up = matrix(weights, rng, "Q4_K", 2 * ffn, hidden)
         down = matrix(weights, rng, down_format, hidden, ffn)
-        normed = quantized(reference.rmsnorm(x, gains[0], EPS)[1])
-        row = np.concatenate([part.values @ normed for part in qkv]) + (bias if shape.bias else 0)
+        normed = reference.quantize_runs(reference.rmsnorm(x, gains[0], EPS)[1])
+        row = np.concatenate([part.values @ normed for part in qkv]) + (bias if config.bias else 0)
         q, k, v = (part.reshape(1, -1, head_dim) for part in np.split(row, [q_dim, q_dim + kv_dim]))
-        q, k = (reference.rope(part, [position], rope, shape.interleaved) for part in (q, k))
+        q, k = (reference.rope(part, [position], rope, config.interleaved) for part in (q, k))
         stored[0, n, position], stored[1, n, position] = k.reshape(-1), v.reshape(-1)
         filled = [rows[n, : position + 1].reshape(-1, kv_heads, head_dim) for rows in stored]
-        x = x + o.values @ quantized(reference.attention(q, *filled, position).reshape(-1))
-        gate, up = np.split(gate_up.values @ quantized(reference.rmsnorm(x, gains[1], EPS)[1]), 2)
-        x = x + down.values @ quantized(reference.swiglu(gate, up))
+        x = x + o.values @ reference.quantize_runs(reference.attention(q, *filled, position).reshape(-1))
+        gate, up = np.split(
+            gate_up.values @ reference.quantize_runs(reference.rmsnorm(x, gains[1], EPS)[1]), 2
+        )
+        x = x + down.values @ reference.quantize_runs(reference.swiglu(gate, up))
         layers.append(
             Layer(
                 attn_norm=vectors.add(gains[0]), ffn_norm=vectors.add(gains[1]), bias=vectors.add(bias),
@@ -99,7 +96,7 @@ def token_case(
         )  # fmt: skip
     gains = 1 + 0.1 * rng.standard_normal(hidden).astype(np.float32)
     output = matrix(weights, rng, "Q6_K", vocab, hidden, 2.0)
-    logits = output.values @ quantized(reference.rmsnorm(x, gains, EPS)[1])
+    logits = output.values @ reference.quantize_runs(reference.rmsnorm(x, gains, EPS)[1])
     entries = model_schedule(layers, vectors.add(gains), output.place)
     assert len(entries) == config.entries
 
@@ -134,8 +131,8 @@ def token_case(
         "logits": poisoned(vocab, np.float32),
         "positions": np.array([position], np.int32),
         "rope_table": rope,
-        "partial": poisoned(shape.partial_shape, np.float32),
-        "statistics": poisoned(shape.statistics_shape, np.float32),
+        "partial": poisoned(config.partial_shape, np.float32),
+        "statistics": poisoned(config.statistics_shape, np.float32),
         "counters": np.zeros(config.groups, np.uint32),
         "barriers": np.zeros(2, np.uint32),
         "eps": EPS,

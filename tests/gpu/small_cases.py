@@ -20,7 +20,7 @@ def small_sequences() -> Iterator[tuple[Case | HopperCase, ...]]:
         _gemm_blocks,
         _gemm_hopper,
         _gemv,
-        _decode_step,
+        _token,
         _mmq,
         _quantize,
         _dequantize,
@@ -136,22 +136,13 @@ def _gemv() -> Iterator[Case]:
     yield gemv_case(GemvConfig("Q6_K", 5 * 256, slices=2, warps=2, slots=3), 13, grid=3)
 
 
-def _decode_step() -> Iterator[Case]:
-    from minfer.cuda.attention import AttentionStepConfig
-    from minfer.cuda.gemv import GemvStreamConfig, GemvTwoConfig
-    from tests.cuda.attention_cases import step_case
-    from tests.cuda.gemv_cases import stream_case, two_case
+def _token() -> Iterator[Case]:
+    from minfer.cuda.token import TokenConfig
+    from tests.cuda.token_cases import token_case
 
-    for format in ("Q4_K", "Q6_K"):
-        added = GemvStreamConfig(format, 1280, addend=True, warps=2, team=2, ahead=1)
-        yield stream_case(added, 13, grid=2)
-        gated = {"source": "norm", "pairs": True, "records": True, "chained": True}
-        yield stream_case(GemvStreamConfig(format, 512, warps=2, late=True, **gated), 64, grid=3)
-    half = {"dim": 512, "source": "norm", "warps": 2, "slots": 1}
-    upper, lower = GemvStreamConfig("Q4_K", **half), GemvStreamConfig("Q6_K", team=2, **half)
-    yield two_case(GemvTwoConfig(upper, lower), 13, 5, sms=3)
-    yield step_case(AttentionStepConfig(6, 2, 64, 64, bias=True, splits=3, output="f32"), 37)
-    yield step_case(AttentionStepConfig(6, 2, 64, 32, True, splits=3, chained=True), 400)
+    config = TokenConfig(4, 2, 64, 64, 256, 512, entries=7, bias=True, blocks=5, warps=3, ahead=1)
+    yield token_case(config, [("Q6_K", "Q4_K")], position=37)
+    yield token_case(config, [("Q6_K", "Q6_K")], position=400)
 
 
 def _quantize() -> Iterator[Case]:

@@ -1,24 +1,44 @@
-"""The token kernel in the simulator: a model of two layers, blocks that wait for each other."""
+"""The token kernel in the simulator: models of one and two layers, blocks that wait for each other."""
 
 import pytest
 
-from minfer.cuda.attention import AttentionStepConfig
+from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.token import TokenConfig
 from tests.cuda.token_cases import token_case
 
 
-def small(heads=2, kv_heads=1, head_dim=128, bias=True, splits=2, **fields):
-    attention = AttentionStepConfig(heads, kv_heads, head_dim, head_dim, bias=bias, splits=splits)
-    return TokenConfig(attention, **{"hidden": 256, "ffn": 512, "blocks": 2, "warps": 2} | fields)
+def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fields):
+    sizes = {"hidden": 256, "ffn": 512, "blocks": 2, "warps": 2}
+    attention = (heads, kv_heads, head_dim, head_dim)
+    return TokenConfig(*attention, interleaved=interleaved, bias=bias, **sizes | fields)
 
 
 @pytest.mark.parametrize(
     ("config", "formats", "position"),
     [
         (small(entries=7), [("Q6_K", "Q4_K")], 5),
-        (small(entries=12, blocks=3, warps=3), [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")], 0),
+        (small(entries=12, blocks=3, warps=3, ahead=2), [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")], 0),
+        (small(4, 2, 64, True, False, entries=7, blocks=5, warps=2), [("Q6_K", "Q6_K")], 120),
     ],
     ids=str,
 )
 def test_whole_models(config, formats, position):
     token_case(config, formats, position=position).run_simulated()
+
+
+def test_threads_in_any_order():
+    token_case(small(entries=7, warps=3), [("Q6_K", "Q4_K")]).run_simulated(seed=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"hidden": 320}, "rows of 320 weights"),
+        ({"hidden": 5120, "warps": 2}, "64 threads norm 5120"),
+        ({"blocks": 1, "heads": 4, "kv_heads": 2}, "1 blocks for 2 groups"),
+        ({"ffn": 256 * 600}, "leave no room for a ring"),
+    ],
+)
+def test_refusals(fields, says):
+    with pytest.raises(ConfigRefused, match=says):
+        small(entries=7, **fields)

@@ -1,25 +1,21 @@
-"""Attention: causal GQA prefill in every variant of the seeds, Hopper's own, split-KV decode, and a decode
-step's in one kernel."""
+"""Attention: causal GQA prefill in every variant of the seeds, Hopper's own, and split-KV decode."""
 
-from minfer.cuda.attention import decode, hopper, prefill, step
+from minfer.cuda.attention import decode, hopper, prefill
 from minfer.cuda.attention.config import AttentionConfig, seed_steps
 from minfer.cuda.attention.decode import DecodeAttentionConfig, attention_combine, attention_decode
 from minfer.cuda.attention.hopper import attention_hopper
 from minfer.cuda.attention.hopper_config import HopperAttentionConfig, hopper_steps
 from minfer.cuda.attention.prefill import attention_prefill
-from minfer.cuda.attention.step import AttentionStepConfig, attention_step
 from minfer.cuda.kernel import Kernel
 
 __all__ = [
     "AttentionConfig",
-    "AttentionStepConfig",
     "DecodeAttentionConfig",
     "HopperAttentionConfig",
     "attention_combine",
     "attention_decode",
     "attention_hopper",
     "attention_prefill",
-    "attention_step",
     "hopper_steps",
     "seed_steps",
     "shipped",
@@ -28,4 +24,4 @@ __all__ = [
 
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
-    return prefill.shipped() + hopper.shipped() + decode.shipped() + step.shipped()
+    return prefill.shipped() + hopper.shipped() + decode.shipped()

@@ -1,11 +1,11 @@
-"""The attention of the token kernel: bias, head norms and RoPE, the KV store, split-KV attention on tensor cores
-and the combination of the splits, between two of the grid's barriers.
+"""The attention of the token kernel: bias and RoPE, the KV store, split-KV attention on tensor cores and the
+combination of the splits, between two of the grid's barriers.
 
 One query row per head leaves tensor cores mostly idle, but the query heads that share a kv head are rows of
-one matrix, and K and V are read once for all of them. What does not depend on the projection is done before the
-barrier: older rows of the cache are on their way, the new token's row goes from the projection to the scores
-without a detour through the cache. Up to a few turns of rows are one block's work; longer contexts are split,
-and the last block of a head group combines the splits, in their order, whoever it is.
+one matrix, and K and V are read once for all of them. What does not depend on the projection is done before
+the barrier: older rows of the cache are on their way; the new token's row goes from the projection to the
+scores without a detour through the cache. Up to a few turns of rows are one block's work; longer contexts are
+split, and the last block of a head group combines the splits, in their order, whoever it is.
 
 Dao et al. 2023, "Flash-Decoding".
 """
@@ -19,25 +19,24 @@ from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.attention.config import LOG2_E, NEVER
-from minfer.cuda.attention.fragments import make_fragments
-from minfer.cuda.attention.splits import make_combine, make_gather
-from minfer.cuda.attention.step import MOST_HEADS
 from minfer.cuda.elementwise.rotary import head_part
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.token.config import TokenConfig
+from minfer.cuda.token.config import MOST_HEADS, TokenConfig
+from minfer.cuda.token.fragments import make_fragments
 from minfer.cuda.token.records import store_record
+from minfer.cuda.token.splits import make_combine, make_gather
 
 ONE_BLOCK_TURNS = 3  # up to so many another turn is faster than a combination
 
 
 def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable:
-    """Device function (shared, block, counter, target, qkv, bias, q_norm, k_norm, eps, positions, table,
-    k_cache, v_cache, partial, statistics, counters, out, scale): the threads that multiply call it, in all blocks; addresses
-    but for eps and scale; `shared` is room for `config.attention_bytes`; it waits for the grid by
-    wait(counter, target), and `sync` is the barrier of the block's threads."""
-    attention = config.attention
-    heads, kv_heads, head_dim = attention.heads, attention.kv_heads, attention.head_dim
-    served, splits, groups = attention.block_heads, attention.splits, config.groups
+    """Device function (shared, block, counter, target, qkv, bias, positions, table, k_cache, v_cache,
+    partial, statistics, counters, out, scale), for the threads that multiply, in all blocks.
+
+    All but block, target and scale are addresses; `shared` is room for `config.attention_bytes`. It waits for
+    the projection by wait(counter, target); `sync` is the barrier of a block's threads."""
+    heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
+    served, splits, groups = config.block_heads, config.splits, config.groups
     threads, warps = config.threads, config.attention_warps
     turn_rows = 16 * warps
     pieces = head_dim // 32  # 16-byte pieces of a row that a lane takes for the scores
@@ -46,20 +45,20 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
     pitch = kv_heads * head_dim * 2
     per_kv_head = heads // kv_heads // served
     key_at, value_at = MOST_HEADS * head_dim * 2, (MOST_HEADS + 1) * head_dim * 2
-    flag_at, sums_at = value_at + head_dim * 2, attention.query_bytes
+    flag_at, sums_at = value_at + head_dim * 2, config.query_bytes
     slot = (head_dim + 4) * 4  # bytes of a head's sums, maximum, sum of weights
     units = (served + 2) * lanes
     unit_rounds = -(-units // threads)
     fours = served * head_dim // 4
     four_rounds = -(-fours // threads)
     key_words, value_words = 8 * pieces, 2 * per_lane
-    take = head_part(attention.row)
+    take = head_part(config.row)
     parts = make_fragments(served, kv_heads, head_dim)
     load_keys, load_values, put_new_row = parts.load_keys, parts.load_values, parts.put_new_row
     scores, add_values, put_sums = parts.scores, parts.add_values, parts.put_sums
     gather = make_gather(served, head_dim, warps)
     split_factors, combine = make_combine(served, head_dim, splits, config.warps)
-    total, biased, rotary = heads * head_dim, attention.bias, attention.rotary
+    total, biased, rotary = heads * head_dim, config.bias, config.rotary
     one_block = ONE_BLOCK_TURNS * turn_rows
 
     @device_function
@@ -86,12 +85,12 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
                 ptx.ld_global_nc_u32(angles + uint64(part * 32))
 
     @device_function
-    def stage_row(shared, qkv, bias, q_norm, k_norm, eps, position, table, kv_head, first_head):
+    def stage_row(shared, qkv, bias, position, table, kv_head, first_head):
         """Rotated queries and the new key and value as f16 to shared memory."""
         for i in range(unit_rounds):
             inside, head, local, part = unit_place(i, kv_head, first_head)
             low, high, a0, a1, a2, a3, b0, b1, b2, b3 = take(
-                qkv, bias, q_norm, k_norm, uint64(position), table, head, part, eps
+                qkv, bias, bias, bias, uint64(position), table, head, part, float32(0)
             )
             if inside:
                 row = shared + uint32(local * (head_dim * 2))
@@ -221,7 +220,7 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
 
     @device_function
     def attend(
-        shared, block, counter, target, qkv, bias, q_norm, k_norm, eps, positions, table, k_cache, v_cache,
+        shared, block, counter, target, qkv, bias, positions, table, k_cache, v_cache,
         partial, statistics, counters, out, scale,
     ):  # fmt: skip
         warp = ptx.uniform(int32(cuda.threadIdx.x) >> 5)
@@ -259,7 +258,7 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
             for i in range(empty + int32(cuda.threadIdx.x) * 4, MOST_HEADS * head_dim * 2, threads * 4):
                 ptx.st_shared_u32(shared + uint32(i), uint32(0))
             wait(counter, target)
-            stage_row(shared, qkv, bias, q_norm, k_norm, eps, position, table, kv_head, first_head)
+            stage_row(shared, qkv, bias, position, table, kv_head, first_head)
             sync()
             if split == active - 1 and group == kv_head * per_kv_head:
                 store_row(shared, keys, values, position)

@@ -1,23 +1,24 @@
-"""How the token kernel shares out a model: rows to blocks, turns to warps, bytes to shared memory."""
+"""How the token kernel shares out a model: rows to blocks, tiles to warps, bytes to shared memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
-from minfer.cuda.attention.step import AttentionStepConfig
 from minfer.cuda.checks import check_choice
-from minfer.cuda.gemv.fine import FINE_RUN
+from minfer.cuda.elementwise.rotary import RopeStoreConfig
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
-from minfer.cuda.token.records import WEIGHTS, record_bytes
+from minfer.cuda.token.records import RUN, WEIGHTS, record_bytes
 
 TILE_ROWS = 16  # an mma's
 TILE_UNITS = {"Q4_K": 15, "Q6_K": 10}  # most blocks of weights of a tile's rows
 PITCH = 2208  # bytes from row to row of a tile: 4 rows of 32 bytes touch all banks of shared memory
 SLOT_BYTES = TILE_ROWS * PITCH
-LOADS = 8  # 16-byte loads of activations that a thread has in flight
 MOST_SLOTS = 8
-ENTRY_BYTES = 32
+MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
+MOST_SPLITS = 64
+LOADS = 8  # 16-byte loads of activations that a thread has in flight
+ENTRY_BYTES = 32  # of the schedule
 
 
 def _ceil(a: int, b: int) -> int:
@@ -33,22 +34,37 @@ class TokenConfig:
     """One decode step of a whole model.
 
     Attributes:
-        attention: the attention's shape (its `output`, `splits` and `chained` do not matter here).
-        hidden, ffn: widths, multiples of 256.
+        heads, kv_heads, head_dim: the attention's shape; head_dim 64 or 128.
+        rotary: dims of a head that rotate, from the first.
+        hidden, ffn: widths; with heads * head_dim multiples of 256.
         entries: length of the schedule (`minfer.cuda.token.schedule`).
+        interleaved: RoPE of pairs (2i, 2i + 1); else NEOX, (i, i + rotary / 2).
+        bias: add a bias to q, k and v.
         blocks: the grid, all of it resident at once: one block a multiprocessor.
         warps: warps that multiply; one more streams the weights.
+        ahead: tiles on their way into L2, beyond those on their way into the ring.
     """
 
-    attention: AttentionStepConfig
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary: int
     hidden: int
     ffn: int
     entries: int
+    interleaved: bool = False
+    bias: bool = False
     blocks: int = 132
     warps: int = 15
+    ahead: int = 0
 
     def __post_init__(self) -> None:
+        check_choice("decode_token", "head_dim", self.head_dim, (64, 128))
         check_choice("decode_token", "warps", self.warps, tuple(range(1, 16)))
+        check_choice("decode_token", "ahead", self.ahead, tuple(range(33)))
+        if self.heads < 1:
+            raise ConfigRefused(f"decode_token: {self.heads} heads; take at least 1")
+        self.row  # noqa: B018 - checks the attention's shape
         for name, dim in (("hidden", self.hidden), ("heads", self.attended), ("ffn", self.ffn)):
             if dim <= 0 or dim % WEIGHTS:
                 raise ConfigRefused(f"decode_token: rows of {dim} weights ({name}); take a multiple of 256")
@@ -63,32 +79,86 @@ class TokenConfig:
             )
 
     def __str__(self) -> str:
-        shape = f"hidden={self.hidden} ffn={self.ffn} entries={self.entries}"
-        return f"{shape} {self.attention} blocks={self.blocks} warps={self.warps} slots={self.slots}"
+        kind = ("interleaved" if self.interleaved else "neox") + (" bias" if self.bias else "")
+        shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary} {kind}"
+        ring = f"warps={self.warps} slots={self.slots}+{self.ahead}"
+        return (
+            f"hidden={self.hidden} ffn={self.ffn} {shape} entries={self.entries} blocks={self.blocks} {ring}"
+        )
 
     @property
     def threads(self) -> int:
         """Threads that multiply."""
         return self.warps * 32
 
+    # ---- the attention
+
+    @property
+    def row(self) -> RopeStoreConfig:
+        """What is done to a stacked row of q, k and v first."""
+        return RopeStoreConfig(
+            self.heads, self.kv_heads, self.head_dim, self.rotary, self.interleaved, self.bias, "f32"
+        )
+
     @property
     def attended(self) -> int:
         """Width of the attention's output."""
-        return self.attention.heads * self.attention.head_dim
+        return self.heads * self.head_dim
+
+    @property
+    def block_heads(self) -> int:
+        """Query heads of one block: the largest divisor of those of a kv head that fits a fragment."""
+        group = self.heads // self.kv_heads
+        return max(n for n in range(1, MOST_HEADS + 1) if group % n == 0)
 
     @property
     def groups(self) -> int:
-        """Groups of heads that a block attends with."""
-        return self.attention.heads // self.attention.block_heads
+        """Groups of heads, each a block's; the attention's counters."""
+        return self.heads // self.block_heads
 
-    def slices(self, format: str, dim: int) -> int:
-        """Tiles along a row."""
-        return _ceil(dim // WEIGHTS, TILE_UNITS[format])
+    @property
+    def splits(self) -> int:
+        """Most parts of the cache."""
+        return min(self.blocks // self.groups, MOST_SPLITS)
+
+    @property
+    def partial_shape(self) -> tuple[int, int, int]:
+        """Shape of the f32 workspace of sums."""
+        return (self.heads, self.splits, self.head_dim)
+
+    @property
+    def statistics_shape(self) -> tuple[int, int, int]:
+        """Shape of the f32 workspace of (maximum in log2 units, sum)."""
+        return (self.heads, self.splits, 2)
+
+    @property
+    def query_bytes(self) -> int:
+        """Eight heads' queries, the new row's key and value as f16, and a flag."""
+        return (MOST_HEADS + 2) * self.head_dim * 2 + 16
+
+    @property
+    def sums_bytes(self) -> int:
+        """A warp's unnormalised sums and two statistics a head."""
+        return self.block_heads * (self.head_dim + 4) * 4
+
+    @property
+    def attention_warps(self) -> int:
+        """Warps that attend: as many as have room for their sums where the activations lie."""
+        room = record_bytes(self.ffn) + 128 - self.query_bytes
+        return max(1, min(self.warps, 8, room // self.sums_bytes))
+
+    @property
+    def attention_bytes(self) -> int:
+        """The row's part, then the warps' sums or the splits' factors."""
+        factors = self.block_heads * MOST_SPLITS * 4
+        return self.query_bytes + max(self.attention_warps * self.sums_bytes, factors)
+
+    # ---- shared memory: mbarriers, scratch, the schedule, partial sums, outputs, activations, the ring
 
     @property
     def outputs(self) -> int:
         """Most gated activations of a block: whole runs of a record's scale."""
-        return _ceil(_ceil(self.ffn, FINE_RUN), self.blocks) * FINE_RUN
+        return _ceil(self.ffn // RUN, self.blocks) * RUN
 
     @property
     def region_bytes(self) -> int:
@@ -97,26 +167,13 @@ class TokenConfig:
         return _align(max(widest, self.attention_bytes))
 
     @property
-    def attention_warps(self) -> int:
-        """Warps that attend: as many as have room for their sums where the records lie."""
-        room = record_bytes(self.ffn) + 128 - self.attention.query_bytes
-        return max(1, min(self.warps, 8, room // self.attention_sums))
-
-    @property
-    def attention_sums(self) -> int:
-        """Bytes of a warp's unnormalised sums and statistics."""
-        return self.attention.block_heads * (self.attention.head_dim + 4) * 4
-
-    @property
-    def attention_bytes(self) -> int:
-        from minfer.cuda.attention.splits import MOST_SPLITS
-
-        sums = max(self.attention_warps * self.attention_sums, self.attention.block_heads * MOST_SPLITS * 4)
-        return self.attention.query_bytes + sums
+    def partial_bytes(self) -> int:
+        """A slot's partial sums: 16 rows a block of weights."""
+        return max(TILE_UNITS.values()) * TILE_ROWS * 4
 
     @property
     def scratch_at(self) -> int:
-        """Behind the mbarriers of the ring: a float a warp."""
+        """A float a warp, behind two mbarriers a slot."""
         return MOST_SLOTS * 16
 
     @property
@@ -125,28 +182,16 @@ class TokenConfig:
 
     @property
     def partials_at(self) -> int:
-        """Sums of a slot's tile: 16 rows a block of weights."""
         return _align(self.table_at + self.entries * ENTRY_BYTES)
-
-    @property
-    def partial_bytes(self) -> int:
-        """Of one slot."""
-        return max(TILE_UNITS.values()) * TILE_ROWS * 4
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Everything but what a slot takes."""
-        return self.partials_at + _align(self.outputs * 4) + self.region_bytes + 128
 
     @cached_property
     def slots(self) -> int:
         """Tiles in flight."""
-        room = MAX_SHARED_BYTES - self.fixed_bytes
+        room = MAX_SHARED_BYTES - self.partials_at - _align(self.outputs * 4) - self.region_bytes - 128
         return min(MOST_SLOTS, room // (SLOT_BYTES + self.partial_bytes))
 
     @property
     def outputs_at(self) -> int:
-        """Gated activations of the block, before they become records."""
         return _align(self.partials_at + self.slots * self.partial_bytes)
 
     @property

@@ -1,13 +1,13 @@
 """Sixteen rows of one block of 256 quantized weights times a record of activations, by integer mma.
 
-A dot product needs one column of an mma's eight. The columns serve as places instead: run r of 16 activations
-stands in a column of its own, zero elsewhere, so that the sums of all 16 runs, which have scales of their own,
-come out apart: 2 fragments of 8 columns. Each lane (g, t) = (lane / 4, lane % 4) then has two rows (g and g + 8)
-and four runs (8 h + 2 t, + 1): one 32-weight sub-block of each half of the block. Which of a sub-block's weights
-an mma calls k is free: lane t takes bytes 8 t ... 8 t + 7 as they lie.
+A dot product needs one column of an mma's eight. The columns serve as places instead: each run of 16
+activations stands in a column of its own, zero elsewhere, so that the sums of all 16 runs, which have scales
+of their own, come out apart: 2 fragments of 8 columns. Each lane (g, t) = (lane / 4, lane % 4) then has two
+rows (g and g + 8) and four runs (8 h + 2 t, + 1): one 32-weight sub-block of each half h of the block. Which
+of a sub-block's weights an mma calls k is free: lane t takes bytes 8 t ... 8 t + 7 as they lie.
 
-Accumulators start at 1.5 * 2**23 as a bit pattern: as long as sums stay below 2**22 they are floats whenever one
-looks at them, without a conversion (a quarter of the rate).
+Accumulators start at 1.5 * 2**23 as a bit pattern: as long as sums stay below 2**22, they are floats
+whenever one looks at them, without a conversion.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
 from minfer.cuda.block_dots import LOW, two_words
-from minfer.cuda.gemv.lanes import HIGH, six_bits
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.records import SCALES_AT, SUMS_AT
 
+HIGH = 0xF0F0F0F0
+SIX_BITS = 0x3F3F3F3F
 MAGIC_BITS = 0x4B400000
 MAGIC = 12582912.0  # 1.5 * 2**23
+
+_choose = ptx.lop3(0xE2)  # bits of a where b is 1, else of c
 
 
 @device_function
@@ -153,6 +156,12 @@ def dots_q4_k(record, low_block, high_block, mask):
 
 
 @device_function
+def _six_bits(low, high):
+    """Four weights of 6 bits: nibbles of `low`, and the two bits above them in place in `high`."""
+    return _choose(low, uint32(LOW), high) & uint32(SIX_BITS)
+
+
+@device_function
 def _scale_q6_k(block, run):
     return ptx.cvt_rn_f32_s32(ptx.ld_shared_s8(block + uint32(192 + run)))
 
@@ -181,20 +190,20 @@ def dots_q6_k(record, low_block, high_block, mask):
         z0, z2 = two_words(low_block + at)
         z1, z3 = two_words(high_block + at)
         add_dots(
-            sums, h, six_bits(l0, z0 << four), six_bits(l1, z1 << four), six_bits(l2, z2 << four),
-            six_bits(l3, z3 << four), b0 & mask[0], b1 & mask[0],
+            sums, h, _six_bits(l0, z0 << four), _six_bits(l1, z1 << four), _six_bits(l2, z2 << four),
+            _six_bits(l3, z3 << four), b0 & mask[0], b1 & mask[0],
         )  # fmt: skip
         add_dots(
-            sums, h, six_bits(m0, z0 << two), six_bits(m1, z1 << two), six_bits(m2, z2 << two),
-            six_bits(m3, z3 << two), b0 & mask[1], b1 & mask[1],
+            sums, h, _six_bits(m0, z0 << two), _six_bits(m1, z1 << two), _six_bits(m2, z2 << two),
+            _six_bits(m3, z3 << two), b0 & mask[1], b1 & mask[1],
         )  # fmt: skip
         add_dots(
-            sums, h, six_bits(l0 >> four, z0), six_bits(l1 >> four, z1), six_bits(l2 >> four, z2),
-            six_bits(l3 >> four, z3), b0 & mask[2], b1 & mask[2],
+            sums, h, _six_bits(l0 >> four, z0), _six_bits(l1 >> four, z1), _six_bits(l2 >> four, z2),
+            _six_bits(l3 >> four, z3), b0 & mask[2], b1 & mask[2],
         )  # fmt: skip
         add_dots(
-            sums, h, six_bits(m0 >> four, z0 >> two), six_bits(m1 >> four, z1 >> two),
-            six_bits(m2 >> four, z2 >> two), six_bits(m3 >> four, z3 >> two), b0 & mask[3], b1 & mask[3],
+            sums, h, _six_bits(m0 >> four, z0 >> two), _six_bits(m1 >> four, z1 >> two),
+            _six_bits(m2 >> four, z2 >> two), _six_bits(m3 >> four, z3 >> two), b0 & mask[3], b1 & mask[3],
         )  # fmt: skip
     first = float32(0)
     second = float32(0)

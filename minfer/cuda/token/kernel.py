@@ -1,10 +1,10 @@
 """A whole decode step in one kernel that stays (sm_90): one block a multiprocessor, one launch a token.
 
-A step of kernels loses at its seams: each waits for the one before, and the weights' stream stops. Here it does
-not stop: one warp of every block copies the weights of all phases, in order, into a ring (`minfer.cuda.token.
-ring`), and the phases (norm and q, k, v; attention; output projection; norm, gate and up; down) are only held
-apart by barriers of the grid, a counter in memory. What memory delivers meanwhile waits in the ring, and is
-multiplied faster than memory delivers (`minfer.cuda.token.dots`).
+A step of kernels loses at its seams: each waits for the one before, and the weights' stream stops. Here it
+does not stop: one warp of every block copies the weights of all phases, in order, into a ring
+(`minfer.cuda.token.ring`). The phases (norm and q, k, v; attention; output projection; norm, gate and up;
+down) are only held apart by barriers of the grid, a counter in memory. What memory delivers meanwhile waits
+in the ring, and is then multiplied faster than memory delivers (`minfer.cuda.token.dots`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from minfer.cuda.token.schedule import ACTIVATED, ARRIVE, ATTENDED, ATTENTION, N
 def decode_token(config: TokenConfig) -> Kernel:
     """The layers and the output projection of one token.
 
-    Arguments: schedule uint32 [entries, 8]; weights, vectors, keys, values: what its offsets count from; x f32
-    [hidden] (the embedded token; afterwards the last residual), qkv f32 [(heads + 2 kv_heads) * head_dim],
-    attended and activated uint8: room for fine records of the attention's output and of ffn; logits f32;
-    (q_norm, k_norm: with head norms, not supported yet); positions int32 [1], table f32 [positions, rotary / 2,
-    2] (RoPE), partial, statistics and counters: workspaces of the attention's shapes; barriers uint32 [2];
-    eps, scale float32. Counters and barriers are zero before the first launch; each launch leaves them so.
-    Launch on `config.grid`.
+    Arguments: schedule uint32 [entries, 8] (`minfer.cuda.token.schedule`); weights, vectors, keys, values:
+    what its offsets count from; x f32 [hidden]: the embedded token, afterwards the last residual; qkv f32
+    [(heads + 2 kv_heads) * head_dim], attended and activated uint8: workspaces, the latter for records of
+    the attention's output and of ffn; logits f32; positions int32 [1]: rows in the caches before; rope_table
+    f32 [positions, rotary / 2, 2]; partial, statistics, counters: workspaces of the attention's shapes;
+    barriers uint32 [2]; eps, scale float32. Counters and barriers are zero before the first launch, and each
+    launch leaves them so. Launch on `config.grid`, with pdl=True or without.
+
+    Integer dot products are exact and f32 sums have a fixed order: the same bits on every run.
     """
     entries, warps, slots, threads = config.entries, config.warps, config.slots, config.threads
     scratch_at, table_at, region_at = config.scratch_at, config.table_at, config.region_at
@@ -76,8 +78,8 @@ def decode_token(config: TokenConfig) -> Kernel:
 
     @device_function
     def work(
-        shared, vectors, keys, values, x, qkv, attended, activated, positions, rope_table, partial, statistics,
-        counters, barriers, eps, scale, block, blocks, warp,
+        shared, vectors, keys, values, x, qkv, attended, activated, positions, rope_table, partial,
+        statistics, counters, barriers, eps, scale, block, blocks, warp,
     ):  # fmt: skip
         """The warps that multiply and attend."""
         table = shared + uint32(table_at)
@@ -95,8 +97,8 @@ def decode_token(config: TokenConfig) -> Kernel:
             flags = int32(w6)
             if flags & ATTENTION:
                 attend(
-                    region, block, barriers, target, qkv, vectors + pair(w2, w3), vectors, vectors, eps,
-                    positions, rope_table, keys + pair(w0, w1), values + pair(w4, w5), partial, statistics,
+                    region, block, barriers, target, qkv, vectors + pair(w2, w3), positions,
+                     rope_table, keys + pair(w0, w1), values + pair(w4, w5), partial, statistics,
                     counters, attended, scale,
                 )  # fmt: skip
                 sync()
@@ -115,9 +117,7 @@ def decode_token(config: TokenConfig) -> Kernel:
                     elif flags & ACTIVATED:
                         copy_activated(region, activated)
                     sync()
-                multiply(
-                    shared, region, flags, int32(w4), int32(w5) & 255, w0, state, block, blocks, warp
-                )
+                multiply(shared, region, flags, int32(w4), int32(w5) & 255, w0, state, block, blocks, warp)
             if flags & ARRIVE:
                 target += uint32(blocks)
 

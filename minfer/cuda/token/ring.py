@@ -1,8 +1,8 @@
 """The stream of weights, and what becomes of the tiles: one warp's work.
 
-Weights depend on nothing, so that the next tile is asked for as soon as a slot is free, whatever phase it belongs
-to: while blocks wait for each other, and while they attend, the ring fills with the weights of the phases to
-come. The same warp adds up what the others have made of a tile, and writes the outputs.
+Weights depend on nothing, so that the next tile is asked for as soon as a slot is free, whatever phase it
+belongs to: while blocks wait for each other, and while they attend, the ring fills with the weights of the
+phases to come. The same warp adds up what the others have made of a tile, and writes the outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.activation import silu_product
-from minfer.cuda.instruction import device_function, unrolled
+from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.config import ENTRY_BYTES, PITCH, SLOT_BYTES, TILE_ROWS, TokenConfig
 from minfer.cuda.token.records import store_record
 from minfer.cuda.token.schedule import ADD, ARRIVE, ATTENTION, PAIRS, TO_QKV
@@ -26,9 +26,10 @@ ENTRY, BEGIN, LAST, SLICE = range(
 
 
 def make_stream(config: TokenConfig) -> Callable:
-    """Device function (shared, table, weights, x, qkv, activated, logits, barriers, block, blocks) of one warp."""
+    """Device function (shared, table, weights, x, qkv, activated, logits, barriers, block, blocks), for one
+    warp. The first two are shared addresses, block and blocks numbers, the others global addresses."""
     entries, slots = config.entries, config.slots
-    outputs = config.outputs
+    outputs, ahead = config.outputs, config.ahead
     full_at, done_at = 0, slots * 8
     partials_at, partial_bytes, outputs_at, ring_at = (
         config.partials_at, config.partial_bytes, config.outputs_at, config.ring_at
@@ -49,10 +50,11 @@ def make_stream(config: TokenConfig) -> Callable:
                     cursor[LAST] = last
 
     @device_function
-    def fetch(cursor, table, weights, slot, barrier, block, blocks):
-        """Start the copies of the cursor's tile, a row a lane, and go on to the next; the bytes that this lane
-        has asked for."""
+    def next_tile(cursor, table, weights, block, blocks):
+        """(where this lane's row of the cursor's tile begins, rounded down to 16; bytes, 0: no row), and the
+        cursor goes on to the next tile."""
         seek(cursor, table, block, blocks)
+        line = weights
         size = uint32(0)
         if cursor[ENTRY] < entries:
             at = table + uint32(cursor[ENTRY] * ENTRY_BYTES)
@@ -74,12 +76,27 @@ def make_stream(config: TokenConfig) -> Callable:
                 address = matrix + uint64(row) * uint64(units * unit) + uint64(first_unit * unit)
                 line = address & uint64(0xFFFFFFFFFFFFFFF0)
                 size = (uint32(address - line) + uint32(count * unit) + uint32(15)) & uint32(0xFFFFFFF0)
-                ptx.bulk_load(slot + uint32(lane * PITCH), line, size, barrier)
             cursor[SLICE] += int32(1)
             if cursor[SLICE] == slices:
                 cursor[SLICE] = int32(0)
                 cursor[BEGIN] += each
-        return size
+        return line, size
+
+    @device_function
+    def fetch(cursor, table, weights, slot, full, block, blocks):
+        """Start the copies of the cursor's tile, a row a lane."""
+        line, size = next_tile(cursor, table, weights, block, blocks)
+        ptx.mbarrier_arrive_expect_tx(full, size)
+        if size != 0:
+            ptx.bulk_load(slot + uint32(int32(ptx.lane_id()) * PITCH), line, size, full)
+
+    @device_function
+    def warm(cursor, table, weights, block, blocks):
+        """Bring the cursor's tile into L2."""
+        if ahead > 0:
+            line, size = next_tile(cursor, table, weights, block, blocks)
+            if size != 0:
+                ptx.bulk_prefetch_l2(line, size)
 
     @device_function
     def add_up(partials, count):
@@ -115,9 +132,13 @@ def make_stream(config: TokenConfig) -> Callable:
         cursor[SLICE] = int32(0)
         ring = shared + uint32(ring_at)
         for n in range(slots):
-            barrier = shared + uint32(full_at + n * 8)
-            size = fetch(cursor, table, weights, ring + uint32(n * SLOT_BYTES), barrier, block, blocks)
-            ptx.mbarrier_arrive_expect_tx(barrier, size)
+            full = shared + uint32(full_at + n * 8)
+            fetch(cursor, table, weights, ring + uint32(n * SLOT_BYTES), full, block, blocks)
+        later = cuda.local.array(4, int32)
+        for i in unroll(4):
+            later[i] = cursor[i]
+        for _ in range(ahead):
+            warm(later, table, weights, block, blocks)
         ptx.griddepcontrol_wait()
         number = uint32(0)
         parity = uint32(0)
@@ -144,8 +165,8 @@ def make_stream(config: TokenConfig) -> Callable:
                         if freed >= 0:
                             full = shared + uint32(full_at + freed * 8)
                             slot = ring + uint32(freed * SLOT_BYTES)
-                            size = fetch(cursor, table, weights, slot, full, block, blocks)
-                            ptx.mbarrier_arrive_expect_tx(full, size)
+                            fetch(cursor, table, weights, slot, full, block, blocks)
+                            warm(later, table, weights, block, blocks)
                         _, count = slice_of(units, share, int32(s))
                         ptx.mbarrier_wait(shared + uint32(done_at) + number * uint32(8), parity)
                         total += add_up(shared + uint32(partials_at) + number * uint32(partial_bytes), count)

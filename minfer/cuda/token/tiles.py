@@ -1,5 +1,5 @@
-"""How a block's rows of a product are cut into tiles: 16 rows (8 of gate and 8 of up for gated activations) by a
-slice of their columns. Everyone in the block counts through the same tiles in the same order."""
+"""How a block's rows of a product are cut into tiles: 16 rows (8 of gate and 8 of up for gated activations)
+by a slice of their columns. Everyone in the block counts through the same tiles in the same order."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from numba.cuda.types import int32
 
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS
-from minfer.cuda.gemv.fine import FINE_RUN
 from minfer.cuda.instruction import device_function
 from minfer.cuda.token.config import TILE_ROWS, TILE_UNITS
-from minfer.cuda.token.records import WEIGHTS
+from minfer.cuda.token.records import RUN, WEIGHTS
 from minfer.cuda.token.schedule import PAIRS, SIX_BIT
 
 Q4_BYTES, Q6_BYTES = (BLOCKS[format].row_bytes(WEIGHTS) for format in ("Q4_K", "Q6_K"))
@@ -22,7 +21,7 @@ def block_rows(flags, rows, block, blocks):
     """(first, last) output of a block; whole runs of gated activations."""
     grain = int32(1)
     if flags & PAIRS:
-        grain = int32(FINE_RUN)
+        grain = int32(RUN)
     grains = int32(ptx.udiv_u32(rows, grain))
     first = int32(ptx.udiv_u32(block * grains, blocks)) * grain
     return first, int32(ptx.udiv_u32((block + 1) * grains, blocks)) * grain
@@ -30,7 +29,7 @@ def block_rows(flags, rows, block, blocks):
 
 @device_function
 def cut(flags, units):
-    """(outputs of a tile, bytes of a block of weights, slices of a row of `units` blocks, blocks of a slice)."""
+    """(outputs of a tile, bytes of a block of weights, slices of a row of `units` blocks, blocks a slice)."""
     each = int32(TILE_ROWS)
     if flags & PAIRS:
         each = int32(TILE_ROWS // 2)

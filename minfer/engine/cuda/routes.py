@@ -68,9 +68,8 @@ class Route:
         w4a8: the product with gate and up takes int8 activations, where both are Q4_K.
         fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself; else later
             kernels do, from f16 results.
-        decode_step: a decoded token takes five kernels a layer that wait for each other's counters, where the
-            device and the formats allow (`minfer.engine.cuda.step`), instead of the separate ones, which
-            were the faster ones so far.
+        token_kernel: a decoded token is one kernel (`minfer.cuda.token`), where the device and the model's
+            formats allow; else, or elsewhere, one kernel an operation.
     """
 
     name: str
@@ -82,8 +81,7 @@ class Route:
     hopper_attention: bool = False
     convert: str = "fused"
     fused: bool = True
-    decode_step: bool = False
-    token_kernel: bool = False
+    token_kernel: bool = True
     mmq: str | None = None
     w4a16: bool = False
     w4a8: bool = False

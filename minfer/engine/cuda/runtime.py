@@ -9,6 +9,7 @@ it; where the GEMM can add or gate by itself, it does.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,7 +38,6 @@ from minfer.engine.cuda.hopper_attention import HopperAttention
 from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.routes import Route
-from minfer.engine.cuda.step import DecodeStep
 from minfer.engine.cuda.token import TokenStep
 from minfer.engine.cuda.weights import Loader, Run, Stack, kernel
 from minfer.engine.errors import EngineError
@@ -98,21 +98,13 @@ class CudaRuntime:
         self._pending: tuple[int, int, str] | None = None
         self._gated: tuple[Any, Stack] | None = None
         self._forms = self._decode_forms()
-        self._fused: DecodeStep | None = None
         self._token: TokenStep | None = None
         if route.token_kernel:
-            try:
+            with contextlib.suppress(ConfigRefused):  # the separate kernels take every model
                 self._token = TokenStep(
                     config, self.weights, device,
                     self._positions(), self._rope_table, self._keys, self._values,
                 )  # fmt: skip
-            except ConfigRefused as error:
-                self.token_refused = str(error)
-        if route.decode_step and DecodeStep.fits(config, self.weights, device):
-            self._fused = DecodeStep(
-                config, self.weights, device, plan.n_ctx,
-                self._positions(), self._rope_table, self._keys, self._values,
-            )  # fmt: skip
 
     def _angles(self, model: Model) -> tuple[np.ndarray, int, float]:
         inv_freq, scale = frequencies(self.config, model.rope_freqs)
@@ -183,9 +175,9 @@ class CudaRuntime:
         return self._pdl and self._count == 1
 
     @property
-    def _step(self) -> DecodeStep | TokenStep | None:
-        """What takes this pass's operations, if it is a decode step of a model that has fused kernels."""
-        return (self._token or self._fused) if self._count == 1 else None
+    def _step(self) -> TokenStep | None:
+        """What takes this pass's operations, if it is a decode step of a model that one kernel can do."""
+        return self._token if self._count == 1 else None
 
     def _form(self, role: str, rows: int) -> str:
         """What to write an operand of `rows` tokens as."""

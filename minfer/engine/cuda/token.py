@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from minfer.cuda.attention import AttentionStepConfig
-from minfer.cuda.attention.splits import MOST_SPLITS
-from minfer.cuda.token.records import record_bytes
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.token import TokenConfig, decode_token
+from minfer.cuda.token.records import record_bytes
 from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
 from minfer.engine.backend import Weights
 from minfer.engine.cuda.activations import Activations
@@ -46,24 +44,19 @@ class TokenStep:
         ]
         output = self._matrix(weights.output.runs[0])
         entries = model_schedule(layers, device.offset(weights.output_norm), output)
-        biased = weights.layers[0].qkv.bias is not None
-        shape = config.n_heads, config.n_kv_heads, config.head_dim
-        groups = AttentionStepConfig(*shape, config.rope.dimension_count).counters
-        splits = max(1, min(device.sms // groups, MOST_SPLITS))
-        attention = AttentionStepConfig(
-            *shape, config.rope.dimension_count, config.rope.interleaved, bias=biased, splits=splits
-        )
-        self._config = TokenConfig(attention, config.hidden, config.ffn, len(entries), device.sms)
+        rope = config.rope
+        self._config = made = TokenConfig(
+            config.n_heads, config.n_kv_heads, config.head_dim, rope.dimension_count, config.hidden,
+            config.ffn, len(entries), rope.interleaved, weights.layers[0].qkv.bias is not None, device.sms,
+        )  # fmt: skip
         schedule = table(entries)
         self._schedule = device.empty(schedule.shape, np.uint32)
         device.write(self._schedule, schedule)
         q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         self._qkv = device.empty(q_dim + 2 * kv_dim, np.float32)
         self._records = [device.empty(record_bytes(n), np.uint8) for n in (q_dim, config.ffn)]
-        self._split_sums = [
-            device.empty(n, np.float32) for n in (attention.partial_shape, attention.statistics_shape)
-        ]
-        self._counters = [device.empty(n, np.uint32) for n in (attention.counters, 2)]
+        self._split_sums = [device.empty(n, np.float32) for n in (made.partial_shape, made.statistics_shape)]
+        self._counters = [device.empty(n, np.uint32) for n in (made.groups, 2)]
         for counters in self._counters:
             device.write(counters, np.zeros(counters.shape, np.uint32))
         self._table = positions, rope_table

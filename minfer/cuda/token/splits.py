@@ -12,8 +12,8 @@ from minfer.cuda import ptx
 from minfer.cuda.attention.config import NEVER
 from minfer.cuda.elementwise.rows import warp_sum
 from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.token.config import MOST_SPLITS
 
-MOST_SPLITS = 64
 CHUNK = 8  # splits whose sums a thread has in flight
 
 
@@ -47,28 +47,6 @@ def make_gather(served: int, head_dim: int, parts: int) -> Callable:
         return a0, a1, a2, a3, top, weight
 
     return gather
-
-
-def make_is_last(flag_at: int) -> Callable:
-    """Device function (shared, counter, active): whether this block is the last of `active` ones that come
-    here; in all threads. The counter is zero again afterwards."""
-
-    @device_function
-    def is_last(shared, counter, active):
-        cuda.syncthreads()
-        if cuda.threadIdx.x == 0:
-            ptx.fence_gpu()
-            before = ptx.atom_add_global_u32(counter, uint32(1))
-            ptx.fence_gpu()
-            last = uint32(0)
-            if before == uint32(active - 1):
-                last = uint32(1)
-                ptx.st_global_u32(counter, uint32(0))
-            ptx.st_shared_u32(shared + uint32(flag_at), last)
-        cuda.syncthreads()
-        return ptx.ld_shared_u32(shared + uint32(flag_at)) == uint32(1)
-
-    return is_last
 
 
 def make_combine(served: int, head_dim: int, splits: int, warps: int) -> tuple[Callable, Callable]:
