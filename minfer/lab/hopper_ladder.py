@@ -44,7 +44,7 @@ def gemm_ladder() -> tuple[Step, ...]:
             "fewer bytes again; 128 sums a thread leave no room",
         ),
         Step("wgmma + TMA", choose(NT, 4608, 3584), "wgmma", "operands from shared memory, a copying thread"),
-        Step("W4A16", W4A16Config("Q4_K", tokens=192, stages=5), "from blocks", "no f16 copy of the weights"),
+        Step("W4A16", W4A16Config("Q4_K", tokens=192, slots=3), "from blocks", "no f16 copy of the weights"),
     )
 
 
