@@ -17,8 +17,8 @@ MIXED = [("Q6_K", "Q4_K"), ("Q4_K", "Q6_K")]
 
 @pytest.mark.parametrize("position", [0, 1, 31, 127, 400, 2048])
 def test_positions(position):
-    """Seven heads on a kv head, rows of 3584, fewer rows than blocks; up to 33 splits of the cache."""
-    config = TokenConfig(14, 2, 128, 128, 3584, 2560, entries=12, bias=True, blocks=runtime.device().sms)
+    """Seven heads on a kv head, rows of 1792, fewer rows than blocks; up to 33 splits of the cache."""
+    config = TokenConfig(14, 2, 128, 128, 1792, 2560, entries=12, bias=True, blocks=runtime.device().sms)
     token_case(config, MIXED, vocab=1003, position=position).run_on_gpu()
 
 
