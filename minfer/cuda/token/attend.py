@@ -253,11 +253,11 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
                         values + uint64(row) * uint64(pitch) + uint64((lane & 1) * head_dim)
                     )
             warm(bias, table + uint64(position) * uint64(rotary * 4), kv_head, first_head)
+            wait(counter, target)
             # Columns without a head: zero.
             empty = served * head_dim * 2
             for i in range(empty + int32(cuda.threadIdx.x) * 4, MOST_HEADS * head_dim * 2, threads * 4):
                 ptx.st_shared_u32(shared + uint32(i), uint32(0))
-            wait(counter, target)
             stage_row(shared, qkv, bias, position, table, kv_head, first_head)
             sync()
             if split == active - 1 and group == kv_head * per_kv_head:
