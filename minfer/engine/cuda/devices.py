@@ -70,7 +70,7 @@ class Device(Protocol):
 
 
 class GpuDevice:
-    """The GPU in use, current on the calling thread, and a stream of its own. Raises NoDevice if there is none."""
+    """The GPU in use, current on the calling thread, and its own stream. Raises NoDevice if there is none."""
 
     def __init__(self) -> None:
         from minfer.cuda import runtime
