@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minfer.campaign.ceilings import ceilings_of
@@ -31,6 +31,7 @@ NOTES = (
     "tail: the last layer past its K and V, for the last token alone",
     "what one kernel does beside its product (norm, residual, activation) is charged to the product",
     "activations become f16 or int8 inside the kernels that make them, unless the route has a pass for it",
+    "a decoded token is taken apart as separate kernels, whatever one kernel for all of it would take",
     "the gap is what the wall clock has beside all launches in one CUDA graph: what the host, and launching, "
     "cost passes that nobody observed; timing every launch would delay the next ones",
 )
@@ -68,7 +69,8 @@ def decompose(
     """Time passes whole, others launch by launch, and charge them.
 
     Args:
-        phase: "prefill" of `tokens` tokens, or "decode" of one token, after `context` tokens.
+        phase: "prefill" of `tokens` tokens, or "decode" of one token, after `context` tokens, by separate
+            kernels: one that does a whole token has no classes.
         passes: observed ones, and as many that are not before and after them.
         source: "auto", "cupti", "events" (see `timer`) for a prefill; "auto" or "graphs" for a decode (see
             `class_graphs`).
@@ -83,6 +85,7 @@ def decompose(
     if phase == "decode":
         if source not in ("auto", "graphs"):
             raise EngineError("a decode is one CUDA graph, whose classes are timed: take --source graphs")
+        route = replace(route, token_kernel=False)
         taken = _decode(shared, route, step, passes, watch)
     else:
         made, why = timer(source)

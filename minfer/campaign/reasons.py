@@ -40,8 +40,8 @@ def only_bounded(run: ProbeRun, records: Sequence[Record] = ()) -> str:
         return ""
     a, b = run.kernel_ms()
     return (
-        f"No route runs these kernels ({a / b - 1:+.0%}): {run.bound.bucket} has {run.bound.share:.1%} of the "
-        "wall here, which bounds the gain."
+        f"No route runs these kernels ({a / b - 1:+.0%}): {run.bound.bucket} has {run.bound.share:.1%} of "
+        "the wall here, which bounds the gain."
     )
 
 

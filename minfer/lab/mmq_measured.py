@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 NT = 2048
 SHAPES = {"gate+up": (37888, 3584), "down": (3584, 18944)}
 """The 7B's products that every step was timed on: many tiles, and few."""
-PEER = {"Q4_K": ("gate+up", "q4_K gate/up"), "Q6_K": ("down", "q6_K")}
-"""Format -> the product that llama.cpp's figure is of, and what it is called there."""
+COLOURS = {"gate+up": style.BLUE, "down": style.SKY}
+PEER = {"Q4_K": "q4_K gate/up", "Q6_K": "q6_K"}
+"""Format -> what llama.cpp's figure is called."""
 
 
 ROUTES = {
@@ -117,29 +118,30 @@ def tried_rows(records: Sequence[Record], weight_type: str = "Q4_K") -> list[dic
 
 
 def draw_ladder(records: Sequence[Record], weight_type: str = "Q4_K") -> Picture:
-    """us a GMAC of every step on the product that llama.cpp's figure is of."""
+    """us a GMAC of every step, beside llama.cpp's."""
     from minfer.cuda.mmq import ladder
 
     rows = ladder_rows(records, weight_type)
     if not rows:
         return nothing(f"the ladder of {weight_type}")
-    product, peer_name = PEER[weight_type]
-    peer = llamacpp().us_per_gmac[peer_name]
-    fig, (ax,) = style.figure(9.6, 1.3 + 0.36 * len(rows))
+    peer = llamacpp().us_per_gmac[PEER[weight_type]]
+    fig, (ax,) = style.figure(9.6, 1.5 + 0.42 * len(rows))
     for place, row in enumerate(reversed(rows)):
-        better = row[product] <= peer
-        ax.barh(place, row[product], height=0.66, color=style.GREEN if better else style.BLUE)
-        ax.annotate(
-            f"{row[product]:.1f}", (row[product], place), (6, 0), textcoords="offset points", va="center",
-            fontsize=8.5, color=style.INK,
-        )  # fmt: skip
+        for product, up in zip(SHAPES, (0.19, -0.19), strict=True):
+            label = product if place == 0 else None
+            ax.barh(place + up, row[product], height=0.36, color=COLOURS[product], label=label)
+            ax.annotate(
+                f"{row[product]:.1f}", (row[product], place + up), (6, 0), textcoords="offset points",
+                va="center", fontsize=8, color=style.INK,
+            )  # fmt: skip
     ax.axvline(peer, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
     ax.text(peer, len(rows) - 0.42, f" llama.cpp {peer:g}", va="bottom", fontsize=8.5, color=style.RED)
     ax.set_yticks(range(len(rows)), [row["step"] for row in reversed(rows)], color=style.INK)
     ax.set_ylim(-0.6, len(rows) + 0.2)
-    ax.set_xlim(0, 1.1 * max(row[product] for row in rows))
+    ax.set_xlim(0, 1.1 * max(row[product] for row in rows for product in SHAPES))
     ax.grid(axis="y", visible=False)
-    style.label(ax, f"us a GMAC, {product}, {NT:,} tokens")
-    used = [newest(records, _figure(step.config, product)) for step in ladder(weight_type)]
+    style.label(ax, f"us a GMAC, {NT:,} tokens")
+    style.legend(ax, loc="lower right")
+    used = [newest(records, _figure(step.config, "down")) for step in ladder(weight_type)]
     style.title(ax, f"{weight_type}: from R1 to stream-k on an H200", origin(*used))
     return Picture(fig, f"us a GMAC of {len(rows)} steps of the {weight_type} ladder against llama.cpp", rows)

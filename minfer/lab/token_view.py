@@ -228,7 +228,7 @@ def step_kernels(fused: bool = False) -> tuple[str, ...]:
     own forward, on a device that only remembers.
 
     Args:
-        fused: five kernels a layer (`Route.decode_step`) instead of one an operation.
+        fused: one kernel for the layers (`Route.token_kernel`) instead of one an operation.
     """
     from minfer.engine.cuda.backend import CudaBackend
     from minfer.engine.cuda.devices import DryDevice
@@ -238,7 +238,7 @@ def step_kernels(fused: bool = False) -> tuple[str, ...]:
     from minfer.model.model import Model
 
     model, device = Model.load(str(TINY)), DryDevice()
-    route = replace(choose_route("auto", device.arch, {}), decode_step=fused)
+    route = replace(choose_route("auto", device.arch, {}), token_kernel=fused)
     backend = CudaBackend(route, device, on_plan=lambda line: None)
     runtime = backend.open(model, 256, "f16", 128)
     buffers = Buffers.allocate(runtime, model.config, 128, 1)
@@ -261,9 +261,8 @@ def kernel_rows(fused: bool = False) -> list[dict]:
     return [{"kernel": name, "launches": count} for name, count in Counter(step_kernels(fused)).items()]
 
 
-def token_kernels(fused: bool = False) -> int:
-    """Kernels of a token of the 7B: those of the small model's layers for each of its 28 (in both half of the
-    layers hold v in a format of its own), and those around them."""
-    names = step_kernels(fused)
-    around = 3 if "rmsnorm" in names else 2  # embedding, output matrix, and the last norm where it is alone
-    return round((len(names) - around) / layers() * QWEN25_7B.layers) + around
+def token_kernels() -> int:
+    """Kernels of a token of the 7B where each operation is one: those of the small model's layers for each of
+    its 28 (in both half of the layers hold v in a format of its own), and embedding, last norm and output
+    matrix."""
+    return round((len(step_kernels()) - 3) / layers() * QWEN25_7B.layers) + 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,8 @@ def shape_of(config) -> ModelShape:
 
 def observe(model, route: str, tokens: int, position: int = 0) -> list:
     device = observing(DryDevice)()
-    backend = CudaBackend(choose_route(route, "sm_90a", {}), device, on_plan=lambda line: None)
+    chosen = replace(choose_route(route, "sm_90a", {}), token_kernel=False)
+    backend = CudaBackend(chosen, device, on_plan=lambda line: None)
     runtime = ObservedRuntime(backend.open(model, 256, "f16", 128))
     buffers = Buffers.allocate(runtime, model.config, 128, 1)
     runtime.set_tokens([0] * tokens, position)

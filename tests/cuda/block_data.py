@@ -13,9 +13,11 @@ _SCALES = {"Q4_0": _ONE, "Q5_0": _ONE, "Q8_0": _ONE, "Q4_1": _TWO, "Q5_1": _TWO,
 _SCALES |= {"Q5_K": _TWO, "Q6_K": (208,)}
 
 
-def random_matrix(format: str, rows: int, dim: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(bytes uint8 [rows, row bytes], values float32 [rows, dim]): every bit of the blocks random, scales
-    sane."""
+def random_matrix(
+    format: str, rows: int, dim: int, seed: int = 0, scale: float = 0.02
+) -> tuple[np.ndarray, np.ndarray]:
+    """(bytes uint8 [rows, row bytes], values float32 [rows, dim]): every bit of the blocks random, but
+    scales of at most `scale`."""
     rng = np.random.default_rng(seed)
     block = BLOCKS[format]
     if format in ("F32", "F16", "BF16"):
@@ -27,7 +29,7 @@ def random_matrix(format: str, rows: int, dim: int, seed: int = 0) -> tuple[np.n
         return raw.view(np.uint8).reshape(rows, -1), raw.astype(np.float32)
     blocks = rng.integers(0, 256, (rows, dim // block.weights, block.size), dtype=np.uint8)
     for offset in _SCALES[format]:
-        scale = rng.uniform(-0.02, 0.02, blocks.shape[:2]).astype(np.float16)
-        blocks[..., offset : offset + 2] = scale[..., None].view(np.uint8)
+        scales = rng.uniform(-scale, scale, blocks.shape[:2]).astype(np.float16)
+        blocks[..., offset : offset + 2] = scales[..., None].view(np.uint8)
     raw = blocks.reshape(rows, -1)
     return raw, dequantize(raw, GGMLQuantizationType[format]).astype(np.float32)

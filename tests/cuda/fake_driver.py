@@ -172,6 +172,7 @@ class FakeDriver:
         if self.launch_status and (status := self.launch_status.pop(0)):
             return status
         config = driver.LaunchConfig.from_address(config_address)
+        attributes = (driver.LaunchAttribute * config.count).from_address(config.attributes)
         pointers = (ctypes.c_void_p * self.parameters).from_address(parameters)
         slots = [ctypes.c_uint64.from_address(pointer).value for pointer in pointers]
         self.launched.append(
@@ -180,7 +181,7 @@ class FakeDriver:
                 block=tuple(config.block),
                 shared=config.shared_bytes,
                 stream=config.stream or 0,
-                attributes=config.count,
+                attributes=[attribute.id for attribute in attributes],
                 slots=slots,
                 pointers=list(pointers),
             )

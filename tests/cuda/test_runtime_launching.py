@@ -84,7 +84,7 @@ class TestPacking:
         assert struct.unpack("i", struct.pack("Q", seen.slots[3])[:4]) == (-7,)
         assert struct.unpack("f", struct.pack("Q", seen.slots[4])[:4]) == (1.5,)
         assert seen.slots[5] == 1 << 40
-        assert seen.attributes == 0
+        assert seen.attributes == []
 
     @pytest.mark.parametrize("grid", [5, (5,), (5, 1), [5, 1, 1], (np.int64(5), 1, 1), np.int64(5)])
     def test_grids_may_be_short(self, fake, args, grid):
@@ -108,7 +108,11 @@ class TestPacking:
         loaded = runtime.load(make_kernel())
         first, second = loaded.prepare((1, 1, 1), *args), loaded.prepare((2, 1, 1), *args, pdl=True)
         first(), second(), first()
-        assert [(s.grid[0], s.attributes) for s in fake.launched] == [(1, 0), (2, 1), (1, 0)]
+        assert [(s.grid[0], s.attributes) for s in fake.launched] == [
+            (1, []),
+            (2, [driver.ATTRIBUTE_PROGRAMMATIC]),
+            (1, []),
+        ]
         assert fake.launched[0].slots == fake.launched[2].slots
 
     def test_addresses_and_array_interfaces(self, fake, args):
@@ -265,6 +269,16 @@ class TestLimits:
     def test_clusters(self, fake, args):
         with pytest.raises(LaunchRefused, match="asks for 3 blocks along x, allowed multiples of 2"):
             runtime.launch(make_kernel(cluster=2, min_arch=90), (3, 1, 1), *args)
+
+    def test_blocks_that_wait_for_each_other_are_all_resident(self, fake, args):
+        """16 blocks of 128 threads an SM by the fake driver's occupancy, on 132 SMs."""
+        kernel = make_kernel(cooperative=True)
+        runtime.launch(kernel, 132 * 16, *args)
+        runtime.launch(kernel, 1, *args, pdl=True)
+        cooperative, programmatic = driver.ATTRIBUTE_COOPERATIVE, driver.ATTRIBUTE_PROGRAMMATIC
+        assert [seen.attributes for seen in fake.launched] == [[cooperative], [cooperative, programmatic]]
+        with pytest.raises(LaunchRefused, match="asks for 2113 blocks of a cooperative grid, allowed 2112"):
+            runtime.launch(kernel, 132 * 16 + 1, *args)
 
     def test_the_driver_s_own_refusals(self, fake, args):
         fake.launch_status = [driver.LAUNCH_OUT_OF_RESOURCES]

@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
-from gguf import GGMLQuantizationType as Type
-from gguf.quants import dequantize
 
 from minfer.cuda import reference
 from minfer.cuda.elementwise import rope_table
 from minfer.cuda.token import TokenConfig, decode_token
 from minfer.cuda.token.records import record_bytes
 from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
-from minfer.model.quants import pack
+from tests.cuda.block_data import random_matrix
 from tests.cuda.parity import Case, poisoned
 
 EPS = 1e-6
@@ -41,12 +39,15 @@ class Weights:
     place: Matrix
 
 
+SPREAD = {"Q4_K": 186.0, "Q6_K": 790.0}
+"""Standard deviation of weights whose bits are random, over the largest scale."""
+
+
 def matrix(arena: Arena, rng, format: str, rows: int, columns: int, gain: float = 1.0) -> Weights:
-    values = (rng.standard_normal((rows, columns)) * gain / columns**0.5).astype(np.float32)
-    raw = pack(values, Type[format])
-    return Weights(
-        dequantize(raw, Type[format]).astype(np.float32), Matrix(arena.add(raw), format, rows, columns)
-    )
+    """Weights that make outputs `gain` times as large as inputs."""
+    scale = gain / SPREAD[format] / columns**0.5
+    raw, values = random_matrix(format, rows, columns, int(rng.integers(1 << 30)), scale)
+    return Weights(values, Matrix(arena.add(raw), format, rows, columns))
 
 
 def token_case(

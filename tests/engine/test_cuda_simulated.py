@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from minfer.cuda.token import TokenConfig
 from minfer.engine.backend import Backend
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.devices import SimulatedDevice
@@ -152,20 +155,27 @@ def test_f32_activations(tmp_path):
     assert "convert_f32_f16" not in launched(device)
 
 
-@pytest.mark.parametrize("chained", [False, True])
-def test_fused_decode_steps(tmp_path, monkeypatch, chained):
-    """Q4_K and Q6_K on sm_90: five kernels a layer, two formats of q, k and v in one launch."""
-    from minfer.engine.cuda import step
+def test_a_token_in_one_kernel(tmp_path, monkeypatch):
+    """Q4_K and Q6_K on sm_90. A prompt in chunks of one has tokens whose logits nobody wants: their keys and
+    values are stored nevertheless."""
+    from minfer.engine.cuda import token
 
-    monkeypatch.setattr(step, "CHAINED", chained)
-    for how in (step._NORMED, step._ADDED, step._GATED):
-        monkeypatch.setitem(how, "chained", chained)
+    monkeypatch.setattr(token, "TokenConfig", partial(TokenConfig, warps=4))
     wide = {"layers": 1, "hidden": 256, "ffn": 256, "heads": 4, "output": "Q6_K"}
     model = micro_model(tmp_path / "micro.gguf", formats=K_QUANTS, **wide)
     device = SimulatedDevice(arch="sm_90a")
-    backend = simulated(device, Route("f16", decode_step=True))
-    gpu, host = open_session(model, backend), open_session(model, HostBackend(threads=1))
+    gpu = Session(model, simulated(device, Route("f16")), n_ctx=64, chunk=1)
+    host = open_session(model, HostBackend(threads=1))
     device.launches.clear()
-    close(gpu.forward(IDS[:1]), host.forward(IDS[:1]))
-    names = ["embedding", "gemv_stream_two", "attention_step", *["gemv_stream"] * 4]
-    assert [kernel.name for kernel in device.launches] == 2 * names  # for capture, and for the token
+    close(gpu.forward(IDS[:2]), host.forward(IDS[:2]))
+    step = ["embedding", "decode_token"]
+    assert [kernel.name for kernel in device.launches] == 3 * step  # one more for capture
+
+
+def test_a_model_that_the_kernel_does_not_take(tmp_path):
+    """Other formats: one kernel an operation."""
+    device = SimulatedDevice(arch="sm_90a")
+    gpu = open_session(micro_model(tmp_path / "micro.gguf"), simulated(device, Route("f16")))
+    device.launches.clear()
+    gpu.forward(IDS[:1])
+    assert "decode_token" not in launched(device) and "gemv" in launched(device)

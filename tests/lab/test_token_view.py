@@ -49,12 +49,12 @@ def test_what_makes_no_sense_is_refused():
 
 
 def test_the_steps_kernels():
-    """A product that norms, adds and activates spares kernels; every step embeds, attends and multiplies."""
+    """One an operation: every step embeds, attends and multiplies. Or two in all."""
     plain = token_view.step_kernels()
     assert plain[0] == "embedding" and plain.count("attention_decode") == token_view.layers()
     assert sum(row["launches"] for row in token_view.kernel_rows()) == len(plain)
     assert token_view.token_kernels() == 297
-    assert token_view.token_kernels(fused=True) == 142
+    assert token_view.step_kernels(fused=True) == ("embedding", "decode_token")
 
 
 def test_launches(records, sound):

@@ -1,6 +1,12 @@
 """A whole decode step in one kernel (sm_90)."""
 
+from minfer.cuda.kernel import Kernel
 from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.kernel import decode_token
 
-__all__ = ["TokenConfig", "decode_token"]
+__all__ = ["TokenConfig", "decode_token", "shipped"]
+
+
+def shipped() -> list[Kernel]:
+    """Every config that minfer ships: Qwen2.5-7B Q4_K_M."""
+    return [decode_token(TokenConfig(28, 4, 128, 128, 3584, 18944, entries=155, bias=True))]

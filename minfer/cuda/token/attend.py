@@ -21,6 +21,19 @@ from minfer.cuda import ptx
 from minfer.cuda.attention.config import LOG2_E, NEVER
 from minfer.cuda.elementwise.rotary import head_part
 from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.token.addresses import (
+    ATTENDED_RECORDS,
+    COUNTERS,
+    KEYS,
+    PARTIAL,
+    POSITIONS,
+    QKV,
+    ROPE_TABLE,
+    STATISTICS,
+    VALUES,
+    VECTORS,
+    address_of,
+)
 from minfer.cuda.token.config import MOST_HEADS, TokenConfig
 from minfer.cuda.token.fragments import make_fragments
 from minfer.cuda.token.records import store_record
@@ -30,11 +43,10 @@ ONE_BLOCK_TURNS = 3  # up to so many another turn is faster than a combination
 
 
 def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable:
-    """Device function (shared, block, counter, target, qkv, bias, positions, table, k_cache, v_cache,
-    partial, statistics, counters, out, scale), for the threads that multiply, in all blocks.
-
-    All but block, target and scale are addresses; `shared` is room for `config.attention_bytes`. It waits for
-    the projection by wait(counter, target); `sync` is the barrier of a block's threads."""
+    """Device function (shared, addresses, block, counter, target, keys, bias, values, scale), for the threads
+    that multiply, in all blocks: `shared` is room for `config.attention_bytes`; keys, bias and values are
+    offsets of the layer's. It waits for the projection by wait(counter, target); `sync` is the barrier of a
+    block's threads."""
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     served, splits, groups = config.block_heads, config.splits, config.groups
     threads, warps = config.threads, config.attention_warps
@@ -85,8 +97,10 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
                 ptx.ld_global_nc_u32(angles + uint64(part * 32))
 
     @device_function
-    def stage_row(shared, qkv, bias, position, table, kv_head, first_head):
+    def stage_row(shared, addresses, bias, position, kv_head, first_head):
         """Rotated queries and the new key and value as f16 to shared memory."""
+        qkv = address_of(addresses, QKV)
+        table = address_of(addresses, ROPE_TABLE)
         for i in range(unit_rounds):
             inside, head, local, part = unit_place(i, kv_head, first_head)
             low, high, a0, a1, a2, a3, b0, b1, b2, b3 = take(
@@ -162,8 +176,11 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
         put_sums(shared + uint32(sums_at + warp * (served * slot)), sums, largest, weight)
 
     @device_function
-    def put_out(shared, partial, statistics, out, first_head, split, active):
+    def put_out(shared, addresses, first_head, split, active):
         """The warps' sums to the output if there is one split, else to the workspace."""
+        out = address_of(addresses, ATTENDED_RECORDS)
+        partial = address_of(addresses, PARTIAL)
+        statistics = address_of(addresses, STATISTICS)
         # Whole warps go round together: the store shuffles.
         for i in range(four_rounds):
             item = int32(cuda.threadIdx.x) + i * threads
@@ -201,8 +218,11 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
         return ptx.ld_shared_u32(shared + uint32(flag_at)) == uint32(1)
 
     @device_function
-    def combine_splits(shared, partial, statistics, out, first_head, active):
+    def combine_splits(shared, addresses, first_head, active):
         """All splits' sums to the output."""
+        out = address_of(addresses, ATTENDED_RECORDS)
+        partial = address_of(addresses, PARTIAL)
+        statistics = address_of(addresses, STATISTICS)
         factors = shared + uint32(sums_at)
         split_factors(factors, statistics, first_head, active)
         sync()
@@ -219,18 +239,16 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
             store_record(out, index, int32(total), a0, a1, a2, a3)
 
     @device_function
-    def attend(
-        shared, block, counter, target, qkv, bias, positions, table, k_cache, v_cache,
-        partial, statistics, counters, out, scale,
-    ):  # fmt: skip
+    def attend(shared, addresses, block, counter, target, keys_at, bias_at, values_at, scale):
         warp = ptx.uniform(int32(cuda.threadIdx.x) >> 5)
         split = block // int32(groups)
         group = block - split * int32(groups)
         first_head = group * served
         kv_head = group // per_kv_head
-        keys = k_cache + uint64(kv_head * (head_dim * 2))
-        values = v_cache + uint64(kv_head * (head_dim * 2))
-        position = int32(ptx.ld_global_u32(positions))
+        keys = address_of(addresses, KEYS) + keys_at + uint64(kv_head * (head_dim * 2))
+        values = address_of(addresses, VALUES) + values_at + uint64(kv_head * (head_dim * 2))
+        bias = address_of(addresses, VECTORS) + bias_at
+        position = int32(ptx.ld_global_u32(address_of(addresses, POSITIONS)))
         rows = position + 1
         share = rows
         if rows > one_block:
@@ -252,21 +270,27 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
                     ptx.prefetch_global_l2(
                         values + uint64(row) * uint64(pitch) + uint64((lane & 1) * head_dim)
                     )
-            warm(bias, table + uint64(position) * uint64(rotary * 4), kv_head, first_head)
+            warm(
+                bias,
+                address_of(addresses, ROPE_TABLE) + uint64(position) * uint64(rotary * 4),
+                kv_head,
+                first_head,
+            )
+            wait(counter, target)
             # Columns without a head: zero.
             empty = served * head_dim * 2
             for i in range(empty + int32(cuda.threadIdx.x) * 4, MOST_HEADS * head_dim * 2, threads * 4):
                 ptx.st_shared_u32(shared + uint32(i), uint32(0))
-            wait(counter, target)
-            stage_row(shared, qkv, bias, position, table, kv_head, first_head)
+            stage_row(shared, addresses, bias, position, kv_head, first_head)
             sync()
             if split == active - 1 and group == kv_head * per_kv_head:
                 store_row(shared, keys, values, position)
             if warp < warps:
                 attend_rows(shared, keys, values, key_buffer, warp, first, end, position, scale)
             sync()
-            put_out(shared, partial, statistics, out, first_head, split, active)
-            if active > 1 and is_last(shared, counters + uint64(group) * uint64(4), active):
-                combine_splits(shared, partial, statistics, out, first_head, active)
+            put_out(shared, addresses, first_head, split, active)
+            mine = address_of(addresses, COUNTERS) + uint64(group) * uint64(4)
+            if active > 1 and is_last(shared, mine, active):
+                combine_splits(shared, addresses, first_head, active)
 
     return attend

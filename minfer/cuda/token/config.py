@@ -8,6 +8,7 @@ from functools import cached_property
 from minfer.cuda.checks import check_choice
 from minfer.cuda.elementwise.rotary import RopeStoreConfig
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
+from minfer.cuda.token.addresses import ADDRESSES_BYTES
 from minfer.cuda.token.records import RUN, WEIGHTS, record_bytes
 
 TILE_ROWS = 16  # an mma's
@@ -153,7 +154,7 @@ class TokenConfig:
         factors = self.block_heads * MOST_SPLITS * 4
         return self.query_bytes + max(self.attention_warps * self.sums_bytes, factors)
 
-    # ---- shared memory: mbarriers, scratch, the schedule, partial sums, outputs, activations, the ring
+    # ---- shared memory: mbarriers, scratch, addresses, schedule, partial sums, outputs, activations, ring
 
     @property
     def outputs(self) -> int:
@@ -177,8 +178,12 @@ class TokenConfig:
         return MOST_SLOTS * 16
 
     @property
-    def table_at(self) -> int:
+    def addresses_at(self) -> int:
         return _align(self.scratch_at + self.warps * 4)
+
+    @property
+    def table_at(self) -> int:
+        return self.addresses_at + _align(ADDRESSES_BYTES)
 
     @property
     def partials_at(self) -> int:

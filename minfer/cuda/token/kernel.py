@@ -16,6 +16,26 @@ from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.signature import signature_of
+from minfer.cuda.token.addresses import (
+    ACTIVATED_RECORDS,
+    ATTENDED_RECORDS,
+    BARRIERS,
+    COUNTERS,
+    KEYS,
+    LOGITS,
+    PARTIAL,
+    POSITIONS,
+    QKV,
+    ROPE_TABLE,
+    STATISTICS,
+    VALUES,
+    VECTORS,
+    WEIGHTS,
+    X,
+    address_of,
+    join,
+    put_address,
+)
 from minfer.cuda.token.attend import make_attend
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
 from minfer.cuda.token.multiply import make_multiply
@@ -38,7 +58,9 @@ def decode_token(config: TokenConfig) -> Kernel:
     Integer dot products are exact and f32 sums have a fixed order: the same bits on every run.
     """
     entries, warps, slots, threads = config.entries, config.warps, config.slots, config.threads
-    scratch_at, table_at, region_at = config.scratch_at, config.table_at, config.region_at
+    scratch_at, addresses_at, table_at, region_at = (
+        config.scratch_at, config.addresses_at, config.table_at, config.region_at
+    )  # fmt: skip
     all_threads = threads + 32
 
     @device_function
@@ -73,22 +95,16 @@ def decode_token(config: TokenConfig) -> Kernel:
                 ptx.st_global_u32(barriers + uint64(4), uint32(0))
 
     @device_function
-    def pair(low, high):
-        return uint64(low) | (uint64(high) << uint64(32))
-
-    @device_function
-    def work(
-        shared, vectors, keys, values, x, qkv, attended, activated, positions, rope_table, partial,
-        statistics, counters, barriers, eps, scale, block, blocks, warp,
-    ):  # fmt: skip
+    def work(shared, eps, scale, block, blocks, warp):
         """The warps that multiply and attend."""
+        addresses = shared + uint32(addresses_at)
         table = shared + uint32(table_at)
         region = shared + uint32(region_at)
-        scratch = shared + uint32(scratch_at)
         state = cuda.local.array(3, uint32)
         state[0] = uint32(0)
         state[1] = uint32(0)
         state[2] = uint32(0)
+        barriers = address_of(addresses, BARRIERS)
         target = uint32(0)
         for e in range(entries):
             at = table + uint32(e * ENTRY_BYTES)
@@ -97,10 +113,16 @@ def decode_token(config: TokenConfig) -> Kernel:
             flags = int32(w6)
             if flags & ATTENTION:
                 attend(
-                    region, block, barriers, target, qkv, vectors + pair(w2, w3), positions,
-                     rope_table, keys + pair(w0, w1), values + pair(w4, w5), partial, statistics,
-                    counters, attended, scale,
-                )  # fmt: skip
+                    region,
+                    addresses,
+                    block,
+                    barriers,
+                    target,
+                    join(w0, w1),
+                    join(w2, w3),
+                    join(w4, w5),
+                    scale,
+                )
                 sync()
                 if cuda.threadIdx.x == 0:
                     ptx.red_add_release_u32(barriers, uint32(1))
@@ -108,31 +130,26 @@ def decode_token(config: TokenConfig) -> Kernel:
                 if flags & WAIT:
                     factors = cuda.local.array(held, float32)
                     if flags & NORM:
-                        prepare(factors, vectors + pair(w2, w3))
+                        prepare(factors, address_of(addresses, VECTORS) + join(w2, w3))
                     wait(barriers, target)
                     if flags & NORM:
-                        norm(factors, region, scratch, x, eps)
+                        norm(factors, region, shared + uint32(scratch_at), address_of(addresses, X), eps)
                     elif flags & ATTENDED:
-                        copy_attended(region, attended)
+                        copy_attended(region, address_of(addresses, ATTENDED_RECORDS))
                     elif flags & ACTIVATED:
-                        copy_activated(region, activated)
+                        copy_activated(region, address_of(addresses, ACTIVATED_RECORDS))
                     sync()
                 multiply(shared, region, flags, int32(w4), int32(w5) & 255, w0, state, block, blocks, warp)
             if flags & ARRIVE:
                 target += uint32(blocks)
+        leave(barriers, blocks)
 
     @device_function
-    def run(
-        schedule, weights, vectors, keys, values, x, qkv, attended, activated, logits, positions, rope_table,
-        partial, statistics, counters, barriers, eps, scale,
-    ):  # fmt: skip
-        shared = ptx.shared_address(cuda.shared.array(0, uint8))
+    def run(shared, eps, scale):
         thread = int32(cuda.threadIdx.x)
         warp = ptx.uniform(thread >> 5)
         block = int32(cuda.blockIdx.x)
         blocks = int32(cuda.gridDim.x)
-        table = shared + uint32(table_at)
-        load_table(table, schedule)
         if thread == 0:
             for n in range(slots):
                 ptx.mbarrier_init(shared + uint32(n * 8), uint32(32))
@@ -140,14 +157,10 @@ def decode_token(config: TokenConfig) -> Kernel:
             ptx.fence_mbarrier_init()
         cuda.syncthreads()
         if warp == warps:
-            stream(shared, table, weights, x, qkv, activated, logits, barriers, block, blocks)
+            stream(shared, block, blocks)
         else:
             ptx.griddepcontrol_wait()
-            work(
-                shared, vectors, keys, values, x, qkv, attended, activated, positions, rope_table, partial,
-                statistics, counters, barriers, eps, scale, block, blocks, warp,
-            )  # fmt: skip
-            leave(barriers, blocks)
+            work(shared, eps, scale, block, blocks, warp)
 
     address = ptx.global_address
 
@@ -155,12 +168,26 @@ def decode_token(config: TokenConfig) -> Kernel:
         schedule, weights, vectors, keys, values, x, qkv, attended, activated, logits, positions, rope_table,
         partial, statistics, counters, barriers, eps, scale,
     ):  # fmt: skip
-        run(
-            address(schedule), address(weights), address(vectors), address(keys), address(values), address(x),
-            address(qkv), address(attended), address(activated), address(logits), address(positions),
-            address(rope_table), address(partial), address(statistics), address(counters), address(barriers),
-            eps, scale,
-        )  # fmt: skip
+        shared = ptx.shared_address(cuda.shared.array(0, uint8))
+        load_table(shared + uint32(table_at), address(schedule))
+        if cuda.threadIdx.x == 0:
+            at = shared + uint32(addresses_at)
+            put_address(at, WEIGHTS, address(weights))
+            put_address(at, VECTORS, address(vectors))
+            put_address(at, KEYS, address(keys))
+            put_address(at, VALUES, address(values))
+            put_address(at, X, address(x))
+            put_address(at, QKV, address(qkv))
+            put_address(at, ATTENDED_RECORDS, address(attended))
+            put_address(at, ACTIVATED_RECORDS, address(activated))
+            put_address(at, LOGITS, address(logits))
+            put_address(at, POSITIONS, address(positions))
+            put_address(at, ROPE_TABLE, address(rope_table))
+            put_address(at, PARTIAL, address(partial))
+            put_address(at, STATISTICS, address(statistics))
+            put_address(at, COUNTERS, address(counters))
+            put_address(at, BARRIERS, address(barriers))
+        run(shared, eps, scale)
 
     arguments = (
         Argument("schedule", "in", "uint32", align=16),
@@ -193,6 +220,6 @@ def decode_token(config: TokenConfig) -> Kernel:
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
-        allowed_spill_bytes=2048,
+        allowed_spill_bytes=256,  # what depends on the lane alone is put aside while the block attends
         cooperative=True,
     )

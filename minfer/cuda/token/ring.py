@@ -15,6 +15,16 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.activation import silu_product
 from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.token.addresses import (
+    ACTIVATED_RECORDS,
+    BARRIERS,
+    LOGITS,
+    QKV,
+    WEIGHTS,
+    X,
+    address_of,
+    join,
+)
 from minfer.cuda.token.config import ENTRY_BYTES, PITCH, SLOT_BYTES, TILE_ROWS, TokenConfig
 from minfer.cuda.token.records import store_record
 from minfer.cuda.token.schedule import ADD, ARRIVE, ATTENTION, PAIRS, TO_QKV
@@ -26,11 +36,11 @@ ENTRY, BEGIN, LAST, SLICE = range(
 
 
 def make_stream(config: TokenConfig) -> Callable:
-    """Device function (shared, table, weights, x, qkv, activated, logits, barriers, block, blocks), for one
-    warp. The first two are shared addresses, block and blocks numbers, the others global addresses."""
+    """Device function (shared, block, blocks), for one warp."""
     entries, slots = config.entries, config.slots
     outputs, ahead = config.outputs, config.ahead
     full_at, done_at = 0, slots * 8
+    addresses_at, table_at = config.addresses_at, config.table_at
     partials_at, partial_bytes, outputs_at, ring_at = (
         config.partials_at, config.partial_bytes, config.outputs_at, config.ring_at
     )  # fmt: skip
@@ -72,7 +82,7 @@ def make_stream(config: TokenConfig) -> Callable:
                 if lane >= half:
                     row += int32(rows) - int32(half)
             if inside:
-                matrix = weights + (uint64(low) | (uint64(high) << uint64(32)))
+                matrix = weights + join(low, high)
                 address = matrix + uint64(row) * uint64(units * unit) + uint64(first_unit * unit)
                 line = address & uint64(0xFFFFFFFFFFFFFFF0)
                 size = (uint32(address - line) + uint32(count * unit) + uint32(15)) & uint32(0xFFFFFFF0)
@@ -123,7 +133,10 @@ def make_stream(config: TokenConfig) -> Callable:
 
     @device_function
     @unrolled
-    def stream(shared, table, weights, x, qkv, activated, logits, barriers, block, blocks):
+    def stream(shared, block, blocks):
+        addresses = shared + uint32(addresses_at)
+        table = shared + uint32(table_at)
+        weights = address_of(addresses, WEIGHTS)
         lane = int32(ptx.lane_id())
         cursor = cuda.local.array(4, int32)
         cursor[ENTRY] = int32(-1)
@@ -150,11 +163,11 @@ def make_stream(config: TokenConfig) -> Callable:
                 units = int32(shape) & 255
                 first, last = block_rows(flags, int32(rows), block, blocks)
                 each, _, slices, share = cut(flags, units)
-                y = logits
+                y = address_of(addresses, LOGITS)
                 if flags & ADD:
-                    y = x
+                    y = address_of(addresses, X)
                 if flags & TO_QKV:
-                    y = qkv + uint64(int32(shape) >> 8) * uint64(4)
+                    y = address_of(addresses, QKV) + uint64(int32(shape) >> 8) * uint64(4)
                 for begin in range(first, last, each):
                     row = int32(begin) + lane
                     total = float32(0)
@@ -185,10 +198,10 @@ def make_stream(config: TokenConfig) -> Callable:
                         ptx.st_global_f32(y + uint64(row) * uint64(4), total)
                 if flags & PAIRS:
                     ptx.syncwarp()
-                    write_records(shared, activated, first, last)
+                    write_records(shared, address_of(addresses, ACTIVATED_RECORDS), first, last)
                 if flags & ARRIVE:
                     ptx.syncwarp()
                     if lane == 0:
-                        ptx.red_add_release_u32(barriers, uint32(1))
+                        ptx.red_add_release_u32(address_of(addresses, BARRIERS), uint32(1))
 
     return stream
