@@ -46,7 +46,7 @@ def _gemm_hopper() -> Iterator[Case]:
     yield hopper_case(GemmHopperConfig(72, 2, out="f32", epilogue="add"), 70, 136, 72)
     yield hopper_case(GemmHopperConfig(128, 2, 2, epilogue="swiglu"), 300, 72, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu"), 140, 80, 72)
-    yield hopper_case(GemmHopperConfig(80, 2, 2, tile_n=192), 200, 88, 72)
+    yield hopper_case(GemmHopperConfig(80, 2, tile_n=192), 200, 88, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), 140, 80, 72)
 
 
