@@ -6,12 +6,13 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minfer.campaign.ceilings import ceilings_of
 from minfer.campaign.decomposition import buckets
 from minfer.campaign.environment import environment, stamps
-from minfer.campaign.launch_times import GRAPHS, Pass, class_graphs, timer
+from minfer.campaign.launch_times import GRAPHS, Pass, class_graphs, graph_ms, timer
 from minfer.campaign.observe import ObservedRuntime, observing
 from minfer.campaign.prefills import REST_S, SharedModel
 from minfer.campaign.telemetry import Watch, reader_of
@@ -22,14 +23,36 @@ from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 
 ObservingGpu = observing(GpuDevice)
-PASSES = 4
+Step = Callable[[Session], Callable[[], Any]]
+PASSES = 3
 DECODE_CONTEXT = 128
 NOTES = (
     "q, k and v are one product; in the last layer its k and v take all tokens and its q the last one",
     "tail: the last layer past its K and V, for the last token alone",
     "what one kernel does beside its product (norm, residual, activation) is charged to the product",
     "activations become f16 or int8 inside the kernels that make them, unless the route has a pass for it",
+    "a decoded token is taken apart as separate kernels, whatever one kernel for all of it would take",
+    "the gap is what the wall clock has beside all launches in one CUDA graph: what the host, and launching, "
+    "cost passes that nobody observed; timing every launch would delay the next ones",
 )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Passes of one route.
+
+    Attributes:
+        walls: milliseconds of those that nobody observed, by the host's clock.
+        graph: milliseconds of their launches in one graph, by the device's clock.
+        chosen: an observed one, of median length.
+        source: who timed its launches. why: the reason that it was not CUPTI, "" if it was or need not be.
+    """
+
+    walls: list[float]
+    graph: float
+    chosen: Pass
+    source: str
+    why: str = ""
 
 
 def decompose(
@@ -43,13 +66,14 @@ def decompose(
     source: str = "auto",
     say: Callable[[str], None] = print,
 ) -> Wall:
-    """Time a pass whole, then launch by launch, and charge it.
+    """Time passes whole, others launch by launch, and charge them.
 
     Args:
-        phase: "prefill" of `tokens` tokens, or "decode" of one token, after `context` tokens.
+        phase: "prefill" of `tokens` tokens, or "decode" of one token, after `context` tokens, by separate
+            kernels: one that does a whole token has no classes.
         passes: observed ones, and as many that are not before and after them.
-        source: "auto", "cupti", "events" (see `timer`), or "graphs" for a decode (see `class_graphs`), which
-            is what auto takes for it.
+        source: "auto", "cupti", "events" (see `timer`) for a prefill; "auto" or "graphs" for a decode (see
+            `class_graphs`).
 
     Raises:
         EngineError: buckets and gaps do not add up to the wall clock, or a decode by events.
@@ -58,30 +82,15 @@ def decompose(
     gpu = shared.device.gpu
     watch = Watch(*reader_of(gpu))
     step = _step(shared, phase, tokens, context)
-    plain = shared.session(route)
-    walls = [_wall(step, plain, watch) for _ in range(passes + 1)][1:]
-    device, why = ObservingGpu(), ""
-    if phase == "decode" and source in ("auto", "graphs"):
-        told = GRAPHS
-        say(f"launches timed by {told}")
-        runtimes: list[ObservedRuntime] = []
-        seen = shared.session(route, device, lambda inner: _kept(runtimes, inner))
-        _wall(step, seen, watch)
-        walls += [_wall(step, plain, watch) for _ in range(passes + 1)][1:]
-        chosen = class_graphs(runtimes[0].captured, device, statistics.median(walls))
-        observed = [chosen]
+    if phase == "decode":
+        if source not in ("auto", "graphs"):
+            raise EngineError("a decode is one CUDA graph, whose classes are timed: take --source graphs")
+        route = replace(route, token_kernel=False)
+        taken = _decode(shared, route, step, passes, watch)
     else:
         made, why = timer(source)
-        told = made.source
-        say(f"launches timed by {told}{f' ({why})' if why else ''}")
-        if phase == "decode" and not made.graphs:
-            raise EngineError("a decode is one CUDA graph: events see nothing of it; take --source graphs")
-        with made:
-            seen = shared.session(route, device, ObservedRuntime)
-            observed = [_observed(step, seen, device, made) for _ in range(passes + 1)][1:]
-        walls += [_wall(step, plain, watch) for _ in range(passes + 1)][1:]
-        chosen = sorted(observed, key=lambda one: one.total)[len(observed) // 2]
-    shared.forget(device)
+        taken = _prefill(shared, route, step, passes, watch, made, why)
+    say(f"launches timed by {taken.source}{f' ({taken.why})' if taken.why else ''}")
     known = ceilings_of(gpu.name)
     config = shared.model.config
     heads = config.n_heads + 2 * config.n_kv_heads
@@ -93,23 +102,22 @@ def decompose(
         context=context,
         route=route.name,
         settings=route.settings() | {"q_share": config.n_heads / heads},
-        source=told,
+        source=taken.source,
         environment=environment(gpu),
         telemetry=watch.summary(),
-        wall_ms=walls,
-        buckets=buckets(chosen.launches, chosen.times),
-        gap_ms=chosen.gap,
+        wall_ms=taken.walls,
+        buckets=buckets(taken.chosen.launches, taken.chosen.times),
+        gap_ms=statistics.median(taken.walls) - taken.graph,
         ceilings={} if known is None else known.as_dict(),
-        notes=[*NOTES, *([f"not by CUPTI: {why}"] if why else [])],
+        notes=[*NOTES, *([f"not by CUPTI: {taken.why}"] if taken.why else [])],
     )
     say(summary(wall))
     try:
         wall.check()
     except ValueError as error:
-        took = statistics.median(one.total for one in observed)
         raise EngineError(
-            f"{error}; observed passes took {took:.3f} ms, the wall clock's samples "
-            f"{min(walls):.3f} to {max(walls):.3f} ms: nothing is recorded"
+            f"{error}; the observed pass took {taken.chosen.total:.3f} ms, the others "
+            f"{min(taken.walls):.3f} to {max(taken.walls):.3f} ms: nothing is recorded"
         ) from None
     return wall
 
@@ -150,7 +158,7 @@ def summary(wall: Wall) -> str:
     )
 
 
-def _step(shared: SharedModel, phase: str, tokens: int, context: int) -> Callable[[Session], Callable]:
+def _step(shared: SharedModel, phase: str, tokens: int, context: int) -> Step:
     """Given a session, prepares it and returns what is timed."""
     ids = shared.prompt(max(tokens, 1))
     before = shared.prompt(context, seed=1)
@@ -164,9 +172,38 @@ def _step(shared: SharedModel, phase: str, tokens: int, context: int) -> Callabl
     return prepare
 
 
-def _wall(step: Callable, session: Session, watch: Watch) -> float:
+def _prefill(
+    shared: SharedModel, route: Route, step: Step, passes: int, watch: Watch, made: Any, why: str
+) -> Taken:
+    """Passes before, under and after a timer, and what they launch in a graph."""
+    device = ObservingGpu()
+    plain, seen = shared.session(route), shared.session(route, device, ObservedRuntime)
+    walls = [_wall(step, plain, watch, REST_S) for _ in range(passes + 1)][1:]
+    with made:
+        observed = [_observed(step, seen, device, made) for _ in range(passes + 1)][1:]
+    walls += [_wall(step, plain, watch, REST_S) for _ in range(passes)]
+    chosen = sorted(observed, key=lambda one: one.total)[len(observed) // 2]
+    graph = graph_ms(chosen.launches, device, samples=passes, rest=REST_S)
+    shared.forget(device)
+    return Taken(walls, graph, chosen, made.source, why)
+
+
+def _decode(shared: SharedModel, route: Route, step: Step, passes: int, watch: Watch) -> Taken:
+    """Passes, and what they launch in graphs by class."""
+    device, runtimes = ObservingGpu(), []
+    plain = shared.session(route)
+    seen = shared.session(route, device, lambda inner: _kept(runtimes, inner))
+    _wall(step, seen, watch)
+    walls = [_wall(step, plain, watch) for _ in range(2 * passes + 1)][1:]
+    chosen = class_graphs(runtimes[0].captured, device)
+    shared.forget(device)
+    return Taken(walls, chosen.total, chosen, GRAPHS)
+
+
+def _wall(step: Step, session: Session, watch: Watch, rest: float = 0.0) -> float:
+    """Milliseconds of a pass by the host's clock, after so many seconds of rest."""
     run = step(session)
-    time.sleep(REST_S)
+    time.sleep(rest)
     start = time.perf_counter_ns()
     run()
     took = (time.perf_counter_ns() - start) / 1e6
@@ -179,7 +216,7 @@ def _kept(kept: list[ObservedRuntime], inner: Any) -> ObservedRuntime:
     return kept[-1]
 
 
-def _observed(step: Callable, session: Session, device: Any, made: Any) -> Pass:
+def _observed(step: Step, session: Session, device: Any, made: Any) -> Pass:
     run = step(session)
     time.sleep(REST_S)
     return made.observe(run, device)

@@ -14,7 +14,7 @@ from minfer.campaign.decomposition import Span, exclusive
 from minfer.campaign.observe import Observed
 
 BUFFER_BYTES = 8 << 20
-GRAPH_COPIES, GRAPH_SAMPLES = 5, 15
+_DECODES = {"copies": 5, "samples": 17}
 GRAPHS = "CUDA graphs, one of each class's launches"
 
 
@@ -28,24 +28,18 @@ class Pass:
 
     Attributes:
         launches, times: what was launched, and the milliseconds that each alone held the device.
-        total: milliseconds from the tokens to the logits, host clock.
+        total: milliseconds of the pass: from the tokens to the logits by the host's clock, or all launches in
+            one graph by the device's.
     """
 
     launches: list[Observed]
     times: list[float]
     total: float
 
-    @property
-    def gap(self) -> float:
-        """Milliseconds in which no launch ran."""
-        return self.total - sum(self.times)
-
 
 class CuptiTimer:
     """Records of every kernel by CUPTI, of those in a replayed graph too. Raises NotTimed where cupti-python
     is not installed, or finds no CUPTI that it can use. A context manager: it observes inside of it."""
-
-    graphs = True
 
     def __init__(self) -> None:
         try:
@@ -92,7 +86,6 @@ class CuptiTimer:
 class EventTimer:
     """CUDA events between launches. They see nothing inside a graph. A context manager, as CuptiTimer."""
 
-    graphs = False
     source = "CUDA events between launches"
 
     def __enter__(self) -> EventTimer:
@@ -122,38 +115,41 @@ class EventTimer:
         return Pass(launches, times, total)
 
 
-def class_graphs(launches: Sequence[Observed], device: Any, total: float) -> Pass:
+def class_graphs(launches: Sequence[Observed], device: Any) -> Pass:
     """A pass whose launches are timed class by class: a graph holds one class's launches in their order,
-    GRAPH_COPIES times over, and they share its time evenly. For a decode, whose launches are so short that
+    some times over, and they share its time evenly. For a decode, whose launches are so short that
     recording each of them within the graph costs more than they do.
-
-    Args:
-        total: milliseconds of a pass by the host's clock. What the graph of all launches leaves of it is gap.
     """
-    whole = _graph_ms(launches, device)
+    whole = graph_ms(launches, device, **_DECODES)
     held = {}
     for name in dict.fromkeys(launch.bucket for launch in launches):
         own = [launch for launch in launches if launch.bucket == name]
-        held[name] = _graph_ms(own, device) / len(own)
-    times = [held[launch.bucket] for launch in launches]
-    return Pass(list(launches), times, total - whole + sum(times))
+        held[name] = graph_ms(own, device, **_DECODES) / len(own)
+    return Pass(list(launches), [held[launch.bucket] for launch in launches], whole)
 
 
-def _graph_ms(launches: Sequence[Observed], device: Any) -> float:
-    """Milliseconds of device time of these launches in a graph, once: the median of some replays."""
+def graph_ms(
+    launches: Sequence[Observed], device: Any, *, copies: int = 1, samples: int = 5, rest: float = 0.0
+) -> float:
+    """Milliseconds of device time of these launches in a graph, once: the median of some replays.
+
+    Args:
+        copies: of the launches in the graph. rest: seconds before every replay.
+    """
     from minfer.cuda import runtime
 
     with runtime.capture(device.stream) as graph:
-        for _ in range(GRAPH_COPIES):
+        for _ in range(copies):
             for launch in launches:
                 device.launch(launch.kernel, launch.grid, *launch.args, pdl=launch.pdl)
-    samples = []
-    for _ in range(GRAPH_SAMPLES + 3):
+    found = []
+    for _ in range(samples + 1):
+        time.sleep(rest)
         start = runtime.Event().record(device.stream)
         graph.replay(device.stream)
         end = runtime.Event().record(device.stream)
-        samples.append(end.since(start) / GRAPH_COPIES)
-    return statistics.median(samples[3:])
+        found.append(end.since(start) / copies)
+    return statistics.median(found[1:])
 
 
 def timer(source: str = "auto") -> tuple[Any, str]:

@@ -32,7 +32,6 @@ __all__ = [
     "Against",
     "Bench",
     "GpuTests",
-    "Prefill",
     "ProbeRun",
     "Record",
     "RecordError",
@@ -86,25 +85,6 @@ class GpuTests(Record):
             alike = [known for known in self.measured if known.split(" ")[0] == name.split(" ")[0]]
             raise KeyError(f"{self.file} has no figure {name!r}; alike: {', '.join(alike) or 'none'}")
         return float(self.measured[name])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prefill(Record):
-    """One prefill variant: `ms` and `avg_ts` (tokens a second) of a prompt of `n_prompt` tokens."""
-
-    kind: ClassVar[str] = "prefill"
-
-    model: str
-    n_prompt: int
-    cuda: str
-    settings: dict[str, str]
-    ms: float
-    avg_ts: float
-
-    def check(self) -> None:
-        super().check()
-        checked_positive(self, "n_prompt", "ms", "avg_ts")
-        _agrees("avg_ts", self.avg_ts, self.n_prompt / self.ms * 1e3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +176,16 @@ class Sweep(Measured):
         """The results by the variants' names."""
         return {result.settings["variant"]: result for result in self.results}
 
+    def variant(self, name: str) -> BenchResult:
+        """The result of a variant.
+
+        Raises:
+            RecordError: the sweep has no such variant.
+        """
+        if name not in self.variants:
+            raise RecordError(f"{self.file}: results: no variant {name}, only {', '.join(self.variants)}")
+        return self.variants[name]
+
     @property
     def stem(self) -> str:
         """The beginning of its file's name."""
@@ -203,7 +193,7 @@ class Sweep(Measured):
 
 
 KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (GpuTests, Bench, Sweep, Prefill, ProbeRun, Wall, Against)
+    kind.kind: kind for kind in (GpuTests, Bench, Sweep, ProbeRun, Wall, Against)
 }
 """Every kind of record by its name."""
 

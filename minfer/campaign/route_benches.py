@@ -35,7 +35,10 @@ def bench_routes(
     chosen = [choose_route(name, device.arch, os.environ) for name in dict.fromkeys(names)]
     shared = SharedModel(path, device, n_ctx, say, chunk=min(n_ctx, CudaBackend.default_chunk))
     passes = {part for n in prompts for part in (min(n, shared.chunk), n % shared.chunk) if part}
-    kernels = [k for route in chosen for k in route_kernels(shared.model, route, (shared.chunk, *passes))]
+    lengths = (shared.chunk, *passes)
+    kernels = [
+        k for route in chosen for k in route_kernels(shared.model, route, lengths, device.arch, device.sms)
+    ]
     compile_ahead(list(dict.fromkeys(kernels)), device.arch, say)
     for route in chosen:
         yield bench_session(shared.session(route), prompts, generations, repetitions, sustained, on_sample)

@@ -13,7 +13,7 @@ from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.prefills import REST_S, Prefills, SharedModel
 from minfer.campaign.probe import Probe
 from minfer.campaign.probe_record import Bound, Comparison, Gain, GateResult, ProbeRun, Side, effect
-from minfer.campaign.reasons import newest_wall, small_share
+from minfer.campaign.reasons import newest_wall, only_bounded, small_share
 from minfer.campaign.records import Record, Wall
 from minfer.campaign.statistics import OUTLIER_RULE, QUIET_RULE, decide, unquiet
 from minfer.campaign.telemetry import Watch, reader_of
@@ -127,7 +127,7 @@ def run_probe(
     )
     if probe.seed is None or probe.seed.verdict == verdict:
         return record
-    explain = (probe.reason, small_share)
+    explain = (probe.reason, small_share, only_bounded)
     reason = next((why for tell in explain if tell and not disturbed and (why := tell(record, records))), "")
     return replace(record, reason=reason, mechanism=reason if passed else record.mechanism)
 

@@ -16,7 +16,7 @@ from minfer.campaign.telemetry import Watch, reader_of
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
 from minfer.engine.bench import BenchResult, check_finite, result_of
 from minfer.engine.cuda.compile_ahead import compile_ahead
-from minfer.engine.cuda.devices import GpuDevice
+from minfer.engine.cuda.devices import Device, GpuDevice
 from minfer.engine.cuda.variants import Variant, choose
 from minfer.engine.errors import EngineError
 from minfer.engine.session import Session
@@ -42,7 +42,7 @@ def sweep(
     """
     device = GpuDevice()
     chosen = choose(names, device.arch)
-    compile_variants(Model.load(path), chosen, tokens, device.arch, say)
+    compile_variants(Model.load(path), chosen, tokens, device, say)
     watch = Watch(*reader_of(device.gpu))
     results = measure(SharedModel(path, device, tokens, say), chosen, tokens, repetitions, watch, say)
     variants = " ".join(f"--variant {name}" for name in names)
@@ -56,13 +56,14 @@ def sweep(
 
 
 def compile_variants(
-    model: Model, chosen: Sequence[Variant], tokens: int, arch: str, say: Callable[[str], None]
+    model: Model, chosen: Sequence[Variant], tokens: int, device: Device, say: Callable[[str], None]
 ) -> None:
-    """Compile what prefills of so many tokens launch; needs no GPU."""
+    """Compile what prefills of so many tokens launch on a device; needs no GPU."""
     kernels = []
     for variant in chosen:
-        kernels += route_kernels(model, variant.route, (tokens,), arch, weights=variant.weights)
-    compile_ahead(list(dict.fromkeys(kernels)), arch, say)
+        route, weights = variant.route, variant.weights
+        kernels += route_kernels(model, route, (tokens,), device.arch, device.sms, weights)
+    compile_ahead(list(dict.fromkeys(kernels)), device.arch, say)
 
 
 def measure(

@@ -12,6 +12,8 @@ from minfer.campaign.record import Environment, Record, Telemetry, checked_posit
 CONSERVATION = 0.02
 """The sum of buckets and gaps agrees with the wall clock to so much, or the decomposition is refused."""
 
+NANOSECOND = 1e-6  # in milliseconds: what rounding may make of a gap of nothing
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -118,7 +120,7 @@ class Wall(Record):
         if not self.wall_ms or min(self.wall_ms) <= 0:
             raise ValueError("wall_ms: at least one sample, all above 0")
         checked_positive(self, "tokens")
-        if self.gap_ms < 0:
+        if self.gap_ms < -NANOSECOND:
             raise ValueError(f"gap_ms: {self.gap_ms:.3f}: launches hold more time than their pass took")
         for place, bucket in enumerate(self.buckets):
             if bucket.ms < 0 or bucket.launches < 1:

@@ -25,6 +25,7 @@ from minfer.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from minfer.campaign import against
     from minfer.campaign.records import Measured
     from minfer.engine.bench import BenchResult
 
@@ -91,12 +92,12 @@ def bench(
     Without -p and -n: pp512 and tg128. pp N is one prompt of N tokens, with the logits of the last one only;
     tg N is N single-token decodes from an empty context. Nothing is tokenized or sampled.
     """
+    keep = record or out is not None
     if against is not None:
-        _bench_against(prompt or [512, 2048, 8192], repetitions, sustained, as_json)
+        _bench_against(prompt or [512, 2048, 8192], repetitions, sustained, keep, out, as_json)
         return
     if model is None:
         raise typer.BadParameter("give a model: -m MODEL (only --against needs none)")
-    keep = record or out is not None
     if variant:
         if (backend, route, weights) != ("auto", "auto", "auto") or generate or sustained:
             raise typer.BadParameter(
@@ -172,7 +173,7 @@ def _bench_variants(
         _keep(found, out)
 
 
-def _keep(record: Measured, out: Path | None) -> None:
+def _keep(record: Measured | against.Against, out: Path | None) -> None:
     from minfer.campaign.records import FOLDER, write_record
 
     _tell(f"record: {write_record(record, out or FOLDER, stem=record.stem)}")
@@ -193,7 +194,9 @@ def _line(name: str, result: BenchResult, width: int = 8) -> str:
     return speed + _conditions(result.regime, result.sensors)
 
 
-def _bench_against(tokens: list[int], rounds: int, sustained: float, as_json: bool) -> None:
+def _bench_against(
+    tokens: list[int], rounds: int, sustained: float, keep: bool, out: Path | None, as_json: bool
+) -> None:
     """Print each product's speed, cuBLAS's, and their ratio."""
     from minfer.campaign.against import compare_products, geometric_mean
 
@@ -205,8 +208,19 @@ def _bench_against(tokens: list[int], rounds: int, sustained: float, as_json: bo
     )
     if as_json:
         print_json([row.as_dict() for row in rows])
-        return
-    print(f"geometric mean {geometric_mean(rows):.3f}, lowest {min(row.ratio for row in rows):.3f}")
+    else:
+        print(f"geometric mean {geometric_mean(rows):.3f}, lowest {min(row.ratio for row in rows):.3f}")
+    if keep:
+        from importlib.metadata import version
+
+        from minfer.campaign.against import Against as Comparisons
+        from minfer.campaign.environment import stamps
+        from minfer.cuda.runtime import device
+
+        lengths = " ".join(f"-p {n}" for n in tokens)
+        command = f"minfer bench --against torch {lengths} -r {rounds} --sustained {sustained:g}"
+        library = f"torch {version('torch')}"
+        _keep(Comparisons(**stamps(device()), command=command, library=library, results=rows), out)
 
 
 def _conditions(regime: str, sensors: dict[str, float]) -> str:

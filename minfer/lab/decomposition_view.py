@@ -368,18 +368,18 @@ def what_if_explorer(walls: Sequence[Wall]) -> Explorer:
         f"{name}'s {products_us_per_gmac(wall):.2f}": products_us_per_gmac(wall)
         for name, wall in by_route.items()
     }
-    rates = {"as measured": None} | measured | {f"{rate:g}": float(rate) for rate in (2, 2.5, 3, 4, 6, 10)}
+    rates = {"as measured": 0.0} | measured | {f"{rate:g}": float(rate) for rate in (2, 2.5, 3, 4, 6, 10)}
     factors = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0]
     controls = {
         "route": dropdown({name: name for name in by_route}, walls[-1].route, "route"),
-        "us_per_gmac": dropdown(rates, None, "products, us/GMAC"),
+        "us_per_gmac": dropdown(rates, 0.0, "us/GMAC"),  # None would show as nothing
         "attention": slider(factors, 1.0, "attention x"),
         "row_passes": slider(factors, 1.0, "row passes x"),
         "no_gaps": checkbox("no gaps"),
     }
 
-    def report(route: str, **chosen) -> WhatIf:
-        return suppose(by_route[route], **chosen)
+    def report(route: str, us_per_gmac: float, **chosen) -> WhatIf:
+        return suppose(by_route[route], us_per_gmac or None, **chosen)
 
     return Explorer("what if", controls, report, draw_what_if, what_if_html)
 

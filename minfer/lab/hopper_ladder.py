@@ -44,7 +44,7 @@ def gemm_ladder() -> tuple[Step, ...]:
             "fewer bytes again; 128 sums a thread leave no room",
         ),
         Step("wgmma + TMA", choose(NT, 4608, 3584), "wgmma", "operands from shared memory, a copying thread"),
-        Step("W4A16", W4A16Config("Q4_K", tokens=192, stages=5), "from blocks", "no f16 copy of the weights"),
+        Step("W4A16", W4A16Config("Q4_K", tokens=192, slots=3), "from blocks", "no f16 copy of the weights"),
     )
 
 
@@ -94,7 +94,7 @@ def ledger_rows(steps: Sequence[Step]) -> list[dict]:
     read from shared memory and that are copied into it for 1 kFLOP, sums a thread.
 
     mma.sync takes operands from registers: `ldmatrix` brings them, once for each warp that needs them. wgmma
-    reads both operands from shared memory: each of the two warpgroups its 64 rows of A, and all of B.
+    reads both operands from shared memory: for each 64 rows of A all of B.
     """
     rows = []
     for step in steps:
@@ -105,8 +105,9 @@ def ledger_rows(steps: Sequence[Step]) -> list[dict]:
         copied = 2 * (config.tile_n + config.tile_m) * config.tile_k
         if step.family == "wgmma":
             one = 2 * 64 * config.tile_m * 16
-            loads, read = 0, 2 * (config.tile_n + 2 * config.tile_m) * config.tile_k
-            sums = config.tile_m // 2
+            blocks, loads = config.tile_n // 64, 0
+            read = 2 * (config.tile_n + blocks * config.tile_m) * config.tile_k
+            sums = config.warpgroups.row_blocks * config.tile_m // 2
         else:
             one = MMA_FLOP
             tokens, outputs = config.warp_tile

@@ -11,8 +11,8 @@ from typing import Any
 
 from minfer.arithmetic.devices import DEVICES, Device, by_name
 from minfer.campaign.peers import Peer, llamacpp
-from minfer.campaign.records import Bench, Prefill, Record
-from minfer.campaign.report import DECODE, DEVICE, PREFILL, routes
+from minfer.campaign.records import Bench, Record, Sweep
+from minfer.campaign.report import DECODE, DEVICE, PREFILL, newest_sweep, routes
 from minfer.lab.errors import EXPECTED, sentence
 from minfer.lab.speed_view import DECODED, TOKENS
 from minfer.lab.table import Table
@@ -29,14 +29,14 @@ class Speeds:
     """Speeds of the 7B on one device.
 
     Attributes:
-        benches: by route. prefills: single variants, of the same device.
+        benches: by route. sweep: the variants of the route f16 on the same device, None: not measured.
         peer: another engine on the same kind of GPU, None where there are no figures of one.
         device: the table's, whose bandwidth is the limit. live: measured just now.
         origin: where and when. why: what was not measured here, and the reason; "" if all was.
     """
 
     benches: dict[str, Bench]
-    prefills: list[Prefill]
+    sweep: Sweep | None
     peer: Peer | None
     device: Device
     live: bool
@@ -75,10 +75,10 @@ def _row(name: str, prefill: tuple[float, float], decode: tuple[float, float]) -
 
 def from_records(records: Sequence[Record], why: str = "") -> Speeds:
     """What the records hold of the H200. `why`: the reason that nothing is measured here."""
-    benches = routes(records)
-    prefills = [r for r in records if isinstance(r, Prefill) and r.device_key == DEVICE]
-    origins = "; ".join(sorted({bench.origin for bench in benches.values()}))
-    return Speeds(benches, prefills, llamacpp(), DEVICES[DEVICE], False, f"From records: {origins}", why)
+    benches, sweep = routes(records), newest_sweep(records)
+    used = [*benches.values(), *([] if sweep is None else [sweep])]
+    origins = "; ".join(sorted({record.origin for record in used}))
+    return Speeds(benches, sweep, llamacpp(), DEVICES[DEVICE], False, f"From records: {origins}", why)
 
 
 def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | None = None) -> Speeds:
@@ -101,6 +101,7 @@ def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | No
         )
     if reason is not None:
         return from_records(records, reason)
+    from minfer.campaign.decompose import prefill_routes
     from minfer.cuda.runtime import device
 
     gpu = device()
@@ -108,7 +109,7 @@ def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | No
     if known is None:
         return from_records(records, f"the bandwidth of {gpu.name} is not in the table of devices")
     benches, failed = {}, []
-    for route in usable_routes(gpu.arch):
+    for route in (route.name for route in prefill_routes(gpu.arch)):
         try:
             benches[route] = (measure or bench_route)(route, model)
         except EXPECTED as error:
@@ -118,14 +119,7 @@ def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | No
         return from_records(records, why)
     benches = dict(sorted(benches.items(), key=lambda entry: entry[1].result(PREFILL).avg_ts))
     peer = llamacpp() if known.key == DEVICE else None
-    return Speeds(benches, [], peer, known, True, f"Measured just now on {gpu}, {model.name}", why)
-
-
-def usable_routes(arch: str) -> list[str]:
-    """Every route that an architecture ("sm_90a") has."""
-    from minfer.engine.cuda.routes import HOPPER_ROUTES, ROUTES
-
-    return [name for name in ROUTES[1:] if arch == "sm_90a" or name not in HOPPER_ROUTES]
+    return Speeds(benches, None, peer, known, True, f"Measured just now on {gpu}, {model.name}", why)
 
 
 def find_model() -> Path | None:

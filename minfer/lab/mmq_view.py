@@ -14,7 +14,6 @@ from matplotlib.patches import Rectangle
 from minfer.arithmetic import reference
 from minfer.arithmetic.devices import Device
 from minfer.arithmetic.occupancy import LIMITERS, Occupancy, blocks_per_sm
-from minfer.campaign.records import GpuTests, load_records, newest_measured
 from minfer.lab import style
 from minfer.lab.block_view import RUN, Block
 from minfer.lab.fragment_view import lane_colour
@@ -356,46 +355,4 @@ def toy_rows(runs: Sequence[ToyMmq]) -> list[dict]:
             "same bits as the first": bool(np.array_equal(run.out, runs[0].out)),
         }
         for run in runs
-    ]
-
-
-# ---- measured
-
-ROUTES = {
-    "mmq": "R1",
-    "mmq_raw": "raw, narrow KD=8",
-    "mmq_raw_wide": "raw, wide KD=8",
-    "f16": "f16 weights, mma.sync",
-}
-"""Routes whose prefill of the 7B the GPU tests time, and what runs on them."""
-AFTER = {"mmq_fast": "what came after the seed"}
-"""Routes that not every run has timed."""
-
-
-def _prefill(route: str) -> str:
-    return f"7B prefill of 2048 tokens, {route}: tok/s"
-
-
-def newest_record(device: str = "h200") -> GpuTests:
-    """The newest run of the GPU tests on a device that prefilled the 7B on every route.
-
-    Raises:
-        RecordError: there is none.
-    """
-    return newest_measured(load_records(), device, [_prefill(route) for route in ROUTES])
-
-
-def route_rows(record: GpuTests) -> list[dict]:
-    """Tokens a second of every route, beside R1's and beside f16's."""
-    known = ROUTES | {route: what for route, what in AFTER.items() if _prefill(route) in record.measured}
-    rates = {route: record.figure(_prefill(route)) for route in known}
-    return [
-        {
-            "route": route,
-            "kernel": known[route],
-            "tok/s": round(rate),
-            "of R1": f"x{rate / rates['mmq']:.2f}",
-            "of f16": f"x{rate / rates['f16']:.2f}",
-        }
-        for route, rate in rates.items()
     ]

@@ -166,7 +166,8 @@ def draw_run(browsed: Browsed) -> Picture:
 def browsed_html(browsed: Browsed) -> str:
     """The filtered table, and the chosen probe's gates, verdict, mechanism and retry condition."""
     formats = {"gain": "+.1%", "kernels": "+.1%"}
-    table = Table(browsed.rows, formats=formats)._repr_html_() if browsed.rows else "<p>No probe.</p>"
+    columns = {key: key for key in ("probe", "seed", "ours", *formats)}
+    table = Table(browsed.rows, columns, formats)._repr_html_() if browsed.rows else "<p>No probe.</p>"
     return f"{table}<hr>{run_html(browsed.probe, browsed.run)}"
 
 

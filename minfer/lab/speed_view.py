@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,10 @@ from minfer.arithmetic.reference import figure
 from minfer.arithmetic.roofline import decode_limit
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes, prefill_gmac, qwen25_7b_q4_k_m
 from minfer.campaign.peers import Peer
-from minfer.campaign.records import Bench, GpuTests, Prefill, Record, RecordError
+from minfer.campaign.records import Bench, GpuTests, Record, RecordError, Sweep
 from minfer.campaign.report import DECODE, PEER_PREFILL, PREFILL
 from minfer.engine.cuda.routes import ROUTES
+from minfer.engine.cuda.variants import BASE
 from minfer.lab import style
 from minfer.lab.picture import Picture
 
@@ -25,10 +25,15 @@ TOKENS = 2048
 DECODED = 128
 DECODE_CONTEXT = (DECODED + 1) / 2
 """Tokens of KV cache that a token of tg128 reads, on average."""
-FAMILIES = {"GEMM": style.BLUE, "attention": style.GREEN, "convert": style.PINK, "whole route": style.ORANGE}
+WHOLE = "whole route"
+FAMILIES = {
+    "GEMM": style.BLUE,
+    "attention": style.GREEN,
+    "convert": style.PINK,
+    "weights": style.SKY,
+    WHOLE: style.ORANGE,
+}
 """What a prefill variant changes -> its colour."""
-CHOICES = ("gemm", "attention", "convert")
-"""The settings of a route that variants change."""
 
 
 def work_rows(nt: int = TOKENS) -> list[dict]:
@@ -67,73 +72,72 @@ def draw_work(nt: int = TOKENS) -> Picture:
     return Picture(fig, f"Prefill work of the 7B by class at {nt:,} tokens", rows)
 
 
-def variant_rows(benches: Mapping[str, Bench], prefills: Sequence[Prefill], peer: Peer | None) -> list[dict]:
+def variant_rows(benches: Mapping[str, Bench], sweep: Sweep | None, peer: Peer | None) -> list[dict]:
     """Every measured prefill of `TOKENS` tokens, slowest first.
 
     Args:
-        benches: by route (`minfer.campaign.report.routes`). prefills: single variants; what a variant
-            changes is told by comparing its settings with those that most of them share. peer: another
-            engine on the same GPU.
+        benches: by route (`minfer.campaign.report.routes`). sweep: the variants of the route f16, measured
+            beside it; its f16 then stands for the bench's. peer: another engine on the same GPU.
 
     Returns:
-        Rows of variant, changes (a key of FAMILIES; the peer's is its own name), ms, tok/s, TFLOPS (of the
-        work that the tail rule leaves) and, with a peer, its multiple of the peer's rate.
+        Rows of variant, changes (a key of FAMILIES; the peer's is its own name), ms, tok/s and its standard
+        deviation, TFLOPS (of the work that the tail rule leaves), of f16 (None: not of the sweep), and of the
+        peer (None: there is no peer).
     """
-    base = {key: mode(r.settings.get(key) for r in prefills) for key in CHOICES} if prefills else {}
-    found = [(route, "whole route", bench.result(PREFILL).avg_ts) for route, bench in benches.items()]
-    for record in prefills:
-        if record.n_prompt == TOKENS:
-            changed = [key for key in CHOICES if record.settings.get(key) != base[key]]
-            family = {"gemm": "GEMM"}.get(changed[0], changed[0]) if len(changed) == 1 else "whole route"
-            found.append((record.settings["route"].removeprefix("f16 "), family, record.avg_ts))
+    variants = {} if sweep is None else sweep.variants
+    found = [(name, r.settings["changes"] or WHOLE, r.avg_ts, r.stddev_ts) for name, r in variants.items()]
+    for route, bench in benches.items():
+        if route not in variants:
+            prefill = bench.result(PREFILL)
+            found.append((route, WHOLE, prefill.avg_ts, prefill.stddev_ts))
+    line = None
     if peer is not None:
-        found.append((peer.name, peer.name, peer.tok_s[PEER_PREFILL][0]))
+        line, spread = peer.tok_s[PEER_PREFILL]
+        found.append((peer.name, peer.name, line, spread))
     flop = 2e9 * sum(prefill_gmac(QWEN25_7B, TOKENS).values())
-    line = None if peer is None else peer.tok_s[PEER_PREFILL][0]
     return [
         {
             "variant": name,
             "changes": family,
             "ms": TOKENS / rate * 1e3,
             "tok/s": rate,
+            "±": spread,
             "TFLOPS": flop * rate / TOKENS / 1e12,
+            "of f16": rate / variants[BASE].avg_ts if name in variants else None,
             "of the peer": None if line is None else rate / line,
         }
-        for name, family, rate in sorted(found, key=lambda entry: entry[2])
+        for name, family, rate, spread in sorted(found, key=lambda entry: entry[2])
     ]
 
 
 STEPS = {
-    "TM 64 to 128": ("f16 TM=64", "f16 TM=128", "gemm.tm128.gain", "LANDED"),
-    "KS 32 to 64 at TM 128": ("f16 TM=128", "f16 TM=128 K64=1", "gemm.k64.delta", "REVERTED"),
-    "TM 128 to 256, 16 warps": ("f16 TM=128", "f16 TM=256", "gemm.tm256.delta", "REVERTED"),
-    "convert A inside the GEMM (AF32)": ("f16 TM=128", "f16 TM=128 AF32=1", "gemm.af32.delta", "REVERTED"),
+    "TM 64 to 128": ("tm64", "tm128", "gemm.tm128.gain", "LANDED"),
+    "KS 32 to 64 at TM 128": ("tm128", "tm128-ks64", "gemm.k64.delta", "REVERTED"),
+    "TM 128 to 256, 16 warps": ("tm128", "tm256", "gemm.tm256.delta", "REVERTED"),
+    "convert A inside the GEMM (AF32)": ("tm128", "tm128-af32", "gemm.af32.delta", "REVERTED"),
 }
-"""A step of seed 000 -> the routes before and after it, the seed's figure (%) and its verdict."""
+"""A step of seed 000 -> the variants before and after it, the seed's figure (%) and its verdict."""
 
 
-def step_rows(prefills: Sequence[Prefill]) -> list[dict]:
-    """The GEMM steps of seed 000 as they turned out on its GB10, and the same kernels in these records.
+def step_rows(sweep: Sweep) -> list[dict]:
+    """The GEMM steps of seed 000 as they turned out on its GB10, and the same kernels in a sweep.
 
-    Rows of step, GB10 (%, as the seed states it), verdict there, and of the records ms before, after and %.
+    Rows of step, GB10 (%, as the seed states it), verdict there, and of the sweep ms before, after and %.
 
     Raises:
-        RecordError: no record of a route that a step compares.
+        RecordError: a variant that a step compares is not in the sweep.
     """
-    ms = {record.settings["route"]: record.ms for record in prefills if record.n_prompt == TOKENS}
     rows = []
     for step, (before, after, key, verdict) in STEPS.items():
-        for route in (before, after):
-            if route not in ms:
-                raise RecordError(f"no prefill record of route {route!r} with {TOKENS} tokens")
+        ms = [sweep.variant(name).avg_ns / 1e6 for name in (before, after)]
         rows.append(
             {
                 "step": step,
                 "GB10 (%)": figure("000", key).value,
                 "verdict there": verdict,
-                "before (ms)": ms[before],
-                "after (ms)": ms[after],
-                "speed (%)": (ms[before] / ms[after] - 1) * 100,
+                "before (ms)": ms[0],
+                "after (ms)": ms[1],
+                "speed (%)": (ms[0] / ms[1] - 1) * 100,
             }
         )
     return rows

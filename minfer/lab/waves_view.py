@@ -40,18 +40,18 @@ class Waves:
     useful: float
 
 
-def waves(nt: int, od: int, width: int, sms: int = SMS) -> Waves:
-    """The waves of an nt x od product.
+def waves(nt: int, od: int, width: int, sms: int = SMS, tokens: int = TILE_N) -> Waves:
+    """The waves of an nt x od product in tiles of `tokens` x `width`.
 
     Raises:
         ValueError: a size below 1.
     """
-    if min(nt, od, width, sms) < 1:
+    if min(nt, od, width, sms, tokens) < 1:
         raise ValueError(f"sizes start at 1, got {nt} tokens x {od} outputs, tiles of {width}, {sms} SMs")
-    tiles = -(-nt // TILE_N) * -(-od // width)
+    tiles = -(-nt // tokens) * -(-od // width)
     rounds = -(-tiles // sms)
     idle = 1 - tiles / (rounds * sms)
-    useful = nt * od / (rounds * sms * TILE_N * width)
+    useful = nt * od / (rounds * sms * tokens * width)
     return Waves(
         nt, od, width, sms, tiles, rounds, tiles - (rounds - 1) * sms, idle, 1 - idle - useful, useful
     )
@@ -85,7 +85,7 @@ def chosen_rows(nts: Sequence[int] = (512, 2048)) -> list[dict]:
     for nt in nts:
         for name, (od, depth) in SHAPES.items():
             config = choose(nt, od, depth)
-            found = waves(nt, od, config.tile_m)
+            found = waves(nt, od, config.tile_m, tokens=config.tile_n)
             widest = waves(nt, od, 256)
             rows.append(
                 {

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from minfer.cuda import runtime
 from minfer.lab.explorer import NO_KERNEL
 from minfer.lab.lane_player import gemm_film
 from tests.browser.conftest import ARTIFACTS, UNTRUSTED
@@ -99,6 +100,15 @@ def test_start_here_streams_and_goes_on_after_a_restart(open_notebook):
     panel.get_by_text("/nowhere/model.gguf").last.wait_for()
     path.fill("")
     path.press("Enter")
+
+    # a GPU that is not here is one too
+    if not runtime.available():
+        device = panel.locator(".widget-dropdown", has_text="device").locator("select")
+        device.select_option(label="the GPU")
+        panel.get_by_role("button", name="Run").click()
+        panel.get_by_text("no NVIDIA driver").last.wait_for()
+        notebook.screenshot("no-gpu")
+        device.select_option(label="the CPU")
 
     # text streams in, and Stop ends it
     notebook.drag(panel, "tokens", 1)

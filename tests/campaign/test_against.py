@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_without_torch(monkeypatch):
         compare_products([512])
 
 
-def test_the_command(capsys, monkeypatch):
+def test_the_command(capsys, monkeypatch, tmp_path):
     seen = {}
 
     def compare(tokens, rounds, soak, on_row):
@@ -89,6 +90,14 @@ def test_the_command(capsys, monkeypatch):
     assert seen == {"tokens": [512], "rounds": 3, "soak": 0.5}
     out = capsys.readouterr().out
     assert out.endswith("geometric mean 1.000, lowest 0.500\n") and out.count("cuBLAS") == 2
+    gpu = SimpleNamespace(name="NVIDIA H200")
+    monkeypatch.setattr("minfer.cuda.runtime.device", lambda: gpu)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: f"of {package}")
+    assert cli.main(["bench", "--against", "torch", "-p", "512", "-r", "3", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.rglob("*.json")
+    kept = read_record(path)
+    assert kept.command == "minfer bench --against torch -p 512 -r 3 --sustained 0"
+    assert kept.library == "torch of torch" and len(kept.results) == 2
     assert cli.main(["bench", "--against", "torch", "-p", "0"]) == 2
     assert cli.main(["bench"]) == 2
     assert "-m MODEL" in capsys.readouterr().err

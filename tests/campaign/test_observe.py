@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from minfer.campaign.telemetry import Watch
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.devices import DryDevice
 from minfer.engine.cuda.routes import choose_route
+from minfer.engine.cuda.runtime import CudaRuntime
 from minfer.engine.errors import EngineError
 from minfer.engine.transformer import Buffers, forward
 from minfer.model.model import Model
@@ -41,7 +43,8 @@ def shape_of(config) -> ModelShape:
 
 def observe(model, route: str, tokens: int, position: int = 0) -> list:
     device = observing(DryDevice)()
-    backend = CudaBackend(choose_route(route, "sm_90a", {}), device, on_plan=lambda line: None)
+    chosen = replace(choose_route(route, "sm_90a", {}), token_kernel=False)
+    backend = CudaBackend(chosen, device, on_plan=lambda line: None)
     runtime = ObservedRuntime(backend.open(model, 256, "f16", 128))
     buffers = Buffers.allocate(runtime, model.config, 128, 1)
     runtime.set_tokens([0] * tokens, position)
@@ -132,6 +135,9 @@ def shared(monkeypatch, model):
         clock = property(
             lambda self: gpu.clock, lambda self, value: setattr(gpu, "clock", value or gpu.clock)
         )
+        _capturing = property(
+            lambda self: gpu._capturing, lambda self, value: setattr(gpu, "_capturing", value)
+        )
 
     monkeypatch.setattr(taking_apart, "ObservingGpu", observing(SameClock))
     return SharedModel(TINY, gpu, 128, tell=lambda line: None)
@@ -150,10 +156,23 @@ def test_a_prefill_taken_apart_by_events(shared, route):
     wall.check()
 
 
+def test_the_gap_is_what_launches_in_a_graph_leave_of_the_wall(shared, monkeypatch):
+    prepare = CudaRuntime.set_tokens
+
+    def slower(self, ids, position):
+        prepare(self, ids, position)
+        self.device.clock += 0.004  # of 0.25
+
+    monkeypatch.setattr(CudaRuntime, "set_tokens", slower)
+    route = choose_route("f16", "sm_90a", {})
+    wall = decompose(shared, route, "prefill", tokens=100, source="events", say=lambda line: None)
+    assert wall.gap_ms == pytest.approx(0.004) and wall.conservation == pytest.approx(0.0, abs=1e-6)
+
+
 def test_a_pass_that_is_slower_when_observed_is_refused(shared, monkeypatch):
     monkeypatch.setattr(taking_apart.ObservingGpu, "launch", slow_launch(taking_apart.ObservingGpu.launch))
     route = choose_route("f16", "sm_90a", {})
-    with pytest.raises(EngineError, match=r"more than 2%; observed passes took .* nothing is recorded"):
+    with pytest.raises(EngineError, match=r"more than 2%; the observed pass took .* nothing is recorded"):
         decompose(shared, route, "prefill", tokens=100, source="events", say=lambda line: None)
 
 
@@ -174,7 +193,7 @@ def test_a_decode_is_taken_apart_class_by_class(shared):
 
 
 def test_a_decode_is_not_for_events(shared):
-    with pytest.raises(EngineError, match="events see nothing of it; take --source graphs"):
+    with pytest.raises(EngineError, match="one CUDA graph, whose classes are timed: take --source graphs"):
         decompose(shared, choose_route("f16", "sm_90a", {}), "decode", source="events", say=lambda line: None)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from minfer.campaign import reasons
-from minfer.campaign.probe_record import Comparison, ProbeRun, Side
+from minfer.campaign.probe_record import Bound, Comparison, ProbeRun, Side
 from minfer.campaign.records import load_records
 from minfer.campaign.wall_record import Bucket
 from tests.campaign.walls import example_wall
@@ -25,18 +25,27 @@ def run(kernels: tuple[float, float], prefill: tuple[float, float], verdict: str
     def compared(ms: tuple[float, float]) -> Comparison:
         return Comparison.of("x", 1, [ms[0]] * 6, [ms[1]] * 6, [ms[0]] * 6)
 
-    made = replace(RUN, kernels=[compared(kernels)], wall=[compared(prefill)], verdict=verdict)
-    return replace(made, **rest)
+    fields = {"kernels": [compared(kernels)], "wall": [compared(prefill)], "verdict": verdict}
+    return replace(RUN, **(fields | rest))
 
 
 def test_a_small_share_explains_what_stays_under_the_bar():
     told = reasons.small_share(run((5.0, 3.0), (100.0, 98.0), "REVERTED"))
     assert told == (
-        "The kernels go from 5.00 to 3.00 ms (+67%), +2.0% of a prefill of 100 ms here: under the bar of +3%."
+        "The kernels go from 5.00 to 3.00 ms (+67%), +2.04% of a prefill of 100 ms here: the low end "
+        "of what was measured, +2.04%, misses the bar of +3%."
     )
     assert reasons.small_share(run((9.0, 3.0), (100.0, 98.0), "REVERTED")) == ""  # 6.4 % would have landed
     assert reasons.small_share(run((5.0, 3.0), (100.0, 98.0), "LANDED")) == ""
     assert reasons.small_share(run((3.0, 5.0), (100.0, 102.0), "REVERTED")) == ""  # the kernels lose
+
+
+def test_what_is_only_bounded_says_of_what():
+    made = run((9.0, 3.0), (100.0, 98.0), "MEAS-ONLY", wall=[], bound=Bound("quantize", 0.001, "wall.json"))
+    assert reasons.only_bounded(made) == (
+        "No route runs these kernels (+200%): quantize has 0.1% of the wall here, which bounds the gain."
+    )
+    assert reasons.only_bounded(replace(made, bound=None)) == ""
 
 
 def test_blocks_that_stay_are_told_with_those_of_the_seeds_gpu():
@@ -71,7 +80,7 @@ def test_formats_that_go_different_ways():
     told = reasons.by_format(lost, walls)
     assert told == (
         "Milliseconds of the products by format, from the walls of both routes: "
-        "Q4_K 60.0 -> 50.0, Q6_K 30.0 -> 50.0."
+        "Q4_K 60.0 -> 50.0, Q6_K 30.0 -> 50.0. Q6_K's blocks of 210 bytes leave raw words unaligned."
     )
     assert reasons.by_format(lost, walls[:1]) == ""
     assert reasons.by_format(lost, [walls[0], mmq_wall("mmq_raw", 65.0, 35.0)]) == ""  # both lose

@@ -33,7 +33,7 @@ def test_committed_records_are_valid(path):
 
 
 def test_every_kind_has_an_example():
-    assert EXAMPLES.keys() >= KINDS.keys() - {"against", "sweep"}
+    assert EXAMPLES.keys() >= KINDS.keys() - {"against"}
 
 
 def test_choosing():
@@ -42,6 +42,7 @@ def test_choosing():
     assert [record.date for record in everything] == sorted(record.date for record in everything)
     for kind in KINDS:
         chosen = load_records(kind=kind)
+        assert chosen or kind == "against"
         assert all(type(record) is KINDS[kind] for record in chosen)
     assert load_records(device="h200") == load_records(device="NVIDIA H200")
     assert load_records(device="gb10") == []
@@ -49,7 +50,7 @@ def test_choosing():
 
 
 def test_asking_for_what_there_is_not(tmp_path):
-    with pytest.raises(RecordError, match="'speed' is unknown; known: gpu-tests, bench, sweep, prefill"):
+    with pytest.raises(RecordError, match="'speed' is unknown; known: gpu-tests, bench, sweep"):
         load_records(kind="speed")
     with pytest.raises(FileNotFoundError, match="come with the repository"):
         load_records(tmp_path / "nowhere")
@@ -82,23 +83,26 @@ def change(entry: dict, path: tuple, value) -> dict:
 @pytest.mark.parametrize(
     ("kind", "path", "value", "words"),
     [
-        ("prefill", ("kind",), "speed", r"kind: 'speed' is unknown; known: gpu-tests, bench, sweep, prefill"),
-        ("prefill", ("kind",), ..., r"kind: None is unknown"),
-        ("prefill", ("schema",), 3, r"schema: 3, this version of minfer reads 1 to 2"),
-        ("prefill", ("ms",), ..., r"ms: missing"),
-        ("prefill", ("ms",), "94", r"ms: '94' is no float"),
-        ("prefill", ("ms",), True, r"ms: True is no float"),
-        ("prefill", ("ms",), float("nan"), r"ms: nan is no finite number"),
-        ("prefill", ("ms",), 0, r"ms: 0 is not above 0"),
-        ("prefill", ("avg_ts",), 99000.0, r"avg_ts: 99,000\.0, but [\d,.]+ follows from its time"),
-        ("prefill", ("n_prompt",), 2048.0, r"n_prompt: 2048\.0 is no int"),
-        ("prefill", ("date",), "2026-11-29", r"date: '2026-11-29' is no ISO 8601 date"),
-        ("prefill", ("date",), "yesterday", r"date: 'yesterday' is no ISO 8601 date"),
-        ("prefill", ("settings", "gemm"), 3, r"settings\['gemm'\]: 3 is no str"),
-        ("prefill", ("tok_s",), 1, r"tok_s: no such field"),
+        ("sweep", ("kind",), "speed", r"kind: 'speed' is unknown; known: gpu-tests, bench, sweep"),
+        ("sweep", ("kind",), ..., r"kind: None is unknown"),
+        ("sweep", ("schema",), 3, r"schema: 3, this version of minfer reads 1 to 2"),
+        ("sweep", ("rest_s",), ..., r"rest_s: missing"),
+        ("sweep", ("rest_s",), "94", r"rest_s: '94' is no float"),
+        ("sweep", ("rest_s",), True, r"rest_s: True is no float"),
+        ("sweep", ("rest_s",), float("nan"), r"rest_s: nan is no finite number"),
+        ("sweep", ("date",), "2026-11-29", r"date: '2026-11-29' is no ISO 8601 date"),
+        ("sweep", ("date",), "yesterday", r"date: 'yesterday' is no ISO 8601 date"),
+        ("sweep", ("tok_s",), 1, r"tok_s: no such field"),
+        ("sweep", ("results",), [], r"results: a list of at least one test"),
+        ("sweep", ("results", 2, "avg_ns"), 0, r"results\[2\]\.avg_ns: 0 is not above 0"),
+        ("sweep", ("results", 2, "test"), "pp512", r"results: of more than one test"),
+        ("sweep", ("results", 2, "settings", "variant"), "f16", r"results: a variant more than once"),
+        ("sweep", ("results", 2, "settings", "changes"), ..., r"results\[2\]\.settings: no changes"),
+        ("sweep", ("results", 0, "settings", "gemm"), 3, r"results\[0\]\.settings\['gemm'\]: 3 is no str"),
         ("bench", ("results",), [], r"results: a list of at least one test"),
         ("bench", ("results", 0), 3, r"results: a list of at least one test"),
         ("bench", ("results", 1, "avg_ns"), ..., r"results\[1\]\.avg_ns: missing"),
+        ("bench", ("results", 1, "n_gen"), 2048.0, r"results\[1\]\.n_gen: 2048\.0 is no int"),
         ("bench", ("results", 1, "avg_ts"), 1.0, r"results\[1\]\.avg_ts: 1\.0, but"),
         ("bench", ("results", 0, "samples_ns", 2), "x", r"results\[0\]\.samples_ns\[2\]: 'x' is no int"),
         ("bench", ("results", 1, "device"), "GPU (x)", r"results\[1\]\.device: 'GPU \(x\)' beside 'NVIDIA"),

@@ -12,6 +12,7 @@ from minfer.campaign.prefills import SharedModel
 from minfer.campaign.records import Sweep, read_record, write_record
 from minfer.campaign.sweep import compile_variants, measure, sweep
 from minfer.campaign.telemetry import Watch
+from minfer.engine.cuda.devices import DryDevice
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.variants import choose
 from minfer.engine.errors import EngineError
@@ -122,5 +123,5 @@ def test_the_record(gpu, tmp_path):
 def test_what_to_compile_is_known_without_a_gpu(gpu):
     said = []
     chosen = choose(("tm64", "weights-blocks"), "sm_90a")
-    compile_variants(Model.load(str(TINY)), chosen, 100, "sm_90a", said.append)
+    compile_variants(Model.load(str(TINY)), chosen, 100, DryDevice(), said.append)
     assert int(said[0].split()[0]) > 10

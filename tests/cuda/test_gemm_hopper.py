@@ -3,6 +3,7 @@
 import pytest
 
 from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
+from minfer.cuda.gemm_hopper.config import WARPGROUPS
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.runtime import compile_kernel
 
@@ -22,10 +23,15 @@ def test_a_tile_of_a_gated_product_has_half_of_each_matrix():
     assert config.tiles(2048, 18944) == (8, 148)
 
 
-def test_two_blocks_share_a_tile():
-    config = GemmHopperConfig(224, split=2)
-    assert (config.blocks, config.store_m, config.loads) == (2, 112, 1)
-    assert config.grid(512, 3584, 132) == (2 * 4 * 16, 1, 1)
+def test_tokens_decide_the_warpgroups():
+    three, tall = GemmHopperConfig(200, 4, tile_n=192), GemmHopperConfig(192, 3, tile_n=256)
+    assert (three.threads, three.warps, three.boxes["a"]) == (512, 12, (192, 64))
+    assert (tall.threads, tall.warps, tall.boxes["a"]) == (384, 8, (256, 64))
+    for groups in WARPGROUPS.values():
+        producer, consumer = groups.registers
+        # What the block's threads start with, 65,536 registers in whole eights.
+        start = 65_536 // (128 * (groups.consumers + 1)) // 8 * 8
+        assert producer + groups.consumers * consumer <= (groups.consumers + 1) * start
 
 
 def test_f32_results_have_narrower_chunks():
@@ -39,8 +45,8 @@ def test_names_tell_variants_apart():
         GemmHopperConfig(out="f32"),
         GemmHopperConfig(out="f32", epilogue="add"),
         GemmHopperConfig(epilogue="swiglu"),
-        GemmHopperConfig(pdl=True),
-        GemmHopperConfig(split=2),
+        GemmHopperConfig(192),
+        GemmHopperConfig(192, tile_n=192),
     ]
     assert len({str(config) for config in configs}) == len(configs)
 
@@ -52,20 +58,20 @@ def test_grids_are_persistent_and_whole_clusters():
 
 
 @pytest.mark.parametrize(
-    ("nt", "od", "depth", "tile_m", "cluster"),
+    ("nt", "od", "depth", "tile_n", "tile_m"),
     [
-        # the shapes of a 7B at 2048 tokens: 256 and 384 tiles in 1.94 and 2.91 waves of 132
-        (2048, 3584, 3584, 224, 1),
-        (2048, 4608, 3584, 192, 1),
-        (2048, 37888, 3584, 256, 2),
+        # the shapes of a 7B at 2048 tokens: 256, 264 and 1584 tiles in 1.94, 2.0 and 12.0 waves of 132
+        (2048, 3584, 3584, 128, 224),
+        (2048, 4608, 3584, 192, 192),
+        (2048, 37888, 3584, 256, 192),
         # and at 512: 128 tiles for o, as many for q, k and v
-        (512, 3584, 3584, 112, 1),
-        (512, 4608, 3584, 144, 1),
+        (512, 3584, 3584, 128, 112),
+        (512, 4608, 3584, 128, 144),
     ],
 )
-def test_choice_fills_whole_waves(nt, od, depth, tile_m, cluster):
+def test_choice_fills_whole_waves(nt, od, depth, tile_n, tile_m):
     config = choose(nt, od, depth)
-    assert (config.tile_m, config.cluster) == (tile_m, cluster)
+    assert (config.tile_n, config.tile_m) == (tile_n, tile_m)
 
 
 def test_a_group_holds_about_2048_tokens():
@@ -82,10 +88,9 @@ def test_a_group_holds_about_2048_tokens():
         ((136, 4, 2), "tile_m = 136: must be a multiple of 16"),
         ((120, 4, 1, "f16", "swiglu"), "tile_m = 120: must be a multiple of 16 from 128"),
         ((128.0,), "tile_m = 128.0 is no whole number"),
-        ((256, 4, 2, "f16", "store", False, 2), "split = 2 with clusters of 2"),
-        ((256, 4, 1, "f16", "swiglu", False, 2), "split = 2 with clusters of 1, swiglu"),
-        ((120, 4, 1, "f16", "store", False, 2), "tile_m = 120: must be a multiple of 16 from 128"),
-        ((256, 4, 1, "f16", "store", False, 3), "split = 3 is not one of 1, 2"),
+        ((200, 3, 1, "f16", "store", 256), "tile_m = 200: must be a multiple of 8 from 64 to 192"),
+        ((192, 3, 2, "f16", "store", 256), "clusters of 2 with 256 tokens"),
+        ((192, 3, 1, "f16", "store", 64), "tile_n = 64 is not one of 128, 192, 256"),
         ((256, 4, 1, "f64"), "out = 'f64' is not one of f16, f32"),
         ((256, 4, 1, "f16", "gelu"), "epilogue = 'gelu'"),
         ((256, 4, 1, "f16", "add"), "add is for f32 results"),
@@ -108,9 +113,8 @@ def test_configs_that_cannot_run_are_refused(arguments, message):
         GemmHopperConfig(232),
         GemmHopperConfig(cluster=2, epilogue="swiglu"),
         GemmHopperConfig(224, out="f32", epilogue="add"),
-        GemmHopperConfig(cluster=2, epilogue="swiglu", pdl=True),
-        GemmHopperConfig(224, split=2, pdl=True),
-        GemmHopperConfig(256, out="f32", epilogue="add", split=2),
+        GemmHopperConfig(200, 4, out="f32", epilogue="add", tile_n=192),
+        GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256),
     ],
     ids=str,
 )
@@ -120,7 +124,7 @@ def test_assembled_without_spills_and_serialisation(config):
     assert ".local" not in compiled.ptx
     assert resources.spill_bytes == resources.stack_bytes == 0
     assert resources.warnings == ()
-    assert resources.registers == 168
+    assert resources.registers == 65_536 // config.threads // 8 * 8
     assert resources.instructions["wgmma"] % 4 == 0
     assert "USETMAXREG" in compiled.sass
 

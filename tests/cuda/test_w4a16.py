@@ -18,7 +18,7 @@ def test_shared_memory():
 
 
 def test_q6_k_slots_hold_aligned_chunks():
-    config = W4A16Config("Q6_K", 152, 5)
+    config = W4A16Config("Q6_K", 152, 4)
     assert config.slot_bytes == 128 * 240 + 128 * 4
     assert "w" not in config.boxes
 
@@ -51,8 +51,9 @@ def test_the_choice_is_shipped_and_stores_any_width():
         ({"tokens": 264}, "264 tokens"),
         ({"tokens": 56}, "56 tokens"),
         ({"out": "f32"}, 'take store="direct"'),
-        ({"stages": 1}, "1 stages"),
-        ({"stages": 7}, "use fewer stages"),
+        ({"stages": 5}, "5 stages, 2 slots: must be the 4 k-tiles of a block, or of two"),
+        ({"slots": 1}, "4 stages, 1 slots"),
+        ({"stages": 8}, "use fewer stages"),
     ],
 )
 def test_configs_that_cannot_run_are_refused(changes, message):

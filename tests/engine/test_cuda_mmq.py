@@ -7,7 +7,7 @@ import pytest
 
 from minfer.arithmetic.devices import shared_limit
 from minfer.cuda.kernel import CompileError, LaunchRefused
-from minfer.cuda.mmq import WEIGHT_TYPES
+from minfer.cuda.mmq import WEIGHT_TYPES, stream
 from minfer.engine.cuda import mmq
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
@@ -178,6 +178,18 @@ def test_few_tokens_take_the_small_tile(route):
         assert set(tiles[:-1]) == {tile} and tiles[-1] == 64  # the last one: the last token's queries
 
 
+def test_stream_k_where_whole_tiles_leave_processors_idle(tmp_path):
+    """On 2 multiprocessors: 2 x 4 tiles of gate and up fill them, 1 x 3 of q, k and v do not."""
+    model = micro_model(tmp_path / "k.gguf", formats=BLOCKS_K, hidden=256, ffn=256)
+    backend = dry("mmq_fast", sms=2)
+    session = Session(model, backend, n_ctx=256, chunk=256)
+    backend.device.launches.clear()
+    session.forward([1] * 128)
+    assert {k.config.stream for k in backend.device.launches if k.name == "mmq"} == {True, False}
+    config = stream("Q4_K")
+    assert config.idle(2048, 37888, 132) < 0.01 and 0.15 < config.idle(2048, 3584, 132) < 0.16
+
+
 # ---- what comes out
 
 
@@ -275,4 +287,4 @@ def test_a_chain_without_a_step_left_ends_in_the_f16_gemm(tmp_path, monkeypatch)
     for format in ("Q4_K", "Q6_K"):
         steps = [line.rsplit("next: ", 1)[1] for line in told if f" {format} " in line]
         assert steps == ["wide KD=4", "narrow KD=8", "R1", "the f16 GEMM"]
-    assert {"restore_pad40", "dequantize", "gemm_f16"} <= {kernel.name for kernel in device.launches}
+    assert {"dequantize_pad40", "dequantize", "gemm_f16"} <= {kernel.name for kernel in device.launches}

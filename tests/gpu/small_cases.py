@@ -46,8 +46,8 @@ def _gemm_hopper() -> Iterator[Case]:
     yield hopper_case(GemmHopperConfig(72, 2, out="f32", epilogue="add"), 70, 136, 72)
     yield hopper_case(GemmHopperConfig(128, 2, 2, epilogue="swiglu"), 300, 72, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu"), 140, 80, 72)
-    yield hopper_case(GemmHopperConfig(128, 3, split=2, pdl=True), 140, 200, 328)
-    yield hopper_case(GemmHopperConfig(128, 3, split=2), 40, 136, 8)
+    yield hopper_case(GemmHopperConfig(80, 2, tile_n=192), 200, 88, 72)
+    yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), 140, 80, 72)
 
 
 def _gemm_blocks() -> Iterator[Case]:
@@ -108,7 +108,7 @@ def _w4a16() -> Iterator[Case]:
     from tests.cuda.w4a16_cases import Product
 
     yield Product.random(W4A16Config("Q4_K", 128, 4), 70, 72, 3).case(2)
-    yield Product.random(W4A16Config("Q6_K", 152, 5, store="direct"), 70, 67, 2).case(2)
+    yield Product.random(W4A16Config("Q6_K", 152, 4, store="direct"), 70, 67, 2).case(2)
     yield Product.random(W4A16Config("Q4_K", 128, 4, gated=True), 130, 2 * 136, 1).case(2)
 
 
@@ -147,13 +147,13 @@ def _token() -> Iterator[Case]:
 
 def _quantize() -> Iterator[Case]:
     from minfer.cuda.quantize import FORMS, QuantizePad40Config
-    from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case, restore_case
+    from tests.cuda.quantize_cases import awkward, dequantize_pad40_case, pad40_case, quantize_case
 
     yield quantize_case(3, 96)
     for form in FORMS:
         yield pad40_case(QuantizePad40Config(form), awkward(3, 96))
     yield pad40_case(QuantizePad40Config(source="f16", unroll=2), awkward(3, 96))
-    yield restore_case(3, 96)
+    yield dequantize_pad40_case(3, 96)
 
 
 def _gemm() -> Iterator[Case]:

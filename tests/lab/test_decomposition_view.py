@@ -79,6 +79,7 @@ def test_supposing(sound):
 
 def test_the_sliders_suppose():
     explorer = view.what_if_explorer(WALLS)
+    assert explorer.controls["us_per_gmac"].label == "as measured"
     assert explorer.report.wall is RAW and explorer.report.target == pytest.approx(RAW.tok_s)
     explorer.set(route="f16", no_gaps=True)
     assert explorer.report.wall is F16 and explorer.report.target > F16.tok_s

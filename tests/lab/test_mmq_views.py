@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from minfer.arithmetic.devices import DEVICES, GB10, H200
 from minfer.arithmetic.reference import FOLDER
-from minfer.lab import block_view, mmq_view, phantom_view, quantize_view
+from minfer.campaign.records import load_records
+from minfer.lab import block_view, mmq_measured, mmq_view, phantom_view, quantize_view
 from minfer.lab.mmq_widgets import block_explorer, depth_explorer, phantom_explorer, words_explorer
 
 DEVICE_PAIR = [GB10, H200]
@@ -160,10 +161,25 @@ class TestMeasured:
         assert all(0 < row["GB/s"] < 4_280 * 1.03 for row in rows)
 
     def test_routes(self):
-        record = mmq_view.newest_record()
-        rows = {row["route"]: row for row in mmq_view.route_rows(record)}
-        assert rows.keys() >= mmq_view.ROUTES.keys()
+        records = load_records()
+        rows = {row["route"]: row for row in mmq_measured.route_rows(records)}
+        assert rows.keys() >= {"mmq", "mmq_raw", "mmq_raw_wide", "f16"}
         assert rows["mmq"]["of R1"] == rows["f16"]["of f16"] == "x1.00"
+        assert "NVIDIA H200" in mmq_measured.route_origins(records)
+
+    @pytest.mark.parametrize("weight_type", ["Q4_K", "Q6_K"])
+    def test_the_ladder(self, weight_type, sound):
+        records = load_records()
+        rows = sound(mmq_measured.draw_ladder(records, weight_type)).rows
+        assert rows == mmq_measured.ladder_rows(records, weight_type)
+        names = [row["step"] for row in rows]
+        assert names[:2] == ["R1", "raw narrow"] and "128 x 128 tile" in names
+        assert rows[0]["on down"] == "" and rows[1]["on down"].endswith("%")
+
+    def test_figures_that_no_record_holds(self, sound):
+        for rows in (mmq_measured.ladder_rows, mmq_measured.tried_rows, mmq_measured.route_rows):
+            assert rows([]) == []
+        assert "missing" in sound(mmq_measured.draw_ladder([])).rows[0]
 
     def test_the_phantom(self):
         assert "1,024 B over the cap: 100 % of the outputs unwritten (NVIDIA H200" in phantom_view.recorded()

@@ -10,8 +10,8 @@ import pytest
 from minfer.arithmetic.devices import H200, RTX_4090
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes, prefill_gmac
 from minfer.campaign.peers import llamacpp
-from minfer.campaign.records import Prefill, RecordError, load_records
-from minfer.campaign.report import routes
+from minfer.campaign.records import RecordError, load_records
+from minfer.campaign.report import newest_sweep, routes
 from minfer.cuda.kernel import CompileError, LaunchRefused
 from minfer.engine.cuda.plan import RESERVE_BYTES
 from minfer.engine.cuda.routes import MMQ_ROUTES, ROUTES
@@ -21,7 +21,7 @@ from minfer.lab.generate import TINY
 
 RECORDS = load_records(device="h200")
 BENCHES = routes(RECORDS)
-PREFILLS = [record for record in RECORDS if isinstance(record, Prefill)]
+SWEEP = newest_sweep(RECORDS)
 GB = 1e9
 
 
@@ -107,33 +107,36 @@ class TestWork:
 
 
 class TestVariants:
-    rows = speed_view.variant_rows(BENCHES, PREFILLS, llamacpp())
+    rows = speed_view.variant_rows(BENCHES, SWEEP, llamacpp())
 
-    def test_every_record_is_there_slowest_first(self):
-        assert len(self.rows) == len(BENCHES) + len(PREFILLS) + 1
+    def test_every_measurement_is_there_slowest_first(self):
+        assert len(self.rows) == len({*BENCHES, *SWEEP.variants}) + 1
         rates = [row["tok/s"] for row in self.rows]
         assert rates == sorted(rates)
         by_name = {row["variant"]: row for row in self.rows}
-        assert by_name["llama.cpp"]["of the peer"] == 1
+        assert by_name["llama.cpp"]["of the peer"] == by_name["f16"]["of f16"] == 1
         assert by_name["f16-wgmma"]["tok/s"] == BENCHES["f16-wgmma"].result("pp2048").avg_ts
-        for record in PREFILLS:
-            row = by_name[record.settings["route"].removeprefix("f16 ")]
-            assert row["ms"] == pytest.approx(record.ms)
+        assert by_name["f16-wgmma"]["of f16"] is None
+        for name, result in SWEEP.variants.items():
+            assert by_name[name]["tok/s"] == result.avg_ts and by_name[name]["±"] == result.stddev_ts
+            assert by_name[name]["of f16"] == result.avg_ts / SWEEP.variant("f16").avg_ts
 
     def test_a_variant_is_filed_under_what_it_changes(self):
         by_name = {row["variant"]: row["changes"] for row in self.rows}
-        assert by_name["TM=128 K64=1"] == by_name["wide"] == "GEMM"
-        assert by_name["FA P5.0"] == "attention" and by_name["convert scalar"] == "convert"
+        assert by_name["tm128-ks64"] == by_name["128x256"] == "GEMM"
+        assert by_name["fa-p5.0"] == "attention" and by_name["convert-scalar"] == "convert"
+        assert by_name["weights-blocks"] == "weights"
         assert by_name["f16"] == by_name["f16-wgmma"] == "whole route"
 
     def test_steps_stand_beside_the_seeds(self):
-        rows = {row["step"]: row for row in speed_view.step_rows(PREFILLS)}
+        rows = {row["step"]: row for row in speed_view.step_rows(SWEEP)}
         assert [row["GB10 (%)"] for row in rows.values()] == [30, -38, -3, -8]
         depth = rows["KS 32 to 64 at TM 128"]
         assert depth["speed (%)"] == pytest.approx((depth["before (ms)"] / depth["after (ms)"] - 1) * 100)
         assert depth["verdict there"] == "REVERTED" and depth["speed (%)"] > 0
-        with pytest.raises(RecordError, match="no prefill record of route 'f16 TM=64' with 2048 tokens"):
-            speed_view.step_rows([])
+        without = replace(SWEEP, results=SWEEP.results[:1])
+        with pytest.raises(RecordError, match=r"sweep-.*: results: no variant tm64, only f16"):
+            speed_view.step_rows(without)
 
     def test_no_rate_is_above_the_tensor_peak(self):
         assert all(0 < row["TFLOPS"] < H200.tensor_f16 / 1e12 for row in self.rows)
@@ -142,8 +145,8 @@ class TestVariants:
         assert sound(speed_view.draw_variants(self.rows, "here")).rows == self.rows
 
     def test_without_a_peer(self, sound):
-        rows = speed_view.variant_rows(BENCHES, [], None)
-        assert [row["of the peer"] for row in rows] == [None, None]
+        rows = speed_view.variant_rows(BENCHES, None, None)
+        assert {row["of the peer"] for row in rows} == {None}
         sound(speed_view.draw_variants(rows))
 
 
@@ -165,7 +168,7 @@ class TestDecode:
     def test_the_fastest_read_is_of_the_records(self):
         name, speed = speed_view.fastest_read(RECORDS)
         assert name.startswith("gemv Q") and 3000 < speed < H200.bandwidth / 1e9
-        assert speed_view.fastest_read(PREFILLS) is None
+        assert speed_view.fastest_read([SWEEP]) is None
 
     def test_small_products_read_slower(self):
         rows = speed_view.gemv_rows(RECORDS)
@@ -213,10 +216,11 @@ class TestMeasured:
     def test_without_a_gpu_the_records_speak(self, here):
         here(reason="no driver")
         found = measured.speeds(RECORDS, self.measure)
-        assert not found.live and found.benches == BENCHES and found.prefills == PREFILLS
+        assert not found.live and found.benches == BENCHES and found.sweep == SWEEP
         assert found.note.startswith("From records: NVIDIA H200, driver 580") and "no driver" in found.note
-        assert [row["engine"] for row in found.rows()] == ["f16", "f16-wgmma", "llama.cpp"]
-        assert "45,752" in repr(found) and "45,752" in found._repr_html_()
+        assert [row["engine"] for row in found.rows()] == [*BENCHES, "llama.cpp"]
+        rate = f"{BENCHES['f16-wgmma'].result('pp2048').avg_ts:,.0f}"
+        assert rate in repr(found) and rate in found._repr_html_()
 
     def test_without_the_model_it_says_how_to_get_it(self, here):
         here(model=False)
@@ -227,7 +231,7 @@ class TestMeasured:
     def test_with_both_it_measures(self, here):
         here()
         found = measured.speeds(RECORDS, self.measure)
-        assert found.live and found.note.startswith("Measured just now") and found.prefills == []
+        assert found.live and found.note.startswith("Measured just now") and found.sweep is None
         assert {bench.file for bench in found.benches.values()} == {"measured here"}
         assert found.benches.keys() == set(ROUTES) - {"auto"} and found.peer is not None
 

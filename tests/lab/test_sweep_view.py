@@ -4,7 +4,8 @@ import pytest
 
 from minfer.arithmetic.devices import GB10, H200
 from minfer.arithmetic.ledger import GemmTile
-from minfer.campaign.records import Prefill, load_records
+from minfer.campaign.records import load_records
+from minfer.campaign.report import newest_sweep
 from minfer.lab import speed_view, sweep_view
 
 
@@ -33,7 +34,6 @@ def test_the_seeds_verdict_on_ks_64_is_shared_memorys(rows):
 
 def test_pictures(sound):
     assert sound(sweep_view.draw_sweep([GB10, H200])).rows == sweep_view.sweep_rows([GB10, H200])
-    prefills = [record for record in load_records(device="h200") if isinstance(record, Prefill)]
-    steps = speed_view.step_rows(prefills)
+    steps = speed_view.step_rows(newest_sweep(load_records()))
     picture = sound(sweep_view.draw_steps(steps, "an H200"))
     assert [row["GB10 (%)"] for row in picture.rows] == [30, -38, -3, -8]

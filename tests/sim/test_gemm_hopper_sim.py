@@ -16,18 +16,14 @@ from tests.cuda.gemm_hopper_cases import hopper_case
         (GemmHopperConfig(80, 2, cluster=2), (300, 168, 136), 2),  # multicast, the last chunk overlaps
         (GemmHopperConfig(224, 4), (130, 232, 8), 3),  # one k-tile only
         (GemmHopperConfig(72, 2), (70, 80, 72), 1),  # an odd number of groups of 8 columns
-        (GemmHopperConfig(64, 3, pdl=True), (100, 72, 328), 1),  # more k-tiles than stages, two tiles
-        (GemmHopperConfig(64, 4, 2, pdl=True), (300, 72, 72), 2),  # fewer
-        (GemmHopperConfig(128, 2, epilogue="swiglu", pdl=True), (70, 72, 200), 1),
-        (GemmHopperConfig(128, 2, split=2), (70, 200, 328), 1),  # 3 k-tiles for each of two blocks
-        (GemmHopperConfig(128, 3, split=2, pdl=True), (40, 136, 200), 1),  # 2 and 2
-        (GemmHopperConfig(144, 2, split=2), (70, 144, 72), 1),
-        (GemmHopperConfig(128, 2, split=2), (40, 128, 8), 1),  # none for the second
-        (GemmHopperConfig(80, 2, out="f32", epilogue="add", split=2), (70, 136, 72), 1),
         (GemmHopperConfig(72, 2, out="f32"), (70, 136, 72), 1),
         (GemmHopperConfig(72, 2, out="f32", epilogue="add"), (70, 136, 72), 2),
         (GemmHopperConfig(128, 2, epilogue="swiglu"), (70, 72, 72), 1),  # a tile that reaches into the ups
         (GemmHopperConfig(144, 2, 2, epilogue="swiglu"), (140, 80, 72), 2),
+        (GemmHopperConfig(80, 2, tile_n=256), (300, 88, 200), 1),  # 128 rows a consumer
+        (GemmHopperConfig(80, 2, 1, "f32", "add", tile_n=256), (270, 72, 136), 1),
+        (GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), (140, 80, 72), 1),
+        (GemmHopperConfig(72, 2, tile_n=192), (200, 80, 136), 1),  # three consumers
     ],
     ids=str,
 )

@@ -11,19 +11,19 @@ from tests.cuda.w4a16_cases import Product
 @pytest.mark.parametrize(
     ("tile", "shape", "multiprocessors"),
     [
-        ({"tokens": 64, "stages": 2}, (100, 136, 2), 1),  # four tiles for one block, rings that wrap
+        ({"tokens": 64}, (100, 136, 3), 1),  # four tiles for one block, rings that wrap
         (
-            {"tokens": 72, "stages": 3, "ahead": False},
+            {"tokens": 72, "ahead": False},
             (70, 72, 1),
             3,
         ),  # the last chunk of C overlaps; a block of weights only
         (
-            {"tokens": 64, "stages": 2, "slots": 3, "out": "f32", "store": "direct", "bias": True},
+            {"tokens": 64, "slots": 3, "out": "f32", "store": "direct", "bias": True},
             (65, 131, 1),
             2,
         ),
-        ({"tokens": 64, "stages": 2, "store": "direct"}, (3, 5, 2), 1),
-        ({"tokens": 72, "stages": 2, "gated": True}, (100, 144, 2), 1),  # 72 outputs: two tiles, one of 8
+        ({"tokens": 64, "stages": 8, "store": "direct"}, (3, 5, 3), 1),
+        ({"tokens": 72, "gated": True}, (100, 144, 2), 1),  # 72 outputs: two tiles, one of 8
     ],
     ids=str,
 )
@@ -33,7 +33,7 @@ def test_product(format, tile, shape, multiprocessors):
 
 @pytest.mark.parametrize(("format", "gated"), [("Q4_K", False), ("Q4_K", True), ("Q6_K", False)])
 def test_traced_run_has_no_race_and_no_conflict(format, gated):
-    product, trace = Product.random(W4A16Config(format, 64, 2, gated=gated), 64, 128, 3), Trace()
+    product, trace = Product.random(W4A16Config(format, 64, gated=gated), 64, 128, 3), Trace()
     product.case(1).run_simulated(trace=trace)
     assert check(trace) == []
     assert {line.degree for line in shared_lines(trace) if line.op is Op.STMATRIX} == {1}

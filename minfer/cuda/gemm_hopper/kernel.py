@@ -2,19 +2,25 @@
 f32 sums, f16 or f32 results.
 
 Warpgroup 0 of a block is the producer: one thread issues TMA loads of k-tiles of 64 into a ring of stages.
-Warpgroups 1 and 2 are consumers of 64 rows x `tile_m` columns each; they write their tile through shared
-memory with TMA stores that drain under the next tile's main loop. One block a multiprocessor takes tile after
-tile. What is done to a tile on its way out is the epilogue: nothing ("store"), the sum with what C holds
-("add": the residual stream, in L2 by TMA), or the activation of a gated feed-forward ("swiglu": B is the gate
-and the up matrix one above the other, and a tile takes half of its rows from each, so that both values of an
-output are in one thread).
+The other two or three are consumers of 64 or 128 rows x `tile_m` columns each; they write their tile through
+shared memory with TMA stores that drain under the next tile's main loop. One block a multiprocessor takes
+tile after tile. What is done to a tile on its way out is the epilogue: nothing ("store"), the sum with what C
+holds ("add": the residual stream, in L2 by TMA), or the activation of a gated feed-forward ("swiglu": B is
+the gate and the up matrix one above the other, and a tile takes half of its rows from each, so that both
+values of an output are in one thread).
 
 - The tile is chosen for each problem so that its count fills whole waves of multiprocessors (`choose`).
 - The blocks of a cluster share one tile of B: each loads its part of it, by multicast to all.
-- Where tiles are few, two blocks split the depth and exchange sums through each other's shared memory.
+- Larger tiles move fewer bytes a FLOP, and the wall is power: 256 x 192 is 1-2 % faster than 128 x 256 at
+  the same cycles.
 - What is the same in a whole warp goes through `ptx.uniform`, so that descriptors live in uniform registers.
 - The ring's mbarriers are used without cluster scope (each such release or acquire is a fence of the whole
   GPU), and a consumer releases a stage one k-tile late, when its wgmmas have certainly read it.
+
+What was tried on an H200 and lost: two blocks that share a tile, each with half of the depth, and exchange
+sums (24.2 us where 128 x 112 tiles took 21.3: 3584 x 3584 at 512 tokens); programmatic dependent launches
+that load weights ahead (5 % fewer cycles at 512 tokens, the same time: the clock fell); clusters of 4 (30 of
+them fit); clusters of 2 for tiles of 256 tokens.
 """
 
 from __future__ import annotations
@@ -22,9 +28,6 @@ from __future__ import annotations
 from functools import cache
 
 from minfer.cuda.gemm_hopper.config import (
-    CONSUMER_REGISTERS,
-    CONSUMERS,
-    PRODUCER_REGISTERS,
     TILES,
     GemmHopperConfig,
 )
@@ -45,32 +48,32 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     from numba.cuda import types
 
     from minfer.cuda import ptx
-    from minfer.cuda.instruction import device_function
+    from minfer.cuda.instruction import device_function, unroll, unrolled
     from minfer.cuda.tile.activation import gate_columns
-    from minfer.cuda.tile.hopper import receive_sums, send_sums, store_tile
+    from minfer.cuda.tile.hopper import store_tile
     from minfer.cuda.tile.scheduler import tile_xy
 
     tile_n, tile_m, tile_k, cluster = config.tile_n, config.tile_m, config.tile_k, config.cluster
-    split, blocks = config.split, config.blocks
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
     barriers_start, ring_bytes = config.barriers_start, config.stages * config.stage_bytes
-    out_m, loads, gated, pdl = config.out_m, config.loads, config.epilogue == "swiglu", config.pdl
-    # 64 rows of A for each consumer; the rows of B of one load.
-    consumer_bytes, b_share = 64 * tile_k * 2, tile_m // loads
+    out_m, loads, gated = config.out_m, config.loads, config.epilogue == "swiglu"
+    # A consumer's rows of A, in blocks of 64; the rows of B of one load.
+    row_blocks, consumer_rows = config.warpgroups.row_blocks, 64 * config.warpgroups.row_blocks
+    consumer_bytes, b_share = consumer_rows * tile_k * 2, tile_m // loads
     share_bytes, everyone = b_share * tile_k * 2, (1 << cluster) - 1
     # Loads of the gate's rows, before those of the up matrix; loads of this block.
     gate_loads, own_loads = loads // 2, loads // cluster
-    store_bytes, accumulators = config.store_buffers * BUFFER_BYTES, tile_m // 2
+    store_bytes = config.store_buffers * BUFFER_BYTES
+    block_sums, accumulators = tile_m // 2, row_blocks * tile_m // 2
     initialise, advance = config.ring.initialise, config.ring.advance
-    fewer, more = ptx.setmaxnreg("dec", PRODUCER_REGISTERS), ptx.setmaxnreg("inc", CONSUMER_REGISTERS)
+    registers = config.warpgroups.registers
+    fewer, more = ptx.setmaxnreg("dec", registers[0]), ptx.setmaxnreg("inc", registers[1])
     # The first k-tile overwrites the sums; afterwards at most this stage's group is in flight.
-    multiply = ptx.wgmma(tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1)
+    multiply = ptx.wgmma(tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1, row_blocks=row_blocks)
     wait_sums = ptx.wgmma_wait(0, accumulators)
-    store_m = config.store_m
-    store = store_tile(store_m, config.store_buffers, config.out, config.epilogue == "add")
-    send, receive = send_sums(store_m, 128 * CONSUMERS), receive_sums(store_m, 128 * CONSUMERS)
-    wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(accumulators // 2)
-    descriptor = ptx.wgmma_descriptor
+    store = store_tile(out_m, config.store_buffers, config.out, config.epilogue == "add")
+    wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
+    descriptor, pin = ptx.wgmma_descriptor, ptx.pin(block_sums, "f32")
 
     @device_function
     def release(barrier, thread):
@@ -103,68 +106,41 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 ptx.tma_load_2d(b_place + share_bytes, b_map, full, k * tile_k, b_row + od)
 
     @device_function
-    def load_ahead(b_map, base, barriers, rank, b_row, first_k, k_tiles, od):
-        """The ring's first tiles of B, then wait for the kernel before; returns how many."""
-        ahead = types.int32(min(k_tiles, types.int32(stages)))
-        k = types.int32(0)
-        while k < ahead:
-            full = barriers + 8 * k
-            ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
-            load_b(b_map, base + k * stage_bytes, full, first_k + k, b_row, rank, od)
-            k = types.int32(k + 1)
-        ptx.griddepcontrol_wait()
-        return ahead
-
-    @device_function
-    def produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, first_k, k_tiles, group, od):
-        stage, parity, ahead = types.uint32(0), types.uint32(1), types.int32(0)
-        if pdl:
-            _, column = tile_xy(tile, rows, columns, group)
-            b_row = first_b(column, rank * own_loads, od)
-            ahead = load_ahead(b_map, base, barriers, rank, b_row, first_k, k_tiles, od)
+    def produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, od):
+        stage, parity = types.uint32(0), types.uint32(1)
         while tile < rows * columns:
             row, column = tile_xy(tile, rows, columns, group)
             a_row = types.int32((row * cluster + rank) * tile_n)
             b_row = first_b(column, rank * own_loads, od)
             k = types.int32(0)
             while k < k_tiles:
-                full, place, column_k = (
-                    barriers + 8 * stage,
-                    base + stage * stage_bytes,
-                    (first_k + k) * tile_k,
-                )
-                if ahead > 0:
-                    ahead = types.int32(ahead - 1)
-                    ptx.tma_load_2d(place, a_map, full, column_k, a_row)
-                else:
-                    ptx.mbarrier_wait(full + 8 * stages, parity)
-                    ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
-                    ptx.tma_load_2d(place, a_map, full, column_k, a_row)
-                    load_b(b_map, place, full, first_k + k, b_row, rank, od)
+                full, place = barriers + 8 * stage, base + stage * stage_bytes
+                ptx.mbarrier_wait(full + 8 * stages, parity)
+                ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+                ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
+                load_b(b_map, place, full, k, b_row, rank, od)
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             tile = types.int32(tile + step)
 
     @device_function
-    def exchange(sums, base, half, thread):
-        """The halves of two blocks' sums: this block's half to its peer, whose ring is free by now, and the
-        peer's onto the other, which goes to the front."""
-        place = base + thread * 16
-        ptx.cluster_sync()
-        if half == 0:
-            send(sums, store_m // 2, place, 1)
-        else:
-            send(sums, 0, place, 0)
-        ptx.cluster_sync()
-        if half == 0:
-            receive(sums, 0, place)
-        else:
-            receive(sums, store_m // 2, place)
+    @unrolled
+    def finish(sums, c_map, buffer, row, column, lane):
+        """The epilogue of a warp's rows, 16 of each block."""
+        part = cuda.local.array(block_sums, dtype=types.float32)
+        for block in unroll(row_blocks):
+            first = block * block_sums
+            for i in range(block_sums):
+                part[i] = sums[first + i]
+            if gated:
+                activate(part)
+                pin(part)
+                for i in range(block_sums):
+                    sums[first + i] = part[i]
+            store(part, c_map, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(
-        c_map, base, barriers, rank, half, tile, step, rows, columns, k_tiles, group, consumer, thread
-    ):
+    def consume(c_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, consumer, thread):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         sums = cuda.local.array(accumulators, dtype=types.float32)
         for i in range(accumulators):
@@ -175,8 +151,6 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         stage, parity, previous = types.uint32(0), types.uint32(0), types.uint32(0)
         row, column = types.int32(0), types.int32(0)
         while tile < rows * columns:
-            if split > 1:  # one block may have no k-tile
-                row, column = tile_xy(tile, rows, columns, group)
             k = types.int32(0)
             while k < k_tiles:
                 ptx.mbarrier_wait(barriers + 8 * stage, parity)
@@ -184,7 +158,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 multiply(sums, a_start + offset, b_start + offset, k)
                 if k > 0:
                     release(barriers + 8 * (stages + previous), thread)
-                elif split == 1:
+                else:
                     # Divisions that run under the tensor cores' work.
                     tile_row, tile_column = tile_xy(tile, rows, columns, group)
                     row, column = ptx.uniform(tile_row), ptx.uniform(tile_column)
@@ -193,63 +167,44 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 k = types.int32(k + 1)
             wait_sums(sums)
             release(barriers + 8 * (stages + previous), thread)
-            if gated:
-                activate(sums)
-            if split > 1:
-                exchange(sums, base, half, consumer * 128 + thread)
-            first_row = (row * cluster + rank) * tile_n + consumer * 64 + warp * 16
-            store(sums, c_map, buffer, first_row, column * out_m + half * store_m, lane)
+            first_row = (row * cluster + rank) * tile_n + consumer * consumer_rows + warp * 16
+            finish(sums, c_map, buffer, first_row, column * out_m, lane)
             tile = types.int32(tile + step)
         if lane == 0:
             wait_stores()
 
     def gemm_hopper(a, b, c, nt, od, depth, group):
-        if pdl:
-            ptx.griddepcontrol_launch_dependents()
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
         base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
         barriers = types.uint32(base + barriers_start)
         a_map, b_map, c_map = ptx.tensor_map_address(a), ptx.tensor_map_address(b), ptx.tensor_map_address(c)
         thread = cuda.threadIdx.x
         warpgroup = ptx.uniform(thread >> 7)
-        # This block's rows of the cluster's tile, or its half of the depth.
-        rank, half = types.int32(0), types.int32(0)
+        # This block's rows of the cluster's tile.
+        rank = types.int32(0)
         if cluster > 1:
             rank = types.int32(ptx.cluster_rank())
-        if split > 1:
-            half = types.int32(ptx.cluster_rank())
         if thread == 0:
             ptx.prefetch_tensor_map(a_map)
             ptx.prefetch_tensor_map(b_map)
             ptx.prefetch_tensor_map(c_map)
             initialise(barriers)
-        if blocks > 1:
+        if cluster > 1:
             ptx.cluster_sync()
         else:
             cuda.syncthreads()
         rows = types.int32((nt + (cluster * tile_n - 1)) // (cluster * tile_n))
         columns = types.int32((od + (out_m - 1)) // out_m)
         k_tiles = types.int32((depth + (tile_k - 1)) // tile_k)
-        tile, step = types.int32(cuda.blockIdx.x // blocks), types.int32(cuda.gridDim.x // blocks)
-        first_k = types.int32(0)
-        if split > 1:
-            first_k = types.int32(half * ((k_tiles + 1) // 2))
-            k_tiles = types.int32(ptx.select_u32(half, k_tiles - first_k, (k_tiles + 1) // 2))
+        tile, step = types.int32(cuda.blockIdx.x // cluster), types.int32(cuda.gridDim.x // cluster)
         if warpgroup == 0:
             fewer()
             if thread == 0:
-                produce(
-                    a_map, b_map, base, barriers, rank, tile, step, rows, columns, first_k, k_tiles, group, od
-                )
-            if split > 1:  # with the consumers' exchange
-                ptx.cluster_sync()
-                ptx.cluster_sync()
+                produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, od)
         else:
             more()
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
-            consume(
-                c_map, base, barriers, rank, half, tile, step, rows, columns, k_tiles, group, consumer, within
-            )
+            consume(c_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, consumer, within)
         if cluster > 1:
             # No block leaves while a peer may still arrive at its mbarriers.
             ptx.cluster_sync()
@@ -274,23 +229,26 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
-        cluster=blocks,
+        cluster=cluster,
     )
 
 
 def shipped() -> list[Kernel]:
     """Every tile that `choose` may pick, alone; those of many waves also in clusters, and with the epilogues
     of a model's layers."""
-    plain = [GemmHopperConfig(*tile) for tile in TILES]
+    plain = [GemmHopperConfig(m, stages, tile_n=n) for n, m, stages in TILES]
     pairs = [GemmHopperConfig(*tile, 2) for tile in ((256, 4), (224, 4), (192, 4))]
     sums = [
-        GemmHopperConfig(*tile, 1, "f32", "add") for tile in ((256, 4), (224, 4), (192, 4), (112, 6), (64, 8))
+        GemmHopperConfig(m, stages, 1, "f32", "add", n)
+        for n, m, stages in TILES
+        if m in (256, 224, 192, 112, 64)
     ]
+    sums += [GemmHopperConfig(m, 4, 2, "f32", "add") for m in (256, 224)]
     gates = [
-        GemmHopperConfig(*tile, "f16", "swiglu")
-        for tile in ((256, 4, 1), (256, 4, 2), (192, 4, 1), (192, 4, 2), (144, 5, 1))
-    ]
-    split = [GemmHopperConfig(224, split=2), GemmHopperConfig(224, out="f32", epilogue="add", split=2)]
-    ahead = [GemmHopperConfig(pdl=True), GemmHopperConfig(224, split=2, pdl=True)]
-    kernels = (*plain, *pairs, *sums, *gates, *split, *ahead)
-    return [make_gemm_hopper(config) for config in kernels]
+        GemmHopperConfig(m, stages, cluster, "f16", "swiglu", n)
+        for n, m, stages, cluster in (
+            (128, 256, 4, 1), (128, 256, 4, 2), (128, 192, 4, 1), (128, 192, 4, 2), (128, 144, 5, 1),
+            (192, 192, 4, 1), (256, 192, 3, 1),
+        )
+    ]  # fmt: skip
+    return [make_gemm_hopper(config) for config in (*plain, *pairs, *sums, *gates)]

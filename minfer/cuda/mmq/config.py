@@ -190,12 +190,6 @@ class MmqConfig:
         return self.tokens_tile * self.rows_tile // self.threads
 
     @property
-    def crowded(self) -> bool:
-        """64 accumulators in 128 registers, beside the state of expanding or of stream-k."""
-        busy = self.variant != "raw" or self.stream
-        return busy and self.accumulators == 64 and self.min_blocks == 2
-
-    @property
     def k_quant(self) -> bool:
         """Super-blocks of 256 weights: rows of whole k-tiles."""
         return self.weight_type.endswith("_K")
@@ -350,6 +344,11 @@ class MmqConfig:
             return sms * (self.min_blocks or 1), 1, 1
         return -(-nt // self.tokens_tile), -(-od // self.rows_tile), 1
 
+    def idle(self, nt: int, od: int, sms: int) -> float:
+        """Share of the multiprocessors' time that is lost if each computes whole tiles."""
+        tiles = -(-nt // self.tokens_tile) * -(-od // self.rows_tile)
+        return 1 - tiles / (-(-tiles // sms) * sms)
+
     def workspace(self, sms: int) -> tuple[int, int]:
         """f32 elements of `parts` and words of `ready` that a stream-k kernel takes; the words must be zero
         before the first launch."""
@@ -368,7 +367,7 @@ class MmqConfig:
     def checking(self) -> MmqConfig:
         """The same kernel writing its integer accumulators."""
         rescale = "magic" if self.variant == "folded" else "convert"
-        return replace(self, out="sums", minimum="fma", rescale=rescale)
+        return replace(self, out="sums", minimum="fma", rescale=rescale, min_blocks=None)
 
 
 def narrow(weight_type: str = "Q4_K", kd: int = 8) -> MmqConfig:

@@ -18,7 +18,6 @@ from numba.cuda.types import int32, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.mmq.config import BLOCK_BYTES, CHUNK, MmqConfig
-from minfer.cuda.tile.quantized import load_16
 
 SIZE = BLOCK_BYTES["Q6_K"]
 GROUPS = 4
@@ -46,6 +45,24 @@ def _fold(quants, scale, bias):
     return ptx.prmt(even, odd, uint32(0x6240)), ptx.prmt(even, odd, uint32(0x7351)) ^ uint32(0x80808080)
 
 
+@device_function
+def _window(words, address):
+    """16 bytes at a 2-byte aligned global address, by two loads of the 16-byte lines that hold them: a
+    request of a warp touches as many rows whatever its width. The lines end within the block."""
+    line, offset = address & uint64(0xFFFFFFFFFFFFFFF0), uint32(address) & uint32(15)
+    a0, a1, a2, a3 = ptx.ld_global_nc_v4_u32(line)
+    b0, b1, b2, b3 = ptx.ld_global_nc_v4_u32(line + uint64(16))
+    eight, four, two = offset & uint32(8), offset & uint32(4), (offset & uint32(2)) << uint32(3)
+    a0, a1 = ptx.select_u32(eight, a2, a0), ptx.select_u32(eight, a3, a1)
+    a2, a3 = ptx.select_u32(eight, b0, a2), ptx.select_u32(eight, b1, a3)
+    b0, b1 = ptx.select_u32(eight, b2, b0), ptx.select_u32(eight, b3, b1)
+    a0, a1 = ptx.select_u32(four, a1, a0), ptx.select_u32(four, a2, a1)
+    a2, a3 = ptx.select_u32(four, a3, a2), ptx.select_u32(four, b0, a3)
+    b0 = ptx.select_u32(four, b1, b0)
+    words[0], words[1] = ptx.shf_r_wrap(a0, a1, two), ptx.shf_r_wrap(a1, a2, two)
+    words[2], words[3] = ptx.shf_r_wrap(a2, a3, two), ptx.shf_r_wrap(a3, b0, two)
+
+
 @dataclass(frozen=True)
 class FoldedWeights:
     """How a config expands and reads its folded weights: a tile of low bytes and one of high bytes, rows of
@@ -55,33 +72,32 @@ class FoldedWeights:
 
     @functools.cached_property
     def start(self) -> DeviceFunction:
-        """(matrix, row_bytes, first_row, od, thread): the address of a thread's places in its row's first
-        block (u64); rows past the matrix repeat its last one."""
+        """(row_bytes, first_row, od, thread): bytes from the matrix's start to a thread's row; rows past the
+        matrix repeat its last one."""
 
         @device_function
-        def start(matrix, row_bytes, first_row, od, thread):
-            row = min(int32(first_row + thread // 2), int32(od - 1))
-            return uint64(matrix + uint64(row) * uint64(row_bytes))
+        def start(row_bytes, first_row, od, thread):
+            return uint32(uint32(min(int32(first_row + thread // 2), int32(od - 1))) * uint32(row_bytes))
 
         return start
 
     @functools.cached_property
     def expand(self) -> DeviceFunction:
-        """(row, k_tile, tile, scales, thread): a thread's weights of a k-tile into the tile at a shared
-        address, and d beside it."""
+        """(matrix, row, k_tile, tile, scales, thread): a thread's weights of a k-tile into the tile at a
+        shared address, and d beside it."""
         row_bytes, second_tile = self.config.word_row_bytes, self.config.high_bytes
 
         @device_function
         @unrolled
-        def expand(source, k_tile, tile, scales, thread):
+        def expand(matrix, source, k_tile, tile, scales, thread):
             low, second = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
             high = cuda.local.array(4, uint32)
             row, part = uint32(thread // 2), uint32(thread % 2)
-            block, half = source + uint64(k_tile >> 1) * uint64(SIZE), uint32(k_tile & 1)
+            block, half = matrix + uint64(uint32(source + uint32(k_tile >> 1) * SIZE)), uint32(k_tile & 1)
             at = block + uint64(half * 64 + part * 16)
-            load_16(low, 0, at)
-            load_16(second, 0, at + uint64(32))
-            load_16(high, 0, block + uint64(128 + half * 32 + part * 16))
+            _window(low, at)
+            _window(second, at + uint64(32))
+            _window(high, block + uint64(128 + half * 32 + part * 16))
             scale_at = block + uint64(192 + half * 8 + part)
             line, swizzle = uint32(tile + row * row_bytes), uint32(row & 7)
             for group in unroll(GROUPS):

@@ -11,6 +11,7 @@ of the instruction; the low word, `wgmma_descriptor(address, leading_bytes)`, is
 
 import functools
 import inspect
+import itertools
 
 from minfer.cuda.instruction import Instruction, Registers, device_function, f32, instruction, s32, u32
 
@@ -46,6 +47,7 @@ def wgmma(
     swizzle: int = 128,
     stride_bytes: int | None = None,
     wait: int | None = None,
+    row_blocks: int = 1,
 ) -> Instruction:
     """Factory: one stage of D[64, n] (+)= A[64, K] B[K, n] as one block: fence, `k_steps` x wgmma, commit,
     maybe a wait.
@@ -63,6 +65,8 @@ def wgmma(
     - `swizzle`: 128, 64, 32 or 0 bytes, as the tile was written; `stride_bytes`: from 8 rows to the next 8
       (default 8 * swizzle).
     - `wait`: also wait until at most so many groups are pending.
+    - `row_blocks`: A in shared memory has so many times 64 rows, and D as many times n / 2 accumulators,
+      those of a block of 64 rows behind those of the one before.
     """
     if dtype not in _DTYPES:
         raise ValueError(f"wgmma: dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
@@ -83,10 +87,12 @@ def wgmma(
     a_offsets, b_offsets = a_offsets or default, b_offsets or default
     if len(b_offsets) != k_steps or len(a_offsets) != k_steps:
         raise ValueError(f"wgmma: {k_steps} k steps need as many offsets")
-    high = (_SWIZZLE_CODES[swizzle] << 30) | ((8 * swizzle if stride_bytes is None else stride_bytes) >> 4)
+    if row_blocks < 1 or (row_blocks > 1 and a != "shared"):
+        raise ValueError(f"wgmma: {row_blocks} blocks of 64 rows of A in {a}")
+    stride_bytes = 8 * swizzle if stride_bytes is None else stride_bytes
+    high = (_SWIZZLE_CODES[swizzle] << 30) | (stride_bytes >> 4)
 
     def text(places: dict) -> str:
-        outputs = ", ".join(places["d"])
         lines = [
             "{",
             ".reg .pred first, rest;",
@@ -105,13 +111,15 @@ def wgmma(
         immediates = "" if accumulator is s32 else ", 1, 1"
         if dtype in ("f16", "bf16"):
             immediates += (", 0" if a == "shared" else "") + f", {int(transpose_b)}"
-        for k in range(k_steps):
+        for block, k in itertools.product(range(row_blocks), range(k_steps)):
             if a == "shared":
-                lines += [f"add.u32 t, {places['a']}, {a_offsets[k] >> 4};", f"mov.b64 da, {{t, {high}}};"]
+                offset = a_offsets[k] + block * 8 * stride_bytes
+                lines += [f"add.u32 t, {places['a']}, {offset >> 4};", f"mov.b64 da, {{t, {high}}};"]
                 left = "da"
             else:
                 left = "{" + ", ".join(places["a"][4 * k : 4 * k + 4]) + "}"
             lines += [f"add.u32 t, {places['b']}, {b_offsets[k] >> 4};", f"mov.b64 db, {{t, {high}}};"]
+            outputs = ", ".join(places["d"][block * n // 2 : (block + 1) * n // 2])
             lines.append(
                 f"wgmma.mma_async.sync.aligned.m64n{n}{k_shape}.{types} {{{outputs}}}, {left}, db, "
                 f"{'rest' if k else 'first'}{immediates};"
@@ -122,7 +130,7 @@ def wgmma(
         return "\n".join([*lines, "}"])
 
     operands = {
-        "d": Registers(accumulator, n // 2, "out" if accumulate is False else "inout"),
+        "d": Registers(accumulator, row_blocks * n // 2, "out" if accumulate is False else "inout"),
         "a": u32 if a == "shared" else Registers(u32, 4 * k_steps, "in"),
         "b": u32,
     }
@@ -144,10 +152,11 @@ def wgmma(
             "b_offsets": b_offsets,
             "transpose_b": transpose_b,
             "swizzle": swizzle,
-            "stride_bytes": 8 * swizzle if stride_bytes is None else stride_bytes,
+            "stride_bytes": stride_bytes,
             "wait": wait,
+            "row_blocks": row_blocks,
         },
-        documentation=f"D[64, {n}] (+)= A B in {k_steps} steps of wgmma m64n{n}{k_shape} {types}.",
+        documentation=f"D[{64 * row_blocks}, {n}] (+)= A B in {k_steps} steps of m64n{n}{k_shape} {types}.",
     )
 
 

@@ -8,7 +8,7 @@ from minfer.cuda.gemm import MAX_SHARED_BYTES
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.tile.hopper import BOX_COLUMNS
 from minfer.cuda.tile.transposed import CHUNK_ROWS
-from minfer.cuda.w4a16.formats import FORMATS, ROWS, SCALES_BYTES, PackedFormat
+from minfer.cuda.w4a16.formats import FORMATS, QUARTERS, ROWS, SCALES_BYTES, PackedFormat
 from minfer.cuda.w4a16.packed_tile import CONSUMERS, PackedTile
 
 OUTPUTS = ("f16", "f32")
@@ -22,7 +22,8 @@ class W4A16Config(PackedTile):
     Attributes:
         format: of the weights, "Q4_K" or "Q6_K".
         tokens: the tile's, a multiple of 8 from 64 to 256.
-        stages: k-tiles of activations in flight; slots: blocks of 256 weights a row in flight.
+        stages: k-tiles of activations in flight, 4 or 8: those of one or two blocks.
+        slots: blocks of 256 weights a row in flight.
         ahead: weights are unpacked while the tensor cores still work on two k-tiles, not on the last one
             only: takes 20 registers, which the largest tiles lack.
         out: "f16" or "f32".
@@ -56,9 +57,10 @@ class W4A16Config(PackedTile):
             raise ConfigRefused(f'w4a16: {self.out} cannot be stored by TMA here: take store="direct"')
         if self.gated and (self.store != "tma" or self.bias):
             raise ConfigRefused("w4a16: a gated product is stored by TMA and has no bias")
-        if min(self.stages, self.slots) < 2:
+        if self.stages not in (QUARTERS, 2 * QUARTERS) or self.slots < 2:
             raise ConfigRefused(
-                f"w4a16: {self.stages} stages, {self.slots} slots: to copy ahead of computing takes 2"
+                f"w4a16: {self.stages} stages, {self.slots} slots: must be the 4 k-tiles of a block, or of "
+                "two; to copy ahead of computing takes 2 slots"
             )
         if self.shared_bytes > MAX_SHARED_BYTES or (self.store == "tma" and self.buffers < 1):
             raise ConfigRefused(
@@ -128,9 +130,9 @@ class W4A16Config(PackedTile):
 TILES = (
     (256, 4, 2, False),
     (232, 4, 2, True),
-    (192, 5, 2, True),
-    (152, 6, 2, True),
-    (128, 6, 3, True),
+    (192, 4, 3, True),
+    (152, 4, 3, True),
+    (128, 8, 2, True),
     (96, 8, 3, True),
     (64, 8, 3, True),
 )
@@ -149,13 +151,14 @@ def choose(
     """The config with the fewest cycles over whole waves of blocks, for an nt x od x depth product into a C
     of this `width`; gated: of 2 od rows of weights.
 
-    A k-tile costs its wgmmas (4 cycles a token for 128 weight rows) and a constant that unpacking adds, a
-    tile about 1500 cycles outside its main loop (fitted to an H200)."""
-    unpacking = 300 if format == "Q4_K" else 500
+    A k-tile costs its wgmmas (4 cycles a token for 128 weight rows), or those of one consumer and its
+    unpacking, which do not overlap, a tile about 1500 cycles outside its main loop (fitted to an H200: about
+    3.4 cycles an instruction)."""
+    unpacking = 370 if format == "Q4_K" else 530
 
     def cost(tokens: int) -> int:
         waves = -(-(-(-nt // tokens) * -(-od * (1 + gated) // ROWS)) // multiprocessors)
-        return waves * (depth // 64 * (4 * tokens + unpacking) + 1500)
+        return waves * (depth // 64 * max(4 * tokens, 2 * tokens + unpacking) + 1500)
 
     tile = min(TILES, key=lambda tile: cost(tile[0]))
     store = "tma" if out == "f16" and width % 8 == 0 else "direct"

@@ -27,6 +27,8 @@ ROWS = 128
 #: Words of A that a lane holds of a quarter of a block, 64 weights a row, and words of scales.
 WORDS = 16
 PAIRS = 4
+#: k-tiles of 64 in a block of 256 weights.
+QUARTERS = 4
 #: A row's f16 scales of a quarter of a Q4_K block, and those of all rows.
 SCALE_BYTES = 8
 QUARTER_BYTES = ROWS * SCALE_BYTES
@@ -45,6 +47,9 @@ class PackedFormat:
         by_tma: the blocks of a tile are one TMA box (rows of whole 16 bytes); else cp.async copies the
             aligned chunks that a block lies in.
         words: registers of packed weights that `prepare` keeps from an eighth to the next.
+        magic: a constant that `prepare` finds in the last of these, 0: none. The assembler must not know it:
+            it would make it prmt's immediate operand, and copy the other constant, the selector, into a
+            register before each of them.
         expand: (block, target): a row's scales as f16 to shared memory, `target` the row's place in the first
             quarter; None: `prepare` takes them from the block.
         prepare: (numbers, pairs, raw, first, second, byte, scales, apart, eighth): the f16 numbers of the
@@ -59,6 +64,7 @@ class PackedFormat:
     pitch: int
     by_tma: bool
     words: int
+    magic: int
     expand: DeviceFunction | None
     prepare: DeviceFunction
     finish: DeviceFunction
@@ -160,14 +166,14 @@ def _finish_q4_k(a, numbers, pairs):
 
 
 @device_function
-def _two_scales(address, d):
+def _two_scales(address, d, magic):
     """d times the two int8 at an address, as f16: 1024 + 128 + s without a conversion, minus 1152."""
-    biased = ptx.prmt(ptx.ld_shared_u16(address), 0x64646464, 0x4140) ^ 0x00800080
+    biased = ptx.prmt(ptx.ld_shared_u16(address), magic, 0x4140) ^ 0x00800080
     return ptx.hmul2(ptx.hadd2(biased, 0xE480E480), d)
 
 
 @device_function
-def _numbers_q6_k(numbers, at, low, high, eighth):
+def _numbers_q6_k(numbers, at, low, high, magic, eighth):
     """Four bytes of a row: the two words of a k16 step."""
     number = uint32(low) & 0x0F0F0F0F
     bits = uint32(high) << (4 - 2 * (eighth & 1))
@@ -176,7 +182,7 @@ def _numbers_q6_k(numbers, at, low, high, eighth):
         bits = uint32(high) >> (2 * (eighth & 1))
     number = number | (bits & 0x30303030)
     numbers[at] = ptx.hadd2(_and_or(number, 0x00FF00FF, 0x64006400), 0xE420E420)
-    numbers[at + 2] = ptx.hadd2(ptx.prmt(number, 0x64646464, 0x4341), 0xE420E420)
+    numbers[at + 2] = ptx.hadd2(ptx.prmt(number, magic, 0x4341), 0xE420E420)
 
 
 @device_function
@@ -195,12 +201,12 @@ def _prepare_q6_k(numbers, pairs, raw, first, second, byte, scales, apart, eight
             raw[8 + 2 * half] = _four_bytes(first + bits + 16 * half)
             raw[9 + 2 * half] = _four_bytes(second + bits + 16 * half)
     scale = uint32(192 + 2 * eighth)
-    pairs[2 * (eighth & 1)] = _two_scales(first + scale, raw[12])
-    pairs[2 * (eighth & 1) + 1] = _two_scales(second + scale, raw[13])
+    pairs[2 * (eighth & 1)] = _two_scales(first + scale, raw[12], raw[14])
+    pairs[2 * (eighth & 1) + 1] = _two_scales(second + scale, raw[13], raw[14])
     for o in unroll(4):
         # Word o is of step o / 2, row o % 2.
         low, at = raw[4 * (eighth & 1) + o], 8 * (eighth & 1) + 4 * (o // 2) + o % 2
-        _numbers_q6_k(numbers, at, low, raw[8 + o], eighth)
+        _numbers_q6_k(numbers, at, low, raw[8 + o], raw[14], eighth)
 
 
 @device_function
@@ -215,7 +221,7 @@ def _finish_q6_k(a, numbers, pairs):
 
 
 FORMATS = {
-    "Q4_K": PackedFormat(BLOCKS["Q4_K"].size, 144, True, 4, _expand_q4_k, _prepare_q4_k, _finish_q4_k),
+    "Q4_K": PackedFormat(BLOCKS["Q4_K"].size, 144, True, 4, 0, _expand_q4_k, _prepare_q4_k, _finish_q4_k),
     # 15 chunks of 16 bytes apart, 14 of them copied: rows start 28 banks apart.
-    "Q6_K": PackedFormat(BLOCKS["Q6_K"].size, 240, False, 14, None, _prepare_q6_k, _finish_q6_k),
+    "Q6_K": PackedFormat(BLOCKS["Q6_K"].size, 240, False, 15, 0x64646464, None, _prepare_q6_k, _finish_q6_k),
 }

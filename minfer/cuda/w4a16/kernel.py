@@ -28,7 +28,7 @@ from functools import cache
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.signature import signature_of
 from minfer.cuda.w4a16.config import TILES, W4A16Config
-from minfer.cuda.w4a16.formats import FORMATS, PAIRS, ROWS, SCALE_BYTES, WORDS
+from minfer.cuda.w4a16.formats import FORMATS, PAIRS, QUARTERS, ROWS, SCALE_BYTES, WORDS
 from minfer.cuda.w4a16.packed_tile import CONSUMER_REGISTERS, CONSUMERS, PRODUCER_REGISTERS
 
 
@@ -64,7 +64,9 @@ def w4a16(config: W4A16Config) -> Kernel:
     buffers_start, slots_start = config.buffers_start, config.slots_start
     slot_barriers = config.ring.size_bytes
     ready_start, constant_start = config.ready_start, config.constant_start
-    accumulators, words = tokens // 2, config.packed.words
+    accumulators, words, magic = tokens // 2, config.packed.words, config.packed.magic
+    # The ring holds whole blocks, so that a quarter's stage is known when the kernel is compiled.
+    laps, block_stages = stages // QUARTERS, QUARTERS
     by_tma, stored_by_tma, biased = config.packed.by_tma, config.store == "tma", config.bias
     # Gates and the ups that belong to them are rows g and g + 8 of the fragments.
     combine = silu_product_by if config.gated else None
@@ -74,14 +76,14 @@ def w4a16(config: W4A16Config) -> Kernel:
     scales_apart = apart * SCALE_BYTES
     buffers_bytes = max(0, config.buffers) * config.chunk_bytes
     element_bytes = 2 if config.out == "f16" else 4
-    advance, advance_slot = config.ring.advance, config.slot_ring.advance
+    advance_slot = config.slot_ring.advance
     fewer, more_registers = (
         ptx.setmaxnreg("dec", PRODUCER_REGISTERS),
         ptx.setmaxnreg("inc", CONSUMER_REGISTERS),
     )
     prepare, finish = config.packed.prepare, config.packed.finish
     block_start, move = row_start(config), move_weights(config)
-    bring, start = bring_activations(config), start_rings(config, ready_arrivals(config))
+    bring, start = bring_activations(config), start_rings(config, ready_arrivals(config), magic)
     ahead = config.ahead
     # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
     multiply_first = ptx.wgmma(tokens, a="registers", k_steps=4, accumulate="operand")
@@ -106,6 +108,25 @@ def w4a16(config: W4A16Config) -> Kernel:
         return ptx.ld_global_nc_f32(bias + types.uint64(min(row, od - 1)) * types.uint64(4))
 
     @device_function
+    def next_lap(lap, parity):
+        """The first stage of the next block, and its parity."""
+        if laps == 1:
+            return lap, types.uint32(parity ^ 1)
+        after = types.uint32(lap ^ block_stages)
+        return after, types.uint32(parity ^ (after == 0))
+
+    @device_function
+    def last_stage(lap):
+        """The last stage of the block before the one that starts at `lap`."""
+        if laps == 1:
+            return types.uint32(block_stages - 1)
+        return types.uint32((lap ^ block_stages) + (block_stages - 1))
+
+    @device_function
+    def release(barriers, stage, thread):
+        ptx.mbarrier_arrive_if(barriers + 8 * (stages + stage), thread == 0)
+
+    @device_function
     @unrolled
     def consume(
         bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks,
@@ -127,8 +148,9 @@ def w4a16(config: W4A16Config) -> Kernel:
         slots_at, ready = types.uint32(base + slots_start), types.uint32(barriers + ready_start)
         constant = types.uint32(barriers + constant_start)
         buffer = types.uint32(base + buffers_start + consumer * buffers_bytes)
-        stage, parity = types.uint32(0), types.uint32(0)
-        previous = types.uint32(0)
+        lap, parity = types.uint32(0), types.uint32(0)
+        if magic:
+            raw[words - 1] = ptx.ld_shared_u32(constant + 4)
         slot, slot_parity = types.uint32(0), types.uint32(0)
         token_tile, output_tile = types.int32(0), types.int32(0)
         ptx.mbarrier_wait(ready, 0)
@@ -141,9 +163,9 @@ def w4a16(config: W4A16Config) -> Kernel:
         while tile < token_tiles * output_tiles:
             block = types.int32(0)
             while block < blocks:
-                for quarter in unroll(4):
-                    ptx.mbarrier_wait(barriers + 8 * stage, parity)
-                    activations = a_start + stage * (stage_bytes >> 4)
+                for quarter in unroll(QUARTERS):
+                    ptx.mbarrier_wait(barriers + 8 * (lap + quarter), parity)
+                    activations = a_start + (lap + quarter) * (stage_bytes >> 4)
                     if quarter == 0:
                         multiply_first(sums, even, activations, block)
                     elif quarter == 2:
@@ -171,10 +193,10 @@ def w4a16(config: W4A16Config) -> Kernel:
                         pin(numbers)
                         wait_last(sums)
                     # The k-tile before is done: its stage and its fragments are free.
-                    if quarter > 0:  # noqa: SIM114 (this test is folded away)
-                        ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
+                    if quarter > 0:
+                        release(barriers, lap + (quarter - 1), thread)
                     elif block > 0:
-                        ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
+                        release(barriers, last_stage(lap), thread)
                     else:
                         # Divisions that run under the tensor cores' work.
                         x, y = tile_xy(tile, token_tiles, output_tiles, group)
@@ -182,8 +204,6 @@ def w4a16(config: W4A16Config) -> Kernel:
                         if biased:
                             low_bias = bias_of(bias, output_tile * outputs + row, od)
                             high_bias = bias_of(bias, output_tile * outputs + row + 8, od)
-                    previous = stage
-                    stage, parity = advance(stage, parity)
                     if quarter % 2 == 0:
                         finish(odd, numbers, pairs)
                         pin(odd)
@@ -191,8 +211,9 @@ def w4a16(config: W4A16Config) -> Kernel:
                         finish(even, numbers, pairs)
                         pin(even)
                 block = types.int32(block + 1)
+                lap, parity = next_lap(lap, parity)
             wait_sums(sums)
-            ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)
+            release(barriers, last_stage(lap), thread)
             if biased:
                 add_bias(sums, low_bias, high_bias)
             token, column = token_tile * tokens, output_tile * outputs + consumer * consumer_outputs

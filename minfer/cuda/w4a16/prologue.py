@@ -12,10 +12,11 @@ from minfer.cuda.tile.hopper import ALIGNMENT
 from minfer.cuda.w4a16.packed_tile import PackedTile
 
 
-def start_rings(config: PackedTile, ready_arrivals: int) -> DeviceFunction:
+def start_rings(config: PackedTile, ready_arrivals: int, word: int = 0) -> DeviceFunction:
     """(): (aligned start of shared memory, address of the mbarriers), all initialised, for all threads.
 
-    `ready_arrivals` make a slot of weights ready. Gated products find silu's constant behind the mbarriers.
+    `ready_arrivals` make a slot of weights ready. Gated products find silu's constant behind the mbarriers,
+    and behind that all find `word`, if it is not 0.
     """
     slots, gated = config.slots, config.gated
     barriers_start, slot_barriers = config.barriers_start, config.ring.size_bytes
@@ -35,6 +36,8 @@ def start_rings(config: PackedTile, ready_arrivals: int) -> DeviceFunction:
             ptx.fence_mbarrier_init()
             if gated:
                 ptx.st_shared_f32(barriers + constant_start, types.float32(minus_log2_e))
+            if word:
+                ptx.st_shared_u32(barriers + constant_start + 4, types.uint32(word))
         cuda.syncthreads()
         return base, barriers
 

@@ -11,6 +11,7 @@ each format and row length; nothing is ever left unwritten.
     mmq_raw                                  narrow KD=8 -> R1 -> f16
     mmq                                                     R1 -> f16
 
+Where whole tiles leave next to no multiprocessor idle, the fast kernel takes the place of the stream-k one.
 Up to SMALL_TOKENS tokens start at the chain's first kernel whose tile is no taller than that.
 """
 
@@ -30,6 +31,11 @@ from minfer.engine.cuda.routes import SMALL_TOKENS
 if TYPE_CHECKING:
     from minfer.engine.cuda.devices import Device
     from minfer.engine.cuda.weights import Run, Stack
+
+
+STREAM_COST = 0.04
+"""What a grid that stays costs: its blocks' shares are fixed, where others come as multiprocessors fall
+free."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,8 @@ class MmqProducts:
         nt = len(chunks)
         while (config := (choice := self._choice(run, nt)).config) is not None:
             args = nt, run.rows, run.columns
+            if config.stream and config.idle(nt, run.rows, self.device.sms) < STREAM_COST:
+                config = replace(config, stream=False)
             if config.stream:
                 args = self._parts, self._ready, *args, stride or run.rows
             elif stride is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import struct
+from collections.abc import Callable
 
 import numpy as np
 
@@ -44,28 +47,36 @@ def bitcast_u32_f32(value):
 # ---- pairs of 16-bit floats
 
 
-@semantics
-def pack_f16x2(lo, hi):
-    lo, hi = _f32(lo), _f32(hi)
-    if lo != lo or hi != hi:  # cvt.rn.f16 gives every NaN as 0x7fff
-        halves = [0x7FFF if x != x else pack_f16x2(x, 0) & 0xFFFF for x in (lo, hi)]
+def _halves(pair) -> tuple[float, float]:
+    """The low and the high half as doubles, in which sums and products of two halves are exact."""
+    return _unpack_f16x2(_pack_u32(int(pair) & _MASK))
+
+
+def _pair(lo: float, hi: float) -> int:
+    """Two doubles rounded to a pair of halves, each once."""
+    if lo != lo or hi != hi:  # every NaN becomes 0x7fff
+        halves = [0x7FFF if x != x else _pair(x, 0.0) for x in (lo, hi)]
         return halves[0] | halves[1] << 16
     try:
         return _unpack_u32(_pack_f16x2(lo, hi))[0]
     except OverflowError:  # struct refuses what rounds past the largest f16, 65504
-        limit = _f32(65520)
-        bounded = (np.copysign(_f32(np.inf), x) if abs(x) >= limit else x for x in (lo, hi))
+        bounded = (math.copysign(math.inf, x) if abs(x) >= 65520 else x for x in (lo, hi))
         return _unpack_u32(_pack_f16x2(*bounded))[0]
 
 
 @semantics
+def pack_f16x2(lo, hi):
+    return _pair(float(_f32(lo)), float(_f32(hi)))
+
+
+@semantics
 def unpack_f16x2_lo(pair):
-    return _f32(_unpack_f16x2(_pack_u32(int(pair) & _MASK))[0])
+    return _f32(_halves(pair)[0])
 
 
 @semantics
 def unpack_f16x2_hi(pair):
-    return _f32(_unpack_f16x2(_pack_u32(int(pair) & _MASK))[1])
+    return _f32(_halves(pair)[1])
 
 
 def _bf16(value) -> int:
@@ -80,34 +91,29 @@ def pack_bf16x2(lo, hi):
     return _bf16(lo) | _bf16(hi) << 16
 
 
-def _halves(pair) -> np.ndarray:
-    return np.array([int(pair) & _MASK], np.uint32).view(np.float16)
-
-
-def _pair(halves: np.ndarray) -> int:
-    return int(halves.astype(np.float16).view(np.uint32)[0])
-
-
 @semantics
 def hadd2(a, b):
-    return _pair(_halves(a) + _halves(b))
+    (a_lo, a_hi), (b_lo, b_hi) = _halves(a), _halves(b)
+    return _pair(a_lo + b_lo, a_hi + b_hi)
 
 
 @semantics
 def hsub2(a, b):
-    return _pair(_halves(a) - _halves(b))
+    (a_lo, a_hi), (b_lo, b_hi) = _halves(a), _halves(b)
+    return _pair(a_lo - b_lo, a_hi - b_hi)
 
 
 @semantics
 def hmul2(a, b):
-    return _pair(_halves(a) * _halves(b))
+    (a_lo, a_hi), (b_lo, b_hi) = _halves(a), _halves(b)
+    return _pair(a_lo * b_lo, a_hi * b_hi)
 
 
 @semantics
 def hfma2(a, b, c):
-    # float64 holds product and sum exactly wherever float16 does not saturate or swallow the smaller one
-    exact = _halves(a).astype(np.float64) * _halves(b).astype(np.float64) + _halves(c).astype(np.float64)
-    return _pair(exact)
+    # Product and sum are exact wherever float16 does not saturate or swallow the smaller one.
+    (a_lo, a_hi), (b_lo, b_hi), (c_lo, c_hi) = _halves(a), _halves(b), _halves(c)
+    return _pair(a_lo * b_lo + c_lo, a_hi * b_hi + c_hi)
 
 
 @semantics
@@ -159,13 +165,20 @@ def shf_r_wrap(lo, hi, amount):
     return (((int(hi) & _MASK) << 32 | (int(lo) & _MASK)) >> (int(amount) & 31)) & _MASK
 
 
+@functools.cache
+def _lop3(lut: int) -> Callable[[int, int, int], int]:
+    """The function of three words that has this truth table, as one expression."""
+    minterms = (
+        f"{'' if i & 4 else '~'}a & {'' if i & 2 else '~'}b & {'' if i & 1 else '~'}c"
+        for i in range(8)
+        if lut >> i & 1
+    )
+    return eval(f"lambda a, b, c: ({' | '.join(minterms) or 0}) & {_MASK}")
+
+
 @semantics
 def lop3(a, b, c, lut):
-    result = 0
-    for i in range(8):
-        if lut >> i & 1:
-            result |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
-    return int(result) & _MASK
+    return _lop3(lut)(int(a), int(b), int(c))
 
 
 @semantics
@@ -184,7 +197,7 @@ def udiv_u32(a, b):
 
 @semantics
 def fma_rn_f32(a, b, c):
-    return _f32(np.float64(_f32(a)) * np.float64(_f32(b)) + np.float64(_f32(c)))
+    return _f32(float(_f32(a)) * float(_f32(b)) + float(_f32(c)))
 
 
 @semantics
@@ -195,35 +208,45 @@ def div_rn_f32(a, b):
 
 @semantics
 def max_f32(a, b):
-    return np.fmax(_f32(a), _f32(b))
+    a, b = _f32(a), _f32(b)
+    x, y = float(a), float(b)
+    return a if x > y or y != y or (x == y and math.copysign(1, x) > 0) else b  # +0 is more than -0
 
 
 @semantics
 def min_f32(a, b):
-    return np.fmin(_f32(a), _f32(b))
+    a, b = _f32(a), _f32(b)
+    x, y = float(a), float(b)
+    return a if x < y or y != y or (x == y and math.copysign(1, x) < 0) else b
 
 
-_SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
+_SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 
 
-def _flush(value: np.float32) -> np.float32:
-    return value if not abs(value) < _SMALLEST_NORMAL else np.copysign(_f32(0), value)
+def _flush(value: np.float32) -> float:
+    value = float(value)
+    return value if not abs(value) < _SMALLEST_NORMAL else math.copysign(0.0, value)
 
 
-def _register_approximation(name: str, function) -> None:
+def _register_approximation(name: str, function: Callable[[float], float]) -> None:
     """The correctly rounded result with subnormals flushed (.ftz); the hardware is a few ulp off it."""
 
     def approximation(value):
-        with np.errstate(all="ignore"):
-            return _flush(_f32(function(np.float64(_flush(_f32(value))))))
+        return _f32(_flush(_f32(function(_flush(_f32(value))))))
 
     register(name, approximation)
 
 
-_register_approximation("ex2_approx", np.exp2)
-_register_approximation("lg2_approx", np.log2)
-_register_approximation("rcp_approx", np.reciprocal)
-_register_approximation("rsqrt_approx", lambda x: 1 / np.sqrt(x))
+def _reciprocal(x: float) -> float:
+    return 1 / x if x else math.copysign(math.inf, x)
+
+
+_register_approximation("ex2_approx", lambda x: math.exp2(x) if x < 128 or x != x else math.inf)
+_register_approximation("lg2_approx", lambda x: math.log2(x) if x > 0 else -math.inf if x == 0 else math.nan)
+_register_approximation("rcp_approx", _reciprocal)
+_register_approximation(
+    "rsqrt_approx", lambda x: _reciprocal(math.sqrt(x)) if x > 0 else _reciprocal(x) if x == 0 else math.nan
+)
 
 
 @semantics

@@ -123,7 +123,7 @@ def _gather_registers(words: np.ndarray, dtype: str, k_steps: int) -> np.ndarray
 
 
 def gather_tile(rows: np.ndarray) -> np.ndarray:
-    """Accumulators of a warpgroup, (128 lanes, n / 2), as (64, n)."""
+    """Accumulators of a warpgroup of one block of rows, (128 lanes, n / 2), as (64, n)."""
     n = 2 * rows.shape[1]
     return rows.reshape(4, 8, 4, n // 8, 2, 2).transpose(0, 4, 1, 3, 2, 5).reshape(64, n)
 
@@ -146,16 +146,17 @@ def _uniform(arguments: list[Any], position: int, what: str) -> int:
 
 def _execute(group: Group, arguments: list[Any], p: dict[str, Any]) -> list[Any]:
     flight = _InFlight(group, group.synchronizations)
-    count = p["n"] // 2
+    blocks = p["row_blocks"]
+    count = blocks * p["n"] // 2
     integer = p["dtype"] in ("s8", "u8")
     flight.accumulators = [argument[0] for argument in arguments]
     if p["a"] == "shared":
         a_word = _uniform(arguments, 1, "the descriptor of A")
         units = _k_major_units(
-            64, p["a_offsets"], p["swizzle"], p["stride_bytes"], (a_word >> 16 & 0x3FFF) * 16
+            64 * blocks, p["a_offsets"], p["swizzle"], p["stride_bytes"], (a_word >> 16 & 0x3FFF) * 16
         )
         data = _read_units(flight, a_word, units, p["swizzle"])
-        a = _numbers(data.reshape(64, -1), p["dtype"])
+        a = _numbers(data.reshape(64 * blocks, -1), p["dtype"])
     else:
         flight.sources = [argument[1] for argument in arguments]
         words = np.array([source.initialized(4 * p["k_steps"]) for source in flight.sources], np.uint32)
@@ -174,12 +175,15 @@ def _execute(group: Group, arguments: list[Any], p: dict[str, Any]) -> list[Any]
         product = product.astype(np.int64)
     if p["accumulate"] is True or (p["accumulate"] == "operand" and _uniform(arguments, 3, "accumulate")):
         old = [accumulator.initialized(count) for accumulator in flight.accumulators]
-        product = product + gather_tile(np.array(old, np.int64 if integer else np.float32))
-    rows = scatter_tile(product.astype(np.int32) if integer else product)
+        parts = np.split(np.array(old, np.int64 if integer else np.float32), blocks, axis=1)
+        product = product + np.concatenate([gather_tile(part) for part in parts])
+    product = product.astype(np.int32) if integer else product
+    rows = np.concatenate([scatter_tile(part) for part in np.split(product, blocks)], axis=1)
     for accumulator, row in zip(flight.accumulators, rows, strict=True):
         if len(accumulator.values) < count:
             raise OutOfBounds(
-                f"wgmma: n = {p['n']} needs {count} accumulators, the array has {len(accumulator)}"
+                f"wgmma: {64 * blocks} x {p['n']} needs {count} accumulators, "
+                f"the array has {len(accumulator)}"
             )
         accumulator.future = row.tolist() if integer else list(row)
         accumulator.in_flight += 1
