@@ -16,9 +16,7 @@ import pytest
 
 from minfer.cuda import runtime
 from minfer.engine.cuda.backend import CudaBackend
-from minfer.engine.cuda.compile_ahead import compile_ahead
-from minfer.engine.cuda.devices import DryDevice
-from minfer.engine.cuda.routes import Route, choose_route
+from minfer.engine.cuda.routes import choose_route
 from minfer.engine.session import Session
 from minfer.lab.measured import find_model
 from minfer.model.model import Model
@@ -167,12 +165,9 @@ def test_a_token_of_the_7b(measure):
     logits = {}
     for name, token_kernel in (("one an operation", False), ("one", True)):
         chosen = replace(route, token_kernel=token_kernel)
-        dry = DryDevice()
-        Session(model, quiet(chosen, dry), 256, chunk=1).forward([0])
-        compile_ahead(list(dict.fromkeys(dry.launches)), dry.arch, lambda line: None)
-        backend = quiet(chosen)
+        backend = CudaBackend(chosen, on_plan=lambda line: None)
         session = Session(model, backend, 256, chunk=1)
-        logits[name] = np.stack([session.forward([token]).copy() for token in (1, 500, 60000)])
+        logits[name] = np.stack([session.forward([token]).copy() for token in (1, 2, 3)])
         times = []
         for _ in range(9):
             start = runtime.Event().record(backend.device.stream)
@@ -182,7 +177,3 @@ def test_a_token_of_the_7b(measure):
     one, separate = logits.values()
     assert np.isfinite(one).all()
     assert np.sqrt(np.mean((one - separate) ** 2) / np.mean(separate**2)) < 0.06
-
-
-def quiet(route: Route, device: DryDevice | None = None) -> CudaBackend:
-    return CudaBackend(route, device, on_plan=lambda line: None)
