@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 
 from minfer.arithmetic.devices import DEVICES
 from minfer.campaign.peers import llamacpp
+from minfer.campaign.record import origins
 from minfer.campaign.records import (
     FOLDER,
     KINDS,
@@ -159,3 +161,12 @@ def test_llamacpp():
     peer = llamacpp()
     assert peer.tok_s["pp2048_ub2048"] == (10092, 360) and peer.tok_s["tg128"] == (281.3, 1.7)
     assert "llama-cpp-python" in peer.what and peer.origin == "NVIDIA H200, driver 580.159, 2026-11-29"
+
+
+def test_records_of_one_place_and_day_share_a_caption():
+    first = read_record(EXAMPLES["bench"])
+    later = replace(first, commit="f" * 40)
+    other = replace(first, driver="999")
+    assert origins([first]) == first.origin
+    assert origins([later, first, first]) == first.origin.replace("commit ", "commits ") + ", fffffff"
+    assert origins([other, first]) == f"{first.origin}; {other.origin}"
