@@ -162,5 +162,5 @@ def draw_ladder(records: Sequence[Record], weight_type: str = "Q4_K") -> Picture
     style.label(ax, f"us a GMAC, {NT:,} tokens")
     style.legend(ax, loc="lower right")
     used = [newest(records, _figure(step.config, "down")) for step in ladder(weight_type)]
-    style.title(ax, f"{weight_type}: from R1 to stream-k on an H200", origin(*used))
+    style.title(ax, f"{weight_type} on an H200: from R1 to {rows[-1]['step']}", origin(*used))
     return Picture(fig, f"us a GMAC of {len(rows)} steps of the {weight_type} ladder against llama.cpp", rows)
