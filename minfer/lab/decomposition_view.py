@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import product
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -233,14 +234,16 @@ def width_rows(walls: Sequence[Wall]) -> list[dict]:
 def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
     """us/GMAC over bits a weight, on logarithmic axes; the line is the tensor cores' f16 rate."""
     found = width_rows(walls)
-    fig, (ax,) = style.figure(9.6, 4.2)
+    fig, (ax,) = style.figure(9.6, 4.6)
     routes = list(dict.fromkeys(row["route"] for row in found))
-    palette = dict(zip(routes, style.SEQUENCE, strict=False)) | {SEED: style.QUIET, "llama.cpp": style.INK}
+    looks = dict(zip(routes, product("os", style.SEQUENCE), strict=False))
+    looks |= {SEED: ("o", style.QUIET), "llama.cpp": ("o", style.INK)}
     for route in routes:
         points = [row for row in found if row["route"] == route]
+        marker, colour = looks[route]
         ax.plot(
-            [row["bits a weight"] for row in points], [row["us/GMAC"] for row in points], "o",
-            markersize=8, markeredgecolor="white", color=palette[route], label=route,
+            [row["bits a weight"] for row in points], [row["us/GMAC"] for row in points], marker,
+            markersize=8, markeredgecolor="white", color=colour, label=route,
         )  # fmt: skip
     known = by_name(walls[0].device)
     if known is not None:
@@ -257,8 +260,8 @@ def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
     ax.set_yticks([], minor=True)
     ax.set_xlim(4, 18.5)
     ax.set_ylim(0.8, 90)
-    style.label(ax, "stored bits a weight", "microseconds a GMAC")
-    style.legend(ax, loc="center", bbox_to_anchor=(0.6, 0.45))
+    style.label(ax, "stored size of a weight (bits)", "time of a GMAC (us)")
+    _legend_below(fig, ax)
     style.title(ax, "Byte width and what a product costs", note)
     return Picture(fig, "Microseconds a GMAC of each product over its stored bits a weight", found)
 

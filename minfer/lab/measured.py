@@ -77,7 +77,7 @@ def from_records(records: Sequence[Record], why: str = "") -> Speeds:
     """What the records hold of the H200. `why`: the reason that nothing is measured here."""
     benches, sweep = routes(records), newest_sweep(records)
     used = [*benches.values(), *([] if sweep is None else [sweep])]
-    origins = "; ".join(sorted({record.origin for record in used}))
+    origins = ";\n".join(sorted({record.origin for record in used}))
     return Speeds(benches, sweep, llamacpp(), DEVICES[DEVICE], False, f"From records: {origins}", why)
 
 

@@ -37,7 +37,7 @@ class Walls:
 def from_records(records: Sequence[Record], why: str = "") -> Walls:
     """What the records hold of the H200."""
     prefills, decodes = newest_walls(records, DEVICE), newest_walls(records, DEVICE, "decode")
-    origins = "; ".join(sorted({wall.origin for wall in (*prefills, *decodes)}))
+    origins = ";\n".join(sorted({wall.origin for wall in (*prefills, *decodes)}))
     return Walls(prefills, decodes, False, f"From records: {origins}", why)
 
 
