@@ -251,7 +251,7 @@ def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
             least = 2e15 / known.tensor_peak(dtype)
             ax.axhline(least, color=style.RED, linewidth=1.1, linestyle=dash)
             text = f" {known.name}'s {dtype} tensor cores, {least:.2f}"
-            ax.text(4.1, least, text, fontsize=8.5, color=style.RED, va="bottom")
+            ax.text(5.8, least, text, fontsize=8.5, color=style.RED, va="bottom")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks([4.5, 6.56, 8, 16], ["4.5\nQ4_K", "6.56\nQ6_K", "8", "16\nf16"])
