@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import product
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -52,6 +51,7 @@ DARK = ("gate+up", "quantize", "dequantize", "tail")
 """Classes whose colour asks for white text."""
 ORDER = tuple(COLOURS)
 SEED = "seed 002, GB10"
+OTHERS = {SEED: style.QUIET, "llama.cpp": style.INK}
 FORMATS = {
     "ms": ",.3f",
     "share": ".1%",
@@ -236,14 +236,13 @@ def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
     found = width_rows(walls)
     fig, (ax,) = style.figure(9.6, 4.6)
     routes = list(dict.fromkeys(row["route"] for row in found))
-    looks = dict(zip(routes, product("os", style.SEQUENCE), strict=False))
-    looks |= {SEED: ("o", style.QUIET), "llama.cpp": ("o", style.INK)}
-    for route in routes:
+    colours = len(style.SEQUENCE)
+    for place, route in enumerate(routes):
         points = [row for row in found if row["route"] == route]
-        marker, colour = looks[route]
         ax.plot(
-            [row["bits a weight"] for row in points], [row["us/GMAC"] for row in points], marker,
-            markersize=8, markeredgecolor="white", color=colour, label=route,
+            [row["bits a weight"] for row in points], [row["us/GMAC"] for row in points],
+            "os^"[place // colours], markersize=10.5 - 0.6 * place, markeredgecolor="white", label=route,
+            color=OTHERS.get(route, style.SEQUENCE[place % colours]),
         )  # fmt: skip
     known = by_name(walls[0].device)
     if known is not None:
