@@ -15,6 +15,7 @@ from pathlib import Path
 
 from minfer.campaign.document import campaign_table, markdown_table, newest_walls, shares_table
 from minfer.campaign.peers import Peer, llamacpp
+from minfer.campaign.record import origins
 from minfer.campaign.records import Bench, Record, RecordError, Sweep, load_records, newest_measured
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -106,7 +107,6 @@ def speed_table(records: Sequence[Record], peer: Peer) -> str:
         )
     peers = (_spread(*peer.tok_s[name]) for name in (PEER_PREFILL, DECODE))
     rows.append((peer.name, "the blocks", "", next(peers), "", next(peers)))
-    origins = sorted({bench.origin for bench in (*benches.values(), *lasting.values())})
     tests = [bench.result(PREFILL) for bench in benches.values()]
     lasted = [sum(test.samples_ns) / 1e9 for test in tests]
     repetitions = _all(len(test.samples_ns) for test in tests)
@@ -116,7 +116,8 @@ def speed_table(records: Sequence[Record], peer: Peer) -> str:
         f"A **burst**: all repetitions of a prefill together last {min(lasted):.1f} to {max(lasted):.1f} s. "
         "**Sustained**: the same after seconds of it, at the clock that the GPU's power limit leaves"
         f"{_clocks(lasting)}.\n\n"
-        f"minfer: {'; '.join(origins)}.\n{peer.what}; prefill in micro-batches of 2048."
+        f"minfer: {origins([*benches.values(), *lasting.values()])}.\n"
+        f"{peer.what}; prefill in micro-batches of 2048."
     )
     return f"{_markdown(rows, words=2)}\n\n{note}"
 

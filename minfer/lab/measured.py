@@ -11,6 +11,7 @@ from typing import Any
 
 from minfer.arithmetic.devices import DEVICES, Device, by_name
 from minfer.campaign.peers import Peer, llamacpp
+from minfer.campaign.record import origins
 from minfer.campaign.records import Bench, Record, Sweep
 from minfer.campaign.report import DECODE, DEVICE, PREFILL, newest_sweep, routes
 from minfer.lab.errors import EXPECTED, sentence
@@ -77,8 +78,7 @@ def from_records(records: Sequence[Record], why: str = "") -> Speeds:
     """What the records hold of the H200. `why`: the reason that nothing is measured here."""
     benches, sweep = routes(records), newest_sweep(records)
     used = [*benches.values(), *([] if sweep is None else [sweep])]
-    origins = "; ".join(sorted({record.origin for record in used}))
-    return Speeds(benches, sweep, llamacpp(), DEVICES[DEVICE], False, f"From records: {origins}", why)
+    return Speeds(benches, sweep, llamacpp(), DEVICES[DEVICE], False, f"From records: {origins(used)}", why)
 
 
 def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | None = None) -> Speeds:

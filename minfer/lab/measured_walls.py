@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minfer.campaign.document import newest_walls
+from minfer.campaign.record import origins
 from minfer.campaign.records import Record, Wall
 from minfer.campaign.report import DEVICE
 from minfer.lab.errors import EXPECTED, sentence
@@ -37,8 +38,7 @@ class Walls:
 def from_records(records: Sequence[Record], why: str = "") -> Walls:
     """What the records hold of the H200."""
     prefills, decodes = newest_walls(records, DEVICE), newest_walls(records, DEVICE, "decode")
-    origins = "; ".join(sorted({wall.origin for wall in (*prefills, *decodes)}))
-    return Walls(prefills, decodes, False, f"From records: {origins}", why)
+    return Walls(prefills, decodes, False, f"From records: {origins([*prefills, *decodes])}", why)
 
 
 Taken = tuple[list[Wall], dict[str, str]]
