@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from minfer.arithmetic.devices import H200
-from minfer.campaign.against import SHAPES, Against, Comparison, geometric_mean
+from minfer.campaign.against import SHAPES, geometric_mean, newest_comparisons
 from minfer.campaign.peers import Peer
 from minfer.campaign.records import Bench, GpuTests, Record
 from minfer.campaign.report import PEER_PREFILL, PREFILL
@@ -94,16 +94,6 @@ def _mark(ax, at: float, text: str, rows: int) -> None:
     ax.text(at, rows - 0.42, f"{text} ", ha="right", va="bottom", fontsize=8.5, color=style.RED)
 
 
-def _compared(records: Sequence[Record], regime: str) -> dict[tuple[int, str], tuple[Comparison, Against]]:
-    """By tokens and product the newest comparison with cuBLAS, and the record that it is of."""
-    found = {}
-    for record in records:
-        if isinstance(record, Against) and record.device_key == H200.key and record.regime == regime:
-            found |= {(row.nt, row.product): (row, record) for row in record.results}
-    order = list(SHAPES)
-    return dict(sorted(found.items(), key=lambda item: (item[0][0], order.index(item[0][1]))))
-
-
 def product_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]:
     """The Hopper GEMM at the 7B's products: tokens, product, TFLOPS, times as fast as cuBLAS, each by the
     newest run that compared it; the geometric mean comes last. Empty: none did.
@@ -111,7 +101,7 @@ def product_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]
     Args:
         regime: one of `REGIMES`.
     """
-    found = [row for row, _ in _compared(records, regime).values()]
+    found = [row for row, _ in newest_comparisons(records, H200.key, regime).values()]
     rows = [
         {
             "regime": regime,
@@ -151,7 +141,9 @@ def draw_products(records: Sequence[Record]) -> Picture:
     ax.grid(axis="x", visible=False)
     style.label(ax, "product and tokens", "times as fast as cuBLAS")
     style.legend(ax, loc="upper right", ncols=2)
-    sources = [record for regime in REGIMES for _, record in _compared(records, regime).values()]
+    sources = [
+        record for regime in REGIMES for _, record in newest_comparisons(records, H200.key, regime).values()
+    ]
     style.title(ax, "The Hopper GEMM at the 7B's products; 1 is cuBLAS", origin(*sources))
     return Picture(fig, f"The Hopper GEMM against cuBLAS at {len(bars)} products of the 7B", rows)
 
