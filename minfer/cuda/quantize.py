@@ -303,6 +303,9 @@ def restore_pad40(config: RestorePad40Config = RestorePad40Config()) -> Kernel:
     return Kernel("restore_pad40", config, restore, signature_of(arguments), threads, 0, arguments)
 
 
+KERNELS = ("quantize_q8", "quantize_q8_0_pad40", "restore_pad40")
+
+
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
     return [
