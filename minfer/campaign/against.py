@@ -241,11 +241,3 @@ def _compare(torch: Any, name: str, nt: int, od: int, depth: int, rounds: int, s
     ours, theirs, *mhz = medians
     seen = [clock or None for clock in mhz]
     return Comparison(name, nt, od, depth, str(config), ours, theirs, "sustained" if soak else "burst", *seen)
-
-
-def library() -> str:
-    """The other side: torch's version and cuBLAS's.
-
-    Raises EngineError as `compare_products` does."""
-    torch = _torch()
-    return f"torch {torch.__version__}, CUDA {torch.version.cuda}"

@@ -13,6 +13,7 @@ from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.probe_record import ProbeRun, Side
 from minfer.campaign.record import Record
 from minfer.campaign.wall_record import Wall
+from minfer.cuda.mmq.config import ALIGNED_TYPES, BLOCK_BYTES
 
 SEED_DEVICE = DEVICES["gb10"]
 
@@ -28,9 +29,14 @@ def small_share(run: ProbeRun, records: Sequence[Record] = ()) -> str:
     noise = abs(foretold) <= run.gain.noise
     if not (noise or 0 <= foretold <= run.bar):
         return ""
+    why = (
+        "inside the noise"
+        if noise
+        else f"the low end of what was measured, {run.gain.low:+.2%}, misses the bar of {run.bar:+.0%}"
+    )
     return (
         f"The kernels go from {a:.2f} to {b:.2f} ms ({a / b - 1:+.0%}), {foretold:+.2%} of a prefill of "
-        f"{prefill:.0f} ms here: {'inside the noise' if noise else f'under the bar of {run.bar:+.0%}'}."
+        f"{prefill:.0f} ms here: {why}."
     )
 
 
@@ -66,27 +72,44 @@ def fits_here(run: ProbeRun, records: Sequence[Record] = ()) -> str:
     shared = [facts["shared_bytes"] for facts in run.variant.facts.values()]
     if not run.kernels or min(resident(run.variant)) < 1 or max(resident(run.variant, SEED_DEVICE)) > 0:
         return ""
-    return (
+    told = (
         f"It runs here: {_range(resident(run.variant))} block(s) an SM, by the driver, of {max(shared):,} "
         f"bytes of shared memory; a {SEED_DEVICE.key.upper()} allows none."
     )
+    formats = formats_of(run, records)
+    return told if formats is None else f"{told} {_formats_told(*formats)}"
 
 
 def by_format(run: ProbeRun, records: Sequence[Record]) -> str:
     """The compared kernels read Q4_K, the model has Q6_K besides, and the two formats go different ways.
     Borne out by the walls of both routes."""
-    names = [route["route"] for route in run.settings["routes"]]
-    found = [newest_wall(records, run.device, name) for name in names]
-    if run.gain is None or len(found) != 2 or None in found:
+    formats = formats_of(run, records)
+    if formats is None or run.gain is None:
         return ""
-    a, b = (products_by_format(wall) for wall in found)
-    whole = [sum(ms.values()) for ms in (a, b)]
-    if (whole[0] > whole[1]) != (run.gain.value > 0):
+    a, b = formats
+    gains = sum(a.values()) > sum(b.values())
+    agree = {name for name in a if (a[name] > b[name]) == gains}
+    if gains != (run.gain.value > 0) or not agree or len(agree) == len(a):
         return ""
-    agree = {name for name in a.keys() & b.keys() if (a[name] > b[name]) == (whole[0] > whole[1])}
-    if not agree or len(agree) == len(a):
-        return ""
-    told = ", ".join(f"{name} {a[name]:.1f} -> {b[name]:.1f}" for name in sorted(a.keys() & b.keys()))
+    told = _formats_told(a, b)
+    for name in agree - set(ALIGNED_TYPES):
+        told += f" {name}'s blocks of {BLOCK_BYTES[name]} bytes leave raw words unaligned."
+    return told
+
+
+def formats_of(run: ProbeRun, records: Sequence[Record]) -> tuple[dict[str, float], dict[str, float]] | None:
+    """Milliseconds of the products by format, from the newest walls of the run's routes; None: not both have
+    one, or they do not have the same formats."""
+    names = [route["route"] for route in run.settings.get("routes", [])]
+    walls = [wall for name in names if (wall := newest_wall(records, run.device, name)) is not None]
+    if len(walls) != 2:
+        return None
+    a, b = (products_by_format(wall) for wall in walls)
+    return (a, b) if a.keys() == b.keys() <= BLOCK_BYTES.keys() else None
+
+
+def _formats_told(a: dict[str, float], b: dict[str, float]) -> str:
+    told = ", ".join(f"{name} {a[name]:.1f} -> {b[name]:.1f}" for name in sorted(a))
     return f"Milliseconds of the products by format, from the walls of both routes: {told}."
 
 
@@ -106,7 +129,7 @@ def products_by_format(wall: Wall) -> dict[str, float]:
     for bucket in wall.buckets:
         if bucket.name in PRODUCTS:
             for kernel, ms in bucket.kernels.items():
-                name = next((name for name in ("Q4_K", "Q6_K") if name in kernel), "f16")
+                name = next((name for name in BLOCK_BYTES if name in kernel), "f16")
                 found[name] = found.get(name, 0.0) + ms
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar
@@ -60,7 +61,23 @@ class Record:
     @property
     def origin(self) -> str:
         """Where and when, for a caption."""
-        return f"{self.device}, driver {self.driver}, {self.day}, commit {self.commit[:7]}"
+        return f"{self._place}, commit {self.commit[:7]}"
+
+    @property
+    def _place(self) -> str:
+        return f"{self.device}, driver {self.driver}, {self.day}"
+
+
+def origins(records: Iterable[Record]) -> str:
+    """Where and when several records were made, for a caption; commits of one device, driver and day stand
+    together."""
+    commits: dict[str, set[str]] = {}
+    for record in records:
+        commits.setdefault(record._place, set()).add(record.commit[:7])
+    return "; ".join(
+        f"{place}, commit{'s' if len(found) > 1 else ''} {', '.join(sorted(found))}"
+        for place, found in sorted(commits.items())
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from minfer.campaign.document import campaign_table, markdown_table, newest_walls, shares_table
 from minfer.campaign.peers import Peer, llamacpp
+from minfer.campaign.record import origins
 from minfer.campaign.records import Bench, Record, RecordError, Sweep, load_records, newest_measured
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -34,10 +35,10 @@ WHAT = {
     "f16": "mma.sync on f16 copies of the weights",
     "f16-wgmma": "wgmma on f16 copies",
     "w4a16": "wgmma; the blocks become f16 in registers",
-    "w4a8": "that, gate and up in int8",
+    "w4a8": "as w4a16, but gate and up in int8",
     "mmq": "int8 mma.sync on the blocks, expanded in shared memory",
     "mmq_raw": "int8 mma.sync on the blocks' raw bytes",
-    "mmq_raw_wide": "that, 128 tokens a tile",
+    "mmq_raw_wide": "int8 mma.sync on raw bytes, 128 tokens a tile",
     "mmq_fast": "int8 mma.sync on the blocks, the fastest tiles",
 }
 """A route -> what its prefill multiplies, and with what."""
@@ -106,17 +107,17 @@ def speed_table(records: Sequence[Record], peer: Peer) -> str:
         )
     peers = (_spread(*peer.tok_s[name]) for name in (PEER_PREFILL, DECODE))
     rows.append((peer.name, "the blocks", "", next(peers), "", next(peers)))
-    origins = sorted({bench.origin for bench in (*benches.values(), *lasting.values())})
     tests = [bench.result(PREFILL) for bench in benches.values()]
     lasted = [sum(test.samples_ns) / 1e9 for test in tests]
     repetitions = _all(len(test.samples_ns) for test in tests)
     note = (
         f"Tokens a second, mean ± standard deviation of {repetitions} repetitions after a warm-up: a prefill "
-        "of 2048 tokens, a decode of 128.\n"
+        "of 2048 tokens, a decode of 128. Memory: weights, KV cache and activations of 2048 tokens.\n"
         f"A **burst**: all repetitions of a prefill together last {min(lasted):.1f} to {max(lasted):.1f} s. "
         "**Sustained**: the same after seconds of it, at the clock that the GPU's power limit leaves"
         f"{_clocks(lasting)}.\n\n"
-        f"minfer: {'; '.join(origins)}.\n{peer.what}; prefill in micro-batches of 2048."
+        f"minfer: {origins([*benches.values(), *lasting.values()])}.\n"
+        f"{peer.what}; prefill in micro-batches of 2048."
     )
     return f"{_markdown(rows, words=2)}\n\n{note}"
 

@@ -252,13 +252,13 @@ def quantize_q8_0_pad40(config: QuantizePad40Config = QuantizePad40Config()) -> 
 
 
 @dataclass(frozen=True)
-class RestorePad40Config:
+class DequantizePad40Config:
     """pad40 chunks -> f16 activations; `threads` a block, 4 activations each."""
 
     threads: int = 256
 
     def __post_init__(self) -> None:
-        check_threads("restore_pad40", self.threads)
+        check_threads("dequantize_pad40", self.threads)
 
     def __str__(self) -> str:
         return f"threads={self.threads}"
@@ -272,7 +272,7 @@ class RestorePad40Config:
         return (max(1, -(-nt * (dim // 4) // self.threads)), 1, 1)
 
 
-def restore_pad40(config: RestorePad40Config = RestorePad40Config()) -> Kernel:
+def dequantize_pad40(config: DequantizePad40Config = DequantizePad40Config()) -> Kernel:
     """f16 activations d * q of pad40 chunks: for a GEMM that takes the place of an MMQ kernel.
 
     Arguments: chunks uint8 [nt, dim / 32, 40], x f16 [nt, dim], count int32: nt * dim / 32, at most 2^26 - 1.
@@ -286,7 +286,7 @@ def restore_pad40(config: RestorePad40Config = RestorePad40Config()) -> Kernel:
             d * ptx.cvt_rn_f32_s32((low ^ 128) - 128), d * ptx.cvt_rn_f32_s32((high ^ 128) - 128)
         )
 
-    def restore(chunks, x, count):
+    def dequantize_chunks(chunks, x, count):
         i = int32((cuda.blockIdx.x * threads + cuda.threadIdx.x) * 4)
         if i < count * 32:
             chunk = ptx.global_address(chunks) + uint64(i >> 5) * uint64(40)
@@ -300,7 +300,9 @@ def restore_pad40(config: RestorePad40Config = RestorePad40Config()) -> Kernel:
         Argument("x", "out", "float16"),
         Argument("count", "scalar", "int32"),
     )
-    return Kernel("restore_pad40", config, restore, signature_of(arguments), threads, 0, arguments)
+    return Kernel(
+        "dequantize_pad40", config, dequantize_chunks, signature_of(arguments), threads, 0, arguments
+    )
 
 
 KERNELS = ("quantize_q8", "quantize_q8_0_pad40", "restore_pad40")
@@ -309,7 +311,7 @@ KERNELS = ("quantize_q8", "quantize_q8_0_pad40", "restore_pad40")
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
     return [
-        restore_pad40(),
+        dequantize_pad40(),
         *(quantize_q8(QuantizeQ8Config(pdl=pdl)) for pdl in (False, True)),
         *(quantize_q8_0_pad40(QuantizePad40Config(form)) for form in FORMS),
         *(quantize_q8_0_pad40(QuantizePad40Config(unroll=n)) for n in (2, 4)),

@@ -132,12 +132,17 @@ class Backend(Protocol):
         """
 
 
-def choose_backend(name: str = "auto", route: str = "auto", weights: str = "auto") -> tuple[Backend, str]:
+def choose_backend(
+    name: str = "auto",
+    route: str = "auto",
+    weights: str = "auto",
+    on_plan: Callable[[str], None] | None = None,
+) -> tuple[Backend, str]:
     """The backend of that name, and one line that says why it is this one.
 
     route: which kernels the cuda backend prefills with (`minfer.engine.cuda.routes`); weights: in which form
-    of the weights (`minfer.engine.cuda.plan`). Raises EngineError if backend or route are not to be had here,
-    InputError for an unknown name.
+    of the weights (`minfer.engine.cuda.plan`); on_plan: as `CudaBackend` takes it. Raises EngineError if
+    backend or route are not to be had here, InputError for an unknown name.
     """
     if name not in BACKENDS:
         raise InputError(f"backend {name!r} is unknown: choose one of {', '.join(BACKENDS)}")
@@ -151,7 +156,7 @@ def choose_backend(name: str = "auto", route: str = "auto", weights: str = "auto
     if reason is None:
         from minfer.engine.cuda.backend import CudaBackend
 
-        backend = CudaBackend(route, weights=weights)
+        backend = CudaBackend(route, on_plan=on_plan, weights=weights)
         return backend, f"cuda: {'asked for' if name == 'cuda' else 'a GPU is here'}: {backend.describe()}"
     if name == "cuda" or route != "auto" or weights != "auto":
         raise EngineError(f"backend cuda cannot be used: {reason}; use --backend host")

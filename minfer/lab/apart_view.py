@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+from html import escape
+from pathlib import Path
 
 from minfer.campaign.host_wall import Apart, Part
 from minfer.lab import decomposition_view, style
@@ -19,6 +22,8 @@ COLOURS = {
     "embedding": style.QUIET,
 }
 """Class of work -> its colour, as in the decompositions of notebook 5."""
+GPU_TOKENS = 512
+"""Of the prefill that a GPU is timed with: a short prompt would time the host."""
 PLACES = {name: place for place, name in enumerate(COLOURS)}
 
 
@@ -52,13 +57,13 @@ class TakenApart:
 
     def _repr_html_(self) -> str:
         if self.why:
-            return f"<p>{self.why}</p>"
+            return f"<p>{escape(self.why)}</p>"
         return f"<p>{self.conserved().replace(chr(10), '<br>')}</p>{self._table()._repr_html_()}"
 
 
 def take_apart(request: Request) -> TakenApart:
-    """Run a request's prompt, and a few tokens, with every operation timed: on the device that the request's
-    backend chooses."""
+    """Run a request's prompt, and a few tokens, with every operation timed, on the device that the request's
+    backend chooses; on a GPU a prefill of `GPU_TOKENS`."""
     from minfer.campaign import host_wall
     from minfer.engine.backend import choose_backend
 
@@ -69,14 +74,15 @@ def take_apart(request: Request) -> TakenApart:
             backend, _ = choose_backend(request.backend)
             if backend.name == "host":
                 return TakenApart(host_wall.take_apart(model, ids))
-            return TakenApart([_on_gpu(request, len(ids))])
-    except EXPECTED as error:
+            return TakenApart([_on_gpu(request.model, min(model.config.context_length, GPU_TOKENS))])
+    except (*EXPECTED, RuntimeError) as error:  # a pass that cannot be told apart
         return TakenApart(why=sentence(error))
 
 
-def _on_gpu(request: Request, tokens: int) -> Apart:
-    """The prefill, launch by launch; a decode is one CUDA graph, which `minfer decompose` takes apart."""
+def _on_gpu(path: Path, tokens: int) -> Apart:
+    """A prefill, launch by launch; a decode is one CUDA graph, which `minfer decompose` takes apart."""
     from minfer.campaign.decompose import decompose
+    from minfer.campaign.precompile import precompile
     from minfer.campaign.prefills import SharedModel
     from minfer.engine.cuda.devices import GpuDevice
     from minfer.engine.cuda.routes import choose_route
@@ -85,9 +91,10 @@ def _on_gpu(request: Request, tokens: int) -> Apart:
         pass
 
     device = GpuDevice()
-    shared = SharedModel(request.model, device, n_ctx=max(tokens, 64), tell=silent)
+    shared = SharedModel(path, device, tokens, silent)
     route = choose_route("auto", device.arch, {})
-    wall = decompose(shared, route, "prefill", tokens=max(tokens, 2), say=silent)
+    precompile([], device.arch, model=shared.model, routes=[route], prompts=[tokens], say=silent)
+    wall = decompose(shared, route, "prefill", tokens=tokens, say=silent)
     parts = [Part(b.name, b.ms, b.launches, round(b.nbytes)) for b in wall.buckets]
     return Apart("prefill", wall.tokens, str(device.gpu), wall.ms, (*parts, Part("gaps", wall.gap_ms)))
 
@@ -95,9 +102,10 @@ def _on_gpu(request: Request, tokens: int) -> Apart:
 def draw_apart(taken: TakenApart) -> Picture:
     """A stacked bar for each pass, by class of work."""
     if not taken.passes:
-        fig, (ax,) = style.figure(7.2, 0.8)
+        why = textwrap.fill(taken.why or "", 100)
+        fig, (ax,) = style.figure(7.2, 0.8 + 0.2 * why.count("\n"))
         style.bare(ax).set(xticks=[], yticks=[])
-        style.title(ax, "Nothing was taken apart", taken.why or "")
+        style.title(ax, "Nothing was taken apart", why)
         return Picture(fig, "Nothing was taken apart: there is no time to draw", [])
     fig, axes = style.figure(9.6, 1.3 + 1.05 * len(taken.passes), rows=len(taken.passes))
     patches = {}

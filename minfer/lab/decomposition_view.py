@@ -51,6 +51,7 @@ DARK = ("gate+up", "quantize", "dequantize", "tail")
 """Classes whose colour asks for white text."""
 ORDER = tuple(COLOURS)
 SEED = "seed 002, GB10"
+OTHERS = {SEED: style.QUIET, "llama.cpp": style.INK}
 FORMATS = {
     "ms": ",.3f",
     "share": ".1%",
@@ -235,12 +236,13 @@ def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
     found = width_rows(walls)
     fig, (ax,) = style.figure(9.6, 4.2)
     routes = list(dict.fromkeys(row["route"] for row in found))
-    palette = dict(zip(routes, style.SEQUENCE, strict=False)) | {SEED: style.QUIET, "llama.cpp": style.INK}
-    for route in routes:
+    colours = len(style.SEQUENCE)
+    for place, route in enumerate(routes):
         points = [row for row in found if row["route"] == route]
         ax.plot(
-            [row["bits a weight"] for row in points], [row["us/GMAC"] for row in points], "o",
-            markersize=8, markeredgecolor="white", color=palette[route], label=route,
+            [row["bits a weight"] for row in points], [row["us/GMAC"] for row in points],
+            "os^"[place // colours], markersize=10.5 - 0.6 * place, markeredgecolor="white", label=route,
+            color=OTHERS.get(route, style.SEQUENCE[place % colours]),
         )  # fmt: skip
     known = by_name(walls[0].device)
     if known is not None:
@@ -258,7 +260,7 @@ def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
     ax.set_xlim(4, 18.5)
     ax.set_ylim(0.8, 90)
     style.label(ax, "stored bits a weight", "microseconds a GMAC")
-    style.legend(ax, loc="center", bbox_to_anchor=(0.6, 0.45))
+    style.legend(ax, ncols=2, loc="upper center", bbox_to_anchor=(0.62, 1.0))
     style.title(ax, "Byte width and what a product costs", note)
     return Picture(fig, "Microseconds a GMAC of each product over its stored bits a weight", found)
 

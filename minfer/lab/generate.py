@@ -162,7 +162,7 @@ def run(
             prompt_ids = template.encode(tokenizer, [{"role": "user", "content": request.prompt}])
         else:
             prompt_ids = tokenizer.encode(request.prompt)
-        backend, why = choose_backend(request.backend)
+        backend, why = choose_backend(request.backend, on_plan=lambda line: None)
         session = Session(
             model, backend, n_ctx=min(len(prompt_ids) + request.n_predict, model.config.context_length)
         )

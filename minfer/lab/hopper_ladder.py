@@ -157,11 +157,32 @@ LOST = (
         "why": "5 % fewer cycles, at a clock 5 % lower: the power limit decides",
     },
     {
+        "probe": "192 x 200, three consumers",
+        "of": "GEMM, o and down, 8192 tokens",
+        "idea": "fewer bytes than 128 x 256 at the same cycles",
+        "outcome": "x0.98",
+        "why": "no clusters, which save more bytes",
+    },
+    {
+        "probe": "256 x 192 in clusters of 2",
+        "of": "GEMM, gate and up",
+        "idea": "fewer bytes again",
+        "outcome": "x1.0",
+        "why": "what a large tile still reads from L2 is too little",
+    },
+    {
+        "probe": "unpacking between wgmmas",
+        "of": "W4A16",
+        "idea": "one or two k16 steps at a time, so that unpacking runs under the others",
+        "outcome": "x0.99",
+        "why": "a warp unpacks under the other warpgroup's wgmmas, not under its own of register operands",
+    },
+    {
         "probe": "W4A16 of Q6_K",
         "of": "down, 2048 tokens",
         "idea": "as Q4_K: no f16 copy",
         "outcome": "x0.9 of cuBLAS",
-        "why": "210-byte blocks: more unpacking than runs under the tensor cores",
+        "why": "unpacking takes longer than the other warpgroup's wgmmas, under which it runs",
     },
     {
         "probe": "half of the diagonal tile",
@@ -182,6 +203,7 @@ def hopper_kernel_view(arch: str = "sm_90a") -> KernelView:
     configs = {
         "256 wide": GemmHopperConfig(),
         "192 wide": GemmHopperConfig(192),
+        "192 wide, 256 tokens": GemmHopperConfig(192, 3, tile_n=256),
         "256 wide, clusters of 2": GemmHopperConfig(cluster=2),
         "256 wide, swiglu": GemmHopperConfig(epilogue="swiglu"),
         "256 wide, added to f32": GemmHopperConfig(out="f32", epilogue="add"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from minfer.arithmetic.devices import DEVICES, Device, by_name
 from minfer.campaign.peers import Peer, llamacpp
+from minfer.campaign.record import origins
 from minfer.campaign.records import Bench, Record, Sweep
 from minfer.campaign.report import DECODE, DEVICE, PREFILL, newest_sweep, routes
 from minfer.lab.errors import EXPECTED, sentence
@@ -77,8 +78,7 @@ def from_records(records: Sequence[Record], why: str = "") -> Speeds:
     """What the records hold of the H200. `why`: the reason that nothing is measured here."""
     benches, sweep = routes(records), newest_sweep(records)
     used = [*benches.values(), *([] if sweep is None else [sweep])]
-    origins = "; ".join(sorted({record.origin for record in used}))
-    return Speeds(benches, sweep, llamacpp(), DEVICES[DEVICE], False, f"From records: {origins}", why)
+    return Speeds(benches, sweep, llamacpp(), DEVICES[DEVICE], False, f"From records: {origins(used)}", why)
 
 
 def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | None = None) -> Speeds:
@@ -101,6 +101,7 @@ def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | No
         )
     if reason is not None:
         return from_records(records, reason)
+    from minfer.campaign.decompose import prefill_routes
     from minfer.cuda.runtime import device
 
     gpu = device()
@@ -108,7 +109,7 @@ def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | No
     if known is None:
         return from_records(records, f"the bandwidth of {gpu.name} is not in the table of devices")
     benches, failed = {}, []
-    for route in usable_routes(gpu.arch):
+    for route in (route.name for route in prefill_routes(gpu.arch)):
         try:
             benches[route] = (measure or bench_route)(route, model)
         except EXPECTED as error:
@@ -119,13 +120,6 @@ def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | No
     benches = dict(sorted(benches.items(), key=lambda entry: entry[1].result(PREFILL).avg_ts))
     peer = llamacpp() if known.key == DEVICE else None
     return Speeds(benches, None, peer, known, True, f"Measured just now on {gpu}, {model.name}", why)
-
-
-def usable_routes(arch: str) -> list[str]:
-    """Every route that an architecture ("sm_90a") has."""
-    from minfer.engine.cuda.routes import HOPPER_ROUTES, ROUTES
-
-    return [name for name in ROUTES[1:] if arch == "sm_90a" or name not in HOPPER_ROUTES]
 
 
 def find_model() -> Path | None:

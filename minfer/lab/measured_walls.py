@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minfer.campaign.document import newest_walls
+from minfer.campaign.record import origins
 from minfer.campaign.records import Record, Wall
 from minfer.campaign.report import DEVICE
 from minfer.lab.errors import EXPECTED, sentence
@@ -37,19 +38,20 @@ class Walls:
 def from_records(records: Sequence[Record], why: str = "") -> Walls:
     """What the records hold of the H200."""
     prefills, decodes = newest_walls(records, DEVICE), newest_walls(records, DEVICE, "decode")
-    origins = "; ".join(sorted({wall.origin for wall in (*prefills, *decodes)}))
-    return Walls(prefills, decodes, False, f"From records: {origins}", why)
+    return Walls(prefills, decodes, False, f"From records: {origins([*prefills, *decodes])}", why)
 
 
-def walls(
-    records: Sequence[Record], measure: Callable[[Path, Callable[[str], None]], list[Wall]] | None = None
-) -> Walls:
+Taken = tuple[list[Wall], dict[str, str]]
+"""Walls, and why others were not taken apart, by "<phase> <route>"."""
+
+
+def walls(records: Sequence[Record], measure: Callable[[Path], Taken] | None = None) -> Walls:
     """The walls of this machine's GPU with the 7B, or those of the records and the reason.
 
     Measuring takes about a minute. A wall that cannot be taken apart is left out, and the reason is told.
 
     Args:
-        measure: takes the walls of a model file apart, and says which it does not record.
+        measure: takes the walls of a model file apart.
     """
     from minfer.engine.cuda.backend import why_unavailable
 
@@ -59,12 +61,11 @@ def walls(
         reason = f"the 7B is not here (`minfer synth qwen2.5-7b -o {SYNTHETIC}` among the pulled models)"
     if reason is not None:
         return from_records(records, reason)
-    said: list[str] = []
     try:
-        found = (measure or take_apart)(model, said.append)
+        found, failed = (measure or take_apart)(model)
     except (*EXPECTED, RuntimeError) as error:
         return from_records(records, sentence(error))
-    why = "; ".join(line for line in said if "not recorded: " in line)
+    why = "; ".join(f"{what}: {reason}" for what, reason in failed.items())
     prefills = sorted((wall for wall in found if wall.phase == "prefill"), key=lambda wall: wall.tok_s)
     if not prefills:
         return from_records(records, why or "no wall was conserved")
@@ -72,10 +73,18 @@ def walls(
     return Walls(prefills, decodes, True, f"Measured just now: {found[0].origin}, {model.name}", why)
 
 
-def take_apart(path: Path, say: Callable[[str], None]) -> list[Wall]:
+def take_apart(path: Path) -> Taken:
     """The walls that `minfer probe run r23-decomposition` records, of a model file."""
-    from minfer.campaign.decompose import decompose_all
+    from minfer.campaign.decompose import decompose_all, prefill_routes
+    from minfer.campaign.precompile import precompile
     from minfer.campaign.prefills import SharedModel
     from minfer.engine.cuda.devices import GpuDevice
 
-    return decompose_all(SharedModel(path, GpuDevice(), TOKENS, tell=lambda line: None), TOKENS, say)[0]
+    def silent(_: str) -> None:
+        pass
+
+    device = GpuDevice()
+    shared = SharedModel(path, device, TOKENS, silent)
+    routes = prefill_routes(device.arch)
+    precompile([], device.arch, model=shared.model, routes=routes, prompts=[TOKENS], say=silent)
+    return decompose_all(shared, TOKENS, silent)

@@ -65,14 +65,17 @@ def token_cost(model: Model) -> TokenCost:
     return TokenCost(macs, weight_bytes(model))
 
 
-def one_by_one_difference(model: Model, ids: Sequence[int], backend: str = "auto") -> float:
-    """How far the logits of a token-by-token run are from those of a prefill, relative RMS (f32 KV cache)."""
+def one_by_one_difference(model: Model, ids: Sequence[int]) -> float:
+    """How far the logits of a token-by-token run are from those of a prefill, relative RMS.
+
+    On the host, whose KV cache can be f32.
+    """
     import numpy as np
 
     from minfer.engine.backend import choose_backend
     from minfer.engine.session import Session
 
-    chosen, _ = choose_backend(backend)
+    chosen, _ = choose_backend("host")
     together = Session(model, chosen, n_ctx=len(ids), kv_dtype="f32").forward(ids, logits="all")
     session = Session(model, chosen, n_ctx=len(ids), kv_dtype="f32")
     apart = np.stack([session.forward([token_id], logits="last") for token_id in ids])

@@ -150,7 +150,15 @@ def draw_variants(rows: Sequence[dict], note: str = "") -> Picture:
     fig, (ax,) = style.figure(9.6, 1.6 + 0.27 * len(bars))
     for place, row in enumerate(bars):
         ax.barh(place, row["tok/s"], height=0.7, color=FAMILIES[row["changes"]])
-        ax.text(row["tok/s"], place, f" {row['tok/s']:,.0f}", va="center", fontsize=8, color=style.INK)
+        ax.text(
+            row["tok/s"],
+            place,
+            f" {row['tok/s']:,.0f}",
+            va="center",
+            fontsize=8,
+            color=style.INK,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+        )
     for peer in peers:
         ax.vlines(
             peer["tok/s"], -0.6, len(bars) - 0.35, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 
 from minfer.arithmetic.devices import DEVICES
 from minfer.campaign.peers import llamacpp
+from minfer.campaign.record import origins
 from minfer.campaign.records import (
     FOLDER,
     KINDS,
@@ -124,13 +126,13 @@ def test_what_is_wrong_is_named(tmp_path, kind, path, value, words):
         read_record(file)
 
 
-def test_a_result_may_tell_its_own_time(tmp_path):
-    entry = change(
-        json.loads(EXAMPLES["bench"].read_text()), ("results", 1, "test_time"), "2026-11-29T22:38:00Z"
-    )
+def test_a_result_without_a_time_has_the_record_s(tmp_path):
+    """As schema 1 had it, which knew no test_time."""
+    entry = json.loads(EXAMPLES["bench"].read_text())
     file = tmp_path / "some.json"
-    file.write_text(json.dumps(entry))
-    assert read_record(file).result("tg128").test_time == "2026-11-29T22:38:00Z"
+    file.write_text(json.dumps(change(entry, ("results", 0, "test_time"), ...)))
+    (first, *_) = read_record(file).results
+    assert first.test_time == entry["date"] != entry["results"][0]["test_time"]
 
 
 @pytest.mark.parametrize(("text", "words"), [("{", "no JSON"), ("[1]", "an object, not list")])
@@ -159,3 +161,12 @@ def test_llamacpp():
     peer = llamacpp()
     assert peer.tok_s["pp2048_ub2048"] == (10092, 360) and peer.tok_s["tg128"] == (281.3, 1.7)
     assert "llama-cpp-python" in peer.what and peer.origin == "NVIDIA H200, driver 580.159, 2026-11-29"
+
+
+def test_records_of_one_place_and_day_share_a_caption():
+    first = read_record(EXAMPLES["bench"])
+    later = replace(first, commit="f" * 40)
+    other = replace(first, driver="999")
+    assert origins([first]) == first.origin
+    assert origins([later, first, first]) == first.origin.replace("commit ", "commits ") + ", fffffff"
+    assert origins([other, first]) == f"{first.origin}; {other.origin}"

@@ -5,12 +5,12 @@ import numpy as np
 from minfer.cuda import reference
 from minfer.cuda.q8 import PAD40_BYTES, q8_record_bytes
 from minfer.cuda.quantize import (
+    DequantizePad40Config,
     QuantizePad40Config,
     QuantizeQ8Config,
-    RestorePad40Config,
+    dequantize_pad40,
     quantize_q8,
     quantize_q8_0_pad40,
-    restore_pad40,
 )
 from tests.cuda.elementwise_cases import check_records
 from tests.cuda.parity import Case, poisoned
@@ -63,13 +63,15 @@ def pad40_case(config: QuantizePad40Config, x: np.ndarray) -> Case:
     return Case(kernel, config.grid(nt, dim), arguments, {"chunks": wanted}, name=f"nt={nt} {dim}")
 
 
-def restore_case(nt: int, dim: int) -> Case:
+def dequantize_pad40_case(nt: int, dim: int) -> Case:
     """d * q of awkward activations, rounded to f16 once."""
     q, d, sums = reference.quantize_pad40(awkward(nt, dim))
     chunks = reference.pack_pad40(q, d, sums)
     values = q.reshape(nt, -1, 32).astype(np.float32) * d.astype(np.float32)[..., None]
-    config = RestorePad40Config()
+    config = DequantizePad40Config()
     arguments = {"chunks": chunks, "x": poisoned((nt, dim), np.float16), "count": nt * dim // 32}
     with np.errstate(over="ignore"):
         wanted = values.reshape(nt, dim).astype(np.float16)
-    return Case(restore_pad40(config), config.grid(nt, dim), arguments, {"x": wanted}, name=f"nt={nt} {dim}")
+    return Case(
+        dequantize_pad40(config), config.grid(nt, dim), arguments, {"x": wanted}, name=f"nt={nt} {dim}"
+    )

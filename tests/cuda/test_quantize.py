@@ -114,4 +114,4 @@ def test_compiles_clean(form):
 
 def test_shipped():
     names = {kernel.name for kernel in quantize.shipped()}
-    assert names == {"quantize_q8", "quantize_q8_0_pad40", "restore_pad40"}
+    assert names == {"quantize_q8", "quantize_q8_0_pad40", "dequantize_pad40"}

@@ -46,7 +46,7 @@ def _gemm_hopper() -> Iterator[Case]:
     yield hopper_case(GemmHopperConfig(72, 2, out="f32", epilogue="add"), 70, 136, 72)
     yield hopper_case(GemmHopperConfig(128, 2, 2, epilogue="swiglu"), 300, 72, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu"), 140, 80, 72)
-    yield hopper_case(GemmHopperConfig(80, 2, 2, tile_n=192), 200, 88, 72)
+    yield hopper_case(GemmHopperConfig(80, 2, tile_n=192), 200, 88, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), 140, 80, 72)
 
 
@@ -147,13 +147,13 @@ def _token() -> Iterator[Case]:
 
 def _quantize() -> Iterator[Case]:
     from minfer.cuda.quantize import FORMS, QuantizePad40Config
-    from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case, restore_case
+    from tests.cuda.quantize_cases import awkward, dequantize_pad40_case, pad40_case, quantize_case
 
     yield quantize_case(3, 96)
     for form in FORMS:
         yield pad40_case(QuantizePad40Config(form), awkward(3, 96))
     yield pad40_case(QuantizePad40Config(source="f16", unroll=2), awkward(3, 96))
-    yield restore_case(3, 96)
+    yield dequantize_pad40_case(3, 96)
 
 
 def _gemm() -> Iterator[Case]:

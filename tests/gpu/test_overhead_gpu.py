@@ -8,12 +8,18 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from minfer.cuda import runtime
+from minfer.engine.cuda.backend import CudaBackend
+from minfer.engine.cuda.routes import choose_route
+from minfer.engine.session import Session
+from minfer.lab.measured import find_model
+from minfer.model.model import Model
 from tests.gpu.tiny import TinyConfig, axpby, fill
 
 ROOT = Path(__file__).parents[2]
@@ -146,3 +152,28 @@ def test_a_second_process_finds_the_compiled_kernel(tmp_path, monkeypatch, measu
     assert [f["from_cache"] for f in found] == [False, True]
     measure("compile: first process", found[0])
     measure("compile: second process", found[1])
+
+
+@pytest.mark.skipif(runtime.available() and runtime.device().arch != "sm_90a", reason="no GPU of sm_90")
+def test_a_token_of_the_7b(measure):
+    """One kernel an operation and one for all: the same logits within the noise of int8 activations, and the
+    device time of a token's graph."""
+    path = find_model()
+    if path is None:
+        pytest.skip("the 7B is not among the pulled models")
+    model, route = Model.load(path), choose_route("w4a16", runtime.device().arch, {})
+    logits = {}
+    for name, token_kernel in (("one an operation", False), ("one", True)):
+        chosen = replace(route, token_kernel=token_kernel)
+        backend = CudaBackend(chosen, on_plan=lambda line: None)
+        session = Session(model, backend, 256, chunk=1)
+        logits[name] = np.stack([session.forward([token]).copy() for token in (1, 2, 3)])
+        times = []
+        for _ in range(9):
+            start = runtime.Event().record(backend.device.stream)
+            session._decode()
+            times.append(runtime.Event().record(backend.device.stream).since(start))
+        measure(f"7B token, kernels {name}: ms", round(statistics.median(times), 4))
+    one, separate = logits.values()
+    assert np.isfinite(one).all()
+    assert np.sqrt(np.mean((one - separate) ** 2) / np.mean(separate**2)) < 0.06

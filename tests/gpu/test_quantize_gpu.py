@@ -6,7 +6,7 @@ import pytest
 from minfer.cuda import runtime
 from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 from tests.cuda.elementwise_cases import rmsnorm_case, swiglu_case
-from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case, restore_case
+from tests.cuda.quantize_cases import awkward, dequantize_pad40_case, pad40_case, quantize_case
 
 CONFIGS = [QuantizePad40Config(form) for form in FORMS]
 CONFIGS += [QuantizePad40Config(unroll=2), QuantizePad40Config(source="f16", unroll=2)]
@@ -31,7 +31,7 @@ def test_pad40_of_the_largest_activation():
 
 def test_chunks_become_f16_again():
     for nt, dim in ((1, 32), (33, 3584)):
-        restore_case(nt, dim).run_on_gpu()
+        dequantize_pad40_case(nt, dim).run_on_gpu()
 
 
 def test_fused():

@@ -38,27 +38,22 @@ def test_a_gpu_without_the_model(here, monkeypatch):
 
 def test_measured_here(here):
     faster = replace(H200, route="f16-wgmma", wall_ms=[50.0])
-    found = mw.walls([], lambda path, say: [faster, H200, DECODE])
+    found = mw.walls([], lambda path: ([faster, H200, DECODE], {}))
     assert found.live and found.prefills == [H200, faster] and found.decodes == [DECODE]
     assert repr(found).startswith("Measured just now: NVIDIA H200")
 
 
 def test_a_wall_that_is_not_recorded_is_told(here):
-    def measure(path, say):
-        say("launches timed by CUPTI")
-        say("prefill f16-wgmma: not recorded: buckets and gaps do not add up")
-        return [H200]
-
-    found = mw.walls([], measure)
+    found = mw.walls([], lambda path: ([H200], {"prefill w4a16": "buckets and gaps do not add up"}))
     assert found.live and found.prefills == [H200]
-    assert found.why == "prefill f16-wgmma: not recorded: buckets and gaps do not add up"
+    assert found.why == "prefill w4a16: buckets and gaps do not add up"
 
 
 @pytest.mark.parametrize("error", [EngineError, MemoryError, RuntimeError])
 def test_what_goes_wrong_is_the_reason(here, error):
-    def fails(path, say):
+    def fails(path):
         raise error("nothing is recorded")
 
     found = mw.walls([H200], fails)
     assert found.prefills == [H200] and found.why.endswith("nothing is recorded")
-    assert mw.walls([H200], lambda path, say: []).why == "no wall was conserved"
+    assert mw.walls([H200], lambda path: ([], {})).why == "no wall was conserved"

@@ -27,7 +27,7 @@ def test_tokens_are_shown_with_their_bytes(tiny):
 
 
 def test_both_phases_compute_the_same(tiny):
-    assert one_by_one_difference(tiny, tiny.tokenizer.encode(TEXT), backend="host") < 1e-5
+    assert one_by_one_difference(tiny, tiny.tokenizer.encode(TEXT)) < 1e-5
 
 
 def test_what_a_token_costs(tiny):

@@ -24,7 +24,6 @@ from tests.cuda.gemm_hopper_cases import hopper_case
         (GemmHopperConfig(80, 2, 1, "f32", "add", tile_n=256), (270, 72, 136), 1),
         (GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), (140, 80, 72), 1),
         (GemmHopperConfig(72, 2, tile_n=192), (200, 80, 136), 1),  # three consumers
-        (GemmHopperConfig(80, 2, 2, tile_n=192), (200, 88, 72), 2),
     ],
     ids=str,
 )

@@ -6,7 +6,7 @@ import pytest
 from minfer.cuda import reference, simulator
 from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 from tests.cuda.elementwise_cases import rmsnorm_case, swiglu_case
-from tests.cuda.quantize_cases import awkward, pad40_case, quantize_case, restore_case
+from tests.cuda.quantize_cases import awkward, dequantize_pad40_case, pad40_case, quantize_case
 
 CONFIGS = [QuantizePad40Config(form, threads=32) for form in FORMS]
 CONFIGS += [QuantizePad40Config(unroll=n, source=s, threads=32) for n, s in ((2, "f32"), (4, "f16"))]
@@ -53,4 +53,4 @@ def test_the_default_is_shipped():
 
 
 def test_chunks_become_f16_again():
-    restore_case(3, 96).run_simulated()
+    dequantize_pad40_case(3, 96).run_simulated()

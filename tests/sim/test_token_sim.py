@@ -3,7 +3,7 @@
 import pytest
 
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.token import TokenConfig
+from minfer.cuda.token import TokenConfig, tiles
 from tests.cuda.token_cases import token_case
 
 
@@ -26,6 +26,14 @@ def test_whole_models(config, formats, position):
     token_case(config, formats, position=position).run_simulated()
 
 
+def test_sliced_rows(monkeypatch):
+    """Rows of two blocks cut as long ones are."""
+    for name in ("WHOLE_UNITS", "Q4_SLICE", "Q6_SLICE"):
+        monkeypatch.setattr(tiles, name, 1)
+    token_case(small(entries=7), [("Q6_K", "Q4_K")]).run_simulated()
+    token_case(small(entries=6), [("Q4_K", "Q6_K")]).run_simulated()
+
+
 def test_threads_in_any_order():
     token_case(small(entries=7, warps=3), [("Q6_K", "Q4_K")]).run_simulated(seed=3)
 
@@ -34,7 +42,8 @@ def test_threads_in_any_order():
     ("fields", "says"),
     [
         ({"hidden": 320}, "rows of 320 weights"),
-        ({"hidden": 5120, "warps": 2}, "64 threads norm 5120"),
+        ({"hidden": 5120}, "rows of 5120 weights of gate and up"),
+        ({"hidden": 4096, "warps": 2}, "64 threads norm 4096"),
         ({"blocks": 1, "heads": 4, "kv_heads": 2}, "1 blocks for 2 groups"),
         ({"ffn": 256 * 600}, "leave no room for a ring"),
     ],

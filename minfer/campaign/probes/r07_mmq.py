@@ -77,7 +77,7 @@ PROBES = [
         labels=("R1, words", "raw bytes"),
         reason=by_format,
         mechanism="Staging is cp.async alone, and no thread waits for others to expand words.",
-        retry="Landed: next is the rescale chain of every 32 values.",
+        retry="Blocks whose raw words are not aligned, expanded once or aligned while they are staged.",
     ),
     Probe(
         name="mmq-kd8",

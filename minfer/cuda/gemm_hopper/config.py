@@ -32,7 +32,8 @@ class Warpgroups:
             instruction those that its block starts with: 128).
         registers: of a thread of the producer and of a consumer, after setmaxnreg: together what a block of
             so many warpgroups starts with.
-        cluster: the most blocks of a cluster: a producer of 24 registers has none left for multicast.
+        cluster: the most blocks of a cluster. Larger tiles share enough (no faster in clusters), and a
+            producer of 24 registers has none left for multicast.
     """
 
     consumers: int
@@ -45,7 +46,7 @@ class Warpgroups:
 #: By the tokens of a tile.
 WARPGROUPS = {
     128: Warpgroups(2, 1, 256, (40, 232), 2),
-    192: Warpgroups(3, 1, 200, (32, 160), 2),
+    192: Warpgroups(3, 1, 200, (32, 160), 1),
     256: Warpgroups(2, 2, 192, (24, 240), 1),
 }
 #: (tile_n, tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
@@ -53,7 +54,7 @@ TILES = (
     *((128, m, 4) for m in (256, 240, 224, 192)),
     *((128, m, 5) for m in (160, 144)),
     *((128, m, 6) for m in (128, 112, 96)),
-    (128, 64, 8), (192, 200, 4), (192, 192, 4), (256, 192, 3),
+    (128, 64, 8), (192, 192, 4), (256, 192, 3),
 )  # fmt: skip
 
 
@@ -86,8 +87,8 @@ class GemmHopperConfig:
                 )
         if self.cluster > self.warpgroups.cluster:
             raise ConfigRefused(
-                f"gemm_hopper: clusters of {self.cluster} with {self.tile_n} tokens: the sums leave the "
-                "producer too few registers for multicast"
+                f"gemm_hopper: clusters of {self.cluster} with {self.tile_n} tokens: clusters are for tiles "
+                "of 128 tokens"
             )
         if self.epilogue == "add" and self.out != "f32":
             raise ConfigRefused("gemm_hopper: add is for f32 results: rounding every sum to f16 loses them")

@@ -241,11 +241,14 @@ def shipped() -> list[Kernel]:
     sums = [
         GemmHopperConfig(m, stages, 1, "f32", "add", n)
         for n, m, stages in TILES
-        if (n, m) in ((128, 256), (128, 224), (128, 192), (128, 112), (128, 64), (192, 240), (256, 192))
+        if m in (256, 224, 192, 112, 64)
     ]
+    sums += [GemmHopperConfig(m, 4, 2, "f32", "add") for m in (256, 224)]
     gates = [
-        GemmHopperConfig(*tile, "f16", "swiglu")
-        for tile in ((256, 4, 1), (256, 4, 2), (192, 4, 1), (192, 4, 2), (144, 5, 1))
-    ]
-    tall = GemmHopperConfig(192, 3, 1, "f16", "swiglu", 256)
-    return [make_gemm_hopper(config) for config in (*plain, *pairs, *sums, *gates, tall)]
+        GemmHopperConfig(m, stages, cluster, "f16", "swiglu", n)
+        for n, m, stages, cluster in (
+            (128, 256, 4, 1), (128, 256, 4, 2), (128, 192, 4, 1), (128, 192, 4, 2), (128, 144, 5, 1),
+            (192, 192, 4, 1), (256, 192, 3, 1),
+        )
+    ]  # fmt: skip
+    return [make_gemm_hopper(config) for config in (*plain, *pairs, *sums, *gates)]

@@ -12,9 +12,11 @@ from minfer.cuda.token.addresses import ADDRESSES_BYTES
 from minfer.cuda.token.records import RUN, WEIGHTS, record_bytes
 
 TILE_ROWS = 16  # an mma's
-TILE_UNITS = {"Q4_K": 15, "Q6_K": 10}  # most blocks of weights of a tile's rows
-PITCH = 2208  # bytes from row to row of a tile: 4 rows of 32 bytes touch all banks of shared memory
-SLOT_BYTES = TILE_ROWS * PITCH
+WHOLE_UNITS = 16  # most blocks of weights of a row that is not sliced
+SLICED_ROWS = 8  # of a tile of slices
+SLICE_UNITS = {"Q4_K": 31, "Q6_K": 21}  # most blocks of a slice
+PITCH = 4512  # bytes from slice to slice in a tile: 4 rows of 32 bytes touch all banks of shared memory
+SLOT_BYTES = 36896  # 16 rows of 16 blocks of Q4_K, or 8 slices; and to the end of a 16-byte line twice
 MOST_SLOTS = 8
 MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
 MOST_SPLITS = 64
@@ -69,6 +71,11 @@ class TokenConfig:
         for name, dim in (("hidden", self.hidden), ("heads", self.attended), ("ffn", self.ffn)):
             if dim <= 0 or dim % WEIGHTS:
                 raise ConfigRefused(f"decode_token: rows of {dim} weights ({name}); take a multiple of 256")
+        if self.hidden > WHOLE_UNITS * WEIGHTS:
+            raise ConfigRefused(
+                f"decode_token: rows of {self.hidden} weights of gate and up; take at most "
+                f"{WHOLE_UNITS * WEIGHTS}"
+            )
         if self.hidden > 4 * LOADS * self.threads:
             raise ConfigRefused(f"decode_token: {self.threads} threads norm {self.hidden}; take more warps")
         if self.blocks < self.groups:
@@ -170,7 +177,7 @@ class TokenConfig:
     @property
     def partial_bytes(self) -> int:
         """A slot's partial sums: 16 rows a block of weights."""
-        return max(TILE_UNITS.values()) * TILE_ROWS * 4
+        return max(WHOLE_UNITS, *SLICE_UNITS.values()) * TILE_ROWS * 4
 
     @property
     def scratch_at(self) -> int:

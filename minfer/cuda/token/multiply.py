@@ -9,7 +9,7 @@ from numba.cuda.types import int32, uint32
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
-from minfer.cuda.token.config import PITCH, SLOT_BYTES, TILE_ROWS, TokenConfig
+from minfer.cuda.token.config import SLOT_BYTES, TILE_ROWS, TokenConfig
 from minfer.cuda.token.dots import dots_q4_k, dots_q6_k, masks
 from minfer.cuda.token.records import RECORD_BYTES
 from minfer.cuda.token.schedule import PAIRS, SIX_BIT
@@ -27,7 +27,7 @@ def make_multiply(config: TokenConfig) -> Callable:
 
     @device_function
     def shift_of(matrix, row, units, unit, first_unit):
-        """Where in a 16-byte line a row's part begins."""
+        """Where in a 16-byte line the copy that begins with this row does."""
         return uint32(matrix + uint32(int32(row * units + first_unit) * unit)) & uint32(15)
 
     @device_function
@@ -36,18 +36,20 @@ def make_multiply(config: TokenConfig) -> Callable:
         masks(mask)
         lane = int32(ptx.lane_id())
         first, last = block_rows(flags, rows, block, blocks)
-        each, unit, slices, share = cut(flags, units)
+        each, unit, slices, share, pitch = cut(flags, units)
         for at in range(first, last, each):
             begin = int32(at)
             # Rows past the end are computed from the last one, and not used.
-            low_row = int32(min(lane >> 2, last - begin - 1))
-            high_row = int32(min((lane >> 2) + 8, last - begin - 1))
-            apart = high_row - low_row
+            most = int32(min(each, last - begin)) - 1
             if flags & PAIRS:
-                high_row = low_row + 8
-                apart = rows
-            low_at = uint32(low_row * PITCH)
-            high_at = uint32(high_row * PITCH)
+                most = int32(TILE_ROWS - 1)
+            low_row = int32(min(lane >> 2, most))
+            high_row = int32(min((lane >> 2) + 8, most))
+            low_at = uint32(low_row * pitch)
+            high_at = uint32(high_row * pitch)
+            if slices == 1:  # one copy
+                low_row = int32(0)
+                high_row = int32(0)
             for s in range(slices):
                 first_unit, count = slice_of(units, share, int32(s))
                 number = state[NUMBER]
@@ -63,7 +65,7 @@ def make_multiply(config: TokenConfig) -> Callable:
                     high_block = slot + high_at + uint32(u * unit)
                     if flags & SIX_BIT:
                         low_block += shift_of(matrix, begin + low_row, units, unit, first_unit)
-                        high_block += shift_of(matrix, begin + low_row + apart, units, unit, first_unit)
+                        high_block += shift_of(matrix, begin + high_row, units, unit, first_unit)
                         a, b = dots_q6_k(record, low_block, high_block, mask)
                     else:
                         a, b = dots_q4_k(record, low_block, high_block, mask)

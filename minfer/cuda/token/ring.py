@@ -25,14 +25,13 @@ from minfer.cuda.token.addresses import (
     address_of,
     join,
 )
-from minfer.cuda.token.config import ENTRY_BYTES, PITCH, SLOT_BYTES, TILE_ROWS, TokenConfig
+from minfer.cuda.token.config import ENTRY_BYTES, SLOT_BYTES, TILE_ROWS, TokenConfig
 from minfer.cuda.token.records import store_record
 from minfer.cuda.token.schedule import ADD, ARRIVE, ATTENTION, PAIRS, TO_QKV
 from minfer.cuda.token.tiles import block_rows, cut, slice_of
 
-ENTRY, BEGIN, LAST, SLICE = range(
-    4
-)  # of a cursor: entry, first output of the tile, end of the block's, slice
+ENTRY, BEGIN, LAST, SLICE = range(4)
+"""Of a cursor: entry, first output of the tile, end of the block's outputs, slice."""
 
 
 def make_stream(config: TokenConfig) -> Callable:
@@ -61,50 +60,59 @@ def make_stream(config: TokenConfig) -> Callable:
 
     @device_function
     def next_tile(cursor, table, weights, block, blocks):
-        """(where this lane's row of the cursor's tile begins, rounded down to 16; bytes, 0: no row), and the
-        cursor goes on to the next tile."""
+        """This lane's copy of the cursor's tile: (where it begins, rounded down to 16; bytes, 0 for no copy;
+        its place in the slot); the cursor goes on to the next tile."""
         seek(cursor, table, block, blocks)
         line = weights
         size = uint32(0)
+        place = uint32(0)
         if cursor[ENTRY] < entries:
             at = table + uint32(cursor[ENTRY] * ENTRY_BYTES)
             low, high, _, _ = ptx.ld_shared_v4_u32(at)
             rows, shape, word, _ = ptx.ld_shared_v4_u32(at + uint32(16))
             flags = int32(word)
             units = int32(shape) & 255
-            each, unit, slices, share = cut(flags, units)
+            each, unit, slices, share, pitch = cut(flags, units)
             first_unit, count = slice_of(units, share, cursor[SLICE])
             lane = int32(ptx.lane_id())
-            row = cursor[BEGIN] + lane
-            inside = lane < TILE_ROWS and row < cursor[LAST]
-            if flags & PAIRS:
-                inside = lane < TILE_ROWS
-                if lane >= half:
-                    row += int32(rows) - int32(half)
-            if inside:
+            row = cursor[BEGIN]
+            together = int32(min(each, cursor[LAST] - row))  # rows of a copy
+            copies = int32(1)
+            apart = int32(0)
+            if slices > 1:
+                copies = together
+                together = int32(1)
+                apart = int32(1)
+            elif flags & PAIRS:
+                copies = int32(2)
+                apart = int32(rows)
+            if lane < copies:
                 matrix = weights + join(low, high)
-                address = matrix + uint64(row) * uint64(units * unit) + uint64(first_unit * unit)
+                address = matrix + uint64(row + lane * apart) * uint64(units * unit)
+                address += uint64(first_unit * unit)
                 line = address & uint64(0xFFFFFFFFFFFFFFF0)
-                size = (uint32(address - line) + uint32(count * unit) + uint32(15)) & uint32(0xFFFFFFF0)
+                length = uint32(together * (count * unit))
+                size = (uint32(address - line) + length + uint32(15)) & uint32(0xFFFFFFF0)
+                place = uint32(lane * together * pitch)
             cursor[SLICE] += int32(1)
             if cursor[SLICE] == slices:
                 cursor[SLICE] = int32(0)
                 cursor[BEGIN] += each
-        return line, size
+        return line, size, place
 
     @device_function
     def fetch(cursor, table, weights, slot, full, block, blocks):
-        """Start the copies of the cursor's tile, a row a lane."""
-        line, size = next_tile(cursor, table, weights, block, blocks)
+        """Start the copies of the cursor's tile."""
+        line, size, place = next_tile(cursor, table, weights, block, blocks)
         ptx.mbarrier_arrive_expect_tx(full, size)
         if size != 0:
-            ptx.bulk_load(slot + uint32(int32(ptx.lane_id()) * PITCH), line, size, full)
+            ptx.bulk_load(slot + place, line, size, full)
 
     @device_function
     def warm(cursor, table, weights, block, blocks):
         """Bring the cursor's tile into L2."""
         if ahead > 0:
-            line, size = next_tile(cursor, table, weights, block, blocks)
+            line, size, _ = next_tile(cursor, table, weights, block, blocks)
             if size != 0:
                 ptx.bulk_prefetch_l2(line, size)
 
@@ -162,7 +170,7 @@ def make_stream(config: TokenConfig) -> Callable:
             if not flags & ATTENTION:
                 units = int32(shape) & 255
                 first, last = block_rows(flags, int32(rows), block, blocks)
-                each, _, slices, share = cut(flags, units)
+                each, _, slices, share, _ = cut(flags, units)
                 y = address_of(addresses, LOGITS)
                 if flags & ADD:
                     y = address_of(addresses, X)
@@ -171,7 +179,7 @@ def make_stream(config: TokenConfig) -> Callable:
                 for begin in range(first, last, each):
                     row = int32(begin) + lane
                     total = float32(0)
-                    writer = lane < TILE_ROWS and row < last
+                    writer = lane < each and row < last
                     if flags & ADD and writer:
                         total = ptx.ld_global_f32(y + uint64(row) * uint64(4))
                     for s in range(slices):

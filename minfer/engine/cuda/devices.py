@@ -70,13 +70,14 @@ class Device(Protocol):
 
 
 class GpuDevice:
-    """The GPU in use, and a stream of its own on it. Raises NoDevice if there is none."""
+    """The GPU in use, current on the calling thread, and its own stream. Raises NoDevice if there is none."""
 
     def __init__(self) -> None:
         from minfer.cuda import runtime
 
         self._runtime = runtime
         self.gpu = runtime.device()
+        self.gpu.activate()  # another thread may have opened it
         self.arch, self.sms, self.shared_bytes = self.gpu.arch, self.gpu.sms, self.gpu.shared_optin_bytes
         self.stream = runtime.Stream()
         self._staging: tuple[Any, Any] | None = None

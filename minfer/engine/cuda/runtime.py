@@ -24,12 +24,12 @@ from minfer.cuda.gemv import GemvConfig, gemv
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.q8 import RUN, pad40_bytes, q8_record_bytes
 from minfer.cuda.quantize import (
+    DequantizePad40Config,
     QuantizePad40Config,
     QuantizeQ8Config,
-    RestorePad40Config,
+    dequantize_pad40,
     quantize_q8,
     quantize_q8_0_pad40,
-    restore_pad40,
 )
 from minfer.engine.backend import LayerWeights, Progress, Role, Weights
 from minfer.engine.cuda.activations import Activations, Storage
@@ -267,12 +267,12 @@ class CudaRuntime:
     def _restored(self, x: Activations) -> Any:
         """f16 from chunks, for the GEMM that is left when every MMQ kernel of a route was refused. No memory
         was planned for that: it is taken now."""
-        n, columns, config = len(x), x.storage.columns, RestorePad40Config()
+        n, columns, config = len(x), x.storage.columns, DequantizePad40Config()
         if self._halves is None or self._halves.nbytes < 2 * n * columns:
             self._halves = self.device.empty(2 * n * columns, np.uint8)
         halves = self._halves[: 2 * n * columns].view(np.float16).reshape(n, columns)
         chunks, count = x.matrix("pad40"), n * columns // RUN
-        self._launch(restore_pad40, config, config.grid(n, columns), chunks, halves, count)
+        self._launch(dequantize_pad40, config, config.grid(n, columns), chunks, halves, count)
         return halves
 
     def _multiply_few(self, out: Activations, x: Activations, matrix: Stack, add: bool) -> None:

@@ -21,7 +21,6 @@ from minfer.engine.cuda.weights import Run, Stack, kernel
 from minfer.model.config import ModelConfig
 
 FORMATS = ("Q4_K", "Q6_K")
-PDL = False
 
 
 class TokenStep:
@@ -112,7 +111,7 @@ class TokenStep:
             kernel(decode_token, config), config.grid,
             self._schedule, origin, origin.view(np.float32), origin.view(np.float16), origin.view(np.float16),
             self._x, self._qkv, *self._records, logits, *self._table, *self._split_sums, *self._counters,
-            self.config.rms_eps, self.config.head_dim**-0.5, pdl=PDL,
+            self.config.rms_eps, self.config.head_dim**-0.5,
         )  # fmt: skip
         self._x = None
 

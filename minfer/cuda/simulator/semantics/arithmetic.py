@@ -197,7 +197,7 @@ def udiv_u32(a, b):
 
 @semantics
 def fma_rn_f32(a, b, c):
-    return _f32(np.float64(_f32(a)) * np.float64(_f32(b)) + np.float64(_f32(c)))
+    return _f32(float(_f32(a)) * float(_f32(b)) + float(_f32(c)))
 
 
 @semantics
@@ -208,35 +208,45 @@ def div_rn_f32(a, b):
 
 @semantics
 def max_f32(a, b):
-    return np.fmax(_f32(a), _f32(b))
+    a, b = _f32(a), _f32(b)
+    x, y = float(a), float(b)
+    return a if x > y or y != y or (x == y and math.copysign(1, x) > 0) else b  # +0 is more than -0
 
 
 @semantics
 def min_f32(a, b):
-    return np.fmin(_f32(a), _f32(b))
+    a, b = _f32(a), _f32(b)
+    x, y = float(a), float(b)
+    return a if x < y or y != y or (x == y and math.copysign(1, x) < 0) else b
 
 
-_SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
+_SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 
 
-def _flush(value: np.float32) -> np.float32:
-    return value if not abs(value) < _SMALLEST_NORMAL else np.copysign(_f32(0), value)
+def _flush(value: np.float32) -> float:
+    value = float(value)
+    return value if not abs(value) < _SMALLEST_NORMAL else math.copysign(0.0, value)
 
 
-def _register_approximation(name: str, function) -> None:
+def _register_approximation(name: str, function: Callable[[float], float]) -> None:
     """The correctly rounded result with subnormals flushed (.ftz); the hardware is a few ulp off it."""
 
     def approximation(value):
-        with np.errstate(all="ignore"):
-            return _flush(_f32(function(np.float64(_flush(_f32(value))))))
+        return _f32(_flush(_f32(function(_flush(_f32(value))))))
 
     register(name, approximation)
 
 
-_register_approximation("ex2_approx", np.exp2)
-_register_approximation("lg2_approx", np.log2)
-_register_approximation("rcp_approx", np.reciprocal)
-_register_approximation("rsqrt_approx", lambda x: 1 / np.sqrt(x))
+def _reciprocal(x: float) -> float:
+    return 1 / x if x else math.copysign(math.inf, x)
+
+
+_register_approximation("ex2_approx", lambda x: math.exp2(x) if x < 128 or x != x else math.inf)
+_register_approximation("lg2_approx", lambda x: math.log2(x) if x > 0 else -math.inf if x == 0 else math.nan)
+_register_approximation("rcp_approx", _reciprocal)
+_register_approximation(
+    "rsqrt_approx", lambda x: _reciprocal(math.sqrt(x)) if x > 0 else _reciprocal(x) if x == 0 else math.nan
+)
 
 
 @semantics
