@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from minfer.campaign.decomposition import products_us_per_gmac
+from minfer.campaign.document import newest_walls
+from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.peers import llamacpp
 from minfer.campaign.records import Record
 from minfer.campaign.report import PREFILL, routes
@@ -69,6 +72,22 @@ def route_rows(records: Sequence[Record]) -> list[dict]:
         }
         for route, rate in rates.items()
     ]
+
+
+def product_rows(records: Sequence[Record]) -> list[dict]:
+    """us a GMAC of the products in a whole prefill, by the newest decomposition of each MMQ route, beside
+    llama.cpp's MMQ. Empty: none was taken apart."""
+    rows = []
+    for wall in newest_walls(records):
+        if wall.route in ROUTES and wall.route != "f16":
+            times = {bucket.name: bucket.ms * 1e3 / bucket.gmac for bucket in wall.buckets if bucket.gmac}
+            each = {product: round(times[product], 2) for product in PRODUCTS}
+            rows.append({"route": wall.route, **each, "all": round(products_us_per_gmac(wall), 2)})
+    if rows:
+        peer, unknown = llamacpp().us_per_gmac, dict.fromkeys(PRODUCTS, "")
+        known = {"gate+up": peer["q4_K gate/up"], "all": peer["all MMQ"]}
+        rows.append({"route": "llama.cpp"} | unknown | known)
+    return rows
 
 
 def _figure(config: MmqConfig, product: str) -> str:
@@ -143,5 +162,5 @@ def draw_ladder(records: Sequence[Record], weight_type: str = "Q4_K") -> Picture
     style.label(ax, f"us a GMAC, {NT:,} tokens")
     style.legend(ax, loc="lower right")
     used = [newest(records, _figure(step.config, "down")) for step in ladder(weight_type)]
-    style.title(ax, f"{weight_type}: from R1 to stream-k on an H200", origin(*used))
+    style.title(ax, f"{weight_type} on an H200: from R1 to {rows[-1]['step']}", origin(*used))
     return Picture(fig, f"us a GMAC of {len(rows)} steps of the {weight_type} ladder against llama.cpp", rows)
