@@ -305,7 +305,7 @@ def dequantize_pad40(config: DequantizePad40Config = DequantizePad40Config()) ->
     )
 
 
-KERNELS = ("quantize_q8", "quantize_q8_0_pad40", "restore_pad40")
+KERNELS = ("dequantize_pad40", "quantize_q8", "quantize_q8_0_pad40")
 
 
 def shipped() -> list[Kernel]:
