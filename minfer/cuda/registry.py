@@ -28,6 +28,7 @@ FLOORS = (
     "precompile",
     "kernel",
     "instruction",
+    "device_function",
     "unroll",
 )
 

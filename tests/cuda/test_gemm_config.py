@@ -67,7 +67,7 @@ def test_grid_counts_token_tiles_fastest():
         ({"tile_m": 96}, "tile_m = 96 over 4 warps"),
         ({"tile_k": 48}, "k-step 48"),
         ({"stages": 1}, "1 stages"),
-        ({"warps": 64}, "2048 threads a block, the limit is 1024"),
+        ({"warps": 64}, "2048 threads a block.* 32 and 1024"),
         ({"warps": 9}, "9 warps do not divide"),
         ({"tile_n": 256, "tile_m": 256}, "registers a thread.*limit is 255"),
         ({"tile_n": 256, "tile_m": 256, "warps": 16, "stages": 2}, "512 threads, a multiprocessor has 65536"),
@@ -81,7 +81,9 @@ def test_grid_counts_token_tiles_fastest():
         ({"stages": True}, "stages = True is no whole number"),
         ({"min_blocks": 1.5}, "min_blocks = 1.5"),
         ({"pitch": "wide"}, "pitch = 'wide'"),
-        ({"warps": 0}, "0 threads a block.*1 to 32 warps"),
+        ({"pitch": 0}, "pitch: 0: must be a whole number, at least 1"),
+        ({"pitch": -3}, "pitch: -3"),
+        ({"warps": 0}, "0 warps are 0 threads a block.*1 to 32 warps"),
         ({"layout": "diagonal"}, "layout = 'diagonal' is not one of padded, swizzled, plain"),
         ({"a_source": "f64"}, "a_source"),
         ({"b_source": "q9"}, "b_source"),
@@ -120,6 +122,10 @@ def test_products_that_a_kernel_cannot_compute_are_refused():
         GemmConfig(b_source="Q6_K").check(1, 3, 320)
     with pytest.raises(ConfigRefused, match="at least 1"):
         GemmConfig().check(0, 3, 8)
+    with pytest.raises(ConfigRefused, match=r"nt: 1\.5: must be a whole number"):
+        GemmConfig().check(1.5, 3, 8)
+    with pytest.raises(ConfigRefused, match="od: 2147483648: must be at most 2147483647"):
+        GemmConfig().check(1, 2**31, 8)
     with pytest.raises(ConfigRefused, match="65 outputs in rows that are 64 elements apart"):
         GemmConfig(pitch=64).check(1, 65, 8)
 

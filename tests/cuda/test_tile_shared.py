@@ -82,7 +82,17 @@ def test_bank_conflicts_of_ldmatrix(tile, expected, use):
 
 @pytest.mark.parametrize(
     "arguments",
-    [(8, 40), (8, 64, 8), (0, 64), (8, 96, 0, 64), (8, 64, 16, 64), (8, 256, 0, 256), (8, 64, -16)],
+    [
+        (8, 40),
+        (8, 64, 8),
+        (0, 64),
+        (8, 96, 0, 64),
+        (8, 64, 16, 64),
+        (8, 256, 0, 256),
+        (8, 64, -16),
+        ("a", 64),
+        (8, 64.0),
+    ],
 )
 def test_tiles_that_cannot_be_addressed_are_refused(arguments):
     with pytest.raises(ConfigRefused, match="shared tile"):

@@ -177,3 +177,6 @@ def test_impossible_operations_are_refused():
         load_matrix_sync(Fragment("accumulator", "f32"))
     with pytest.raises(ConfigRefused, match="row-major"):
         store_matrix_sync("f16", "col_major")
+    for count in (0, -1, 1.5):
+        with pytest.raises(ConfigRefused, match=r"fill_fragment: .*a whole number, at least 1"):
+            fill_fragment(count)

@@ -5,6 +5,7 @@ A barrier does not wait for them: commit, wait for the group, then synchronise.
 
 import functools
 
+from minfer.cuda.checks import check_whole
 from minfer.cuda.instruction import Instruction, instruction, u32, u64
 
 _SECTION = "9.7.9.25.3.1 cp.async"
@@ -39,8 +40,7 @@ def cp_async_commit():
 @functools.cache
 def cp_async_wait_group(n: int) -> Instruction:
     """Factory: wait until at most the `n` latest groups of this thread are pending."""
-    if n < 0:
-        raise ValueError(f"cp_async_wait_group: {n} pending groups, must be at least 0")
+    check_whole("cp_async_wait_group: pending groups", n, 0)
 
     @instruction(
         f"cp.async.wait_group {n};",

@@ -3,6 +3,7 @@ later)."""
 
 import functools
 
+from minfer.cuda.checks import check_whole
 from minfer.cuda.instruction import Instruction, f32, instruction, s32, u32, u64
 
 _TENSOR = "9.7.9.25.5.2 cp.async.bulk.tensor"
@@ -150,8 +151,7 @@ def bulk_commit_group():
 @functools.cache
 def bulk_wait_group_read(n: int) -> Instruction:
     """Factory: wait until at most `n` bulk groups of this thread have still to READ their shared memory."""
-    if n < 0:
-        raise ValueError(f"bulk_wait_group_read: {n} pending groups, must be at least 0")
+    check_whole("bulk_wait_group_read: pending groups", n, 0)
 
     @instruction(
         f"cp.async.bulk.wait_group.read {n};",

@@ -13,6 +13,7 @@ import functools
 import inspect
 import itertools
 
+from minfer.cuda.checks import check_whole
 from minfer.cuda.instruction import Instruction, Registers, device_function, f32, instruction, s32, u32
 
 # PTX types of D, A and B; k of a step; accumulator.
@@ -70,6 +71,10 @@ def wgmma(
     """
     if dtype not in _DTYPES:
         raise ValueError(f"wgmma: dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
+    for name, value, least in (("n", n, 8), ("k steps", k_steps, 1), ("blocks of 64 rows", row_blocks, 1)):
+        check_whole(f"wgmma: {name}", value, least)
+    if wait is not None:
+        check_whole("wgmma: pending groups", wait, 0)
     types, k_shape, accumulator = _DTYPES[dtype]
     if n % 8 or not 8 <= n <= 256 or (accumulator is s32 and n > 32 and n % 16):
         raise ValueError(
@@ -81,13 +86,11 @@ def wgmma(
         raise ValueError(f"wgmma: {dtype} operands cannot be transposed")
     if swizzle not in _SWIZZLE_CODES:
         raise ValueError(f"wgmma: swizzle {swizzle}: must be one of {', '.join(map(str, _SWIZZLE_CODES))}")
-    if k_steps < 1 or (wait is not None and wait < 0):
-        raise ValueError(f"wgmma: {k_steps} k steps, wait {wait}: at least 1 step, at least 0 pending groups")
     default = tuple(32 * k for k in range(k_steps))
     a_offsets, b_offsets = a_offsets or default, b_offsets or default
     if len(b_offsets) != k_steps or len(a_offsets) != k_steps:
         raise ValueError(f"wgmma: {k_steps} k steps need as many offsets")
-    if row_blocks < 1 or (row_blocks > 1 and a != "shared"):
+    if row_blocks > 1 and a != "shared":
         raise ValueError(f"wgmma: {row_blocks} blocks of 64 rows of A in {a}")
     stride_bytes = 8 * swizzle if stride_bytes is None else stride_bytes
     high = (_SWIZZLE_CODES[swizzle] << 30) | (stride_bytes >> 4)
@@ -164,8 +167,8 @@ def wgmma(
 def wgmma_wait(pending: int, count: int, dtype: str = "f32") -> Instruction:
     """Factory: wait until at most `pending` groups are in flight. Its operand is a local array of `count`
     accumulators (f32 or s32) that passes through unchanged, so that no read of it moves above the wait."""
-    if pending < 0:
-        raise ValueError(f"wgmma_wait: {pending} pending groups, must be at least 0")
+    check_whole("wgmma_wait: pending groups", pending, 0)
+    check_whole("wgmma_wait: registers", count, 1)
     scalar = {"f32": f32, "s32": s32}[dtype]
     return _block(
         "wgmma_wait",

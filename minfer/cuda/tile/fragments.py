@@ -18,6 +18,7 @@ import functools
 from numba import cuda
 
 from minfer.cuda import ptx
+from minfer.cuda.checks import check_whole
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.tile.maps import ACCUMULATORS, Fragment
@@ -100,6 +101,7 @@ def mma_sync(dtype: str) -> DeviceFunction:
 @functools.cache
 def fill_fragment(count: int = 1) -> DeviceFunction:
     """Factory: (array, value): fill the first `count` accumulator fragments of the array."""
+    check_whole("fill_fragment", count, 1)
     registers = 8 * count
 
     @device_function

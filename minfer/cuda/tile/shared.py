@@ -12,7 +12,7 @@ import functools
 from dataclasses import dataclass
 
 from minfer.cuda.instruction import DeviceFunction, device_function
-from minfer.cuda.kernel import ConfigRefused
+from minfer.cuda.kernel import ConfigRefused, require_integers
 
 CHUNK = 16
 LINE = 128
@@ -34,6 +34,7 @@ class SharedTile:
     swizzle: int = 0
 
     def __post_init__(self):
+        require_integers("shared tile", self, "rows", "row_bytes", "padding", "swizzle")
         whole = self.row_bytes % CHUNK == 0 and self.padding % CHUNK == 0
         if self.rows < 1 or self.row_bytes < CHUNK or self.padding < 0 or not whole:
             raise ConfigRefused(
