@@ -116,7 +116,7 @@ def speed_table(records: Sequence[Record], peer: Peer) -> str:
         "of 2048 tokens, a decode of 128. Memory: weights, KV cache and activations of 2048 tokens.\n"
         f"A **burst**: all repetitions of a prefill together last {min(lasted):.1f} to {max(lasted):.1f} s. "
         "**Sustained**: the same after seconds of it, at the clock that the GPU's power limit leaves"
-        f"{_clocks(lasting)}.\n\n"
+        f"{_clocks(lasting)}; measured for the two fastest at f16's accuracy.\n\n"
         f"minfer: {origins([*benches.values(), *lasting.values()])}.\n"
         f"{peer.what}; prefill in micro-batches of 2048."
     )
@@ -160,7 +160,10 @@ def products_table(records: Sequence[Record]) -> str:
         cells = (found[regime].get((nt, name)) for nt in tokens for regime in found)
         rows.append((name, *("" if cell is None else f"{cell[0].ratio:.3f}" for cell in cells)))
     origins = sorted({record.origin for rows in found.values() for _, record in rows.values()})
-    return f"{_markdown(rows)}\n\nTimes as fast as cuBLAS, both in one process: {'; '.join(origins)}."
+    note = (
+        "Times as fast as cuBLAS, both in one process; a figure is from the newest of these runs that has it"
+    )
+    return f"{_markdown(rows)}\n\n{note}: {'; '.join(origins)}."
 
 
 def walls_text(records: Sequence[Record]) -> str:
