@@ -15,7 +15,6 @@ from numba.cuda.types import float32, int32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.checks import check_threads
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
-from minfer.cuda.signature import signature_of
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,6 @@ def convert_f32_f16(config: ConvertConfig = ConvertConfig()) -> Kernel:
         name="convert_f32_f16",
         config=config,
         function=convert_vector if vector == 8 else convert_scalar,
-        signature=signature_of(arguments),
         threads=threads,
         shared_bytes=0,
         arguments=arguments,
@@ -178,7 +176,6 @@ def store_kv_f16(config: StoreKvConfig = StoreKvConfig()) -> Kernel:
         name="store_kv_f16",
         config=config,
         function=store_vector if vector == 4 else store_scalar,
-        signature=signature_of(arguments),
         threads=threads,
         shared_bytes=0,
         arguments=arguments,

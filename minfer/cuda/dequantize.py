@@ -15,7 +15,6 @@ from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS, block_of, four_weights
 from minfer.cuda.checks import check_threads
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
-from minfer.cuda.signature import signature_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def dequantize(config: DequantizeConfig) -> Kernel:
             )
 
     arguments = (Argument("blocks", "in", "uint8"), Argument("out", "out", "float16"))
-    return Kernel("dequantize", config, dequantize_rows, signature_of(arguments), threads, 0, arguments)
+    return Kernel("dequantize", config, dequantize_rows, threads, 0, arguments)
 
 
 KERNELS = ("dequantize",)

@@ -27,7 +27,6 @@ from minfer.cuda.kernel import (
     Kernel,
     require_integers,
 )
-from minfer.cuda.signature import signature_of
 
 SM_REGISTERS = 65_536
 LAYOUTS = ("padded", "swizzled", "plain")
@@ -381,7 +380,6 @@ def make_gemm(config: GemmConfig) -> Kernel:
         name="gemm_blocks" if b_blocks else "gemm_f16",
         config=config,
         function=gemm_f16,
-        signature=signature_of(arguments),
         threads=threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,

@@ -23,7 +23,6 @@ from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.q8 import q8_record_bytes
-from minfer.cuda.signature import signature_of
 
 SHARED_LIMIT = (
     99 * 1024
@@ -360,7 +359,6 @@ def gemv(config: GemvConfig) -> Kernel:
         name="gemv",
         config=config,
         function=gemv_rows,
-        signature=signature_of(arguments),
         threads=threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,

@@ -12,6 +12,8 @@ from functools import cached_property
 from operator import index
 from typing import Any, SupportsIndex
 
+from minfer.cuda.signature import signature_of
+
 ARGUMENT_KINDS = ("in", "out", "inout", "scalar", "tensor_map")
 
 # What no device that this project supports exceeds (CUDA C++ Programming Guide, technical specifications).
@@ -151,7 +153,6 @@ class Kernel:
         name: the family's name ("gemm_f16").
         config: the frozen config dataclass; `str(config)` is short.
         function: the plain Python kernel function (not `cuda.jit`ed).
-        signature: zero-argument callable that returns the numba signature `types.void(...)`.
         threads: threads a block (one-dimensional blocks).
         shared_bytes: dynamic shared memory a block, bytes.
         arguments: one `Argument` a parameter of the function, optional ones that are absent included.
@@ -164,12 +165,13 @@ class Kernel:
         cluster: blocks a cluster along x (1: no clusters); grids must be multiples of it.
         fastmath: approximate division and square root, denormals flushed, multiply-adds fused.
         allowed_spill_bytes: spill bytes (stores plus loads) that are accepted.
+        signature: zero-argument callable that returns the numba signature `types.void(...)`; None: that of
+            the arguments, each of which has a dtype then.
     """
 
     name: str
     config: Any
     function: Callable[..., None]
-    signature: Callable[[], Any]
     threads: int
     shared_bytes: int
     arguments: tuple[Argument, ...]
@@ -181,8 +183,11 @@ class Kernel:
     cooperative: bool = False
     fastmath: bool = True
     allowed_spill_bytes: int = 0
+    signature: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.signature is None:
+            object.__setattr__(self, "signature", signature_of(self.arguments))
         if not 1 <= self.threads <= 1024:
             raise ConfigRefused(
                 f"{self}: {self.threads} threads a block; CUDA allows 1 to 1024: use fewer warps"

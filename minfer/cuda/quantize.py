@@ -32,7 +32,6 @@ from minfer.cuda.q8 import (
     store_pad40_of_eight,
     store_q8,
 )
-from minfer.cuda.signature import signature_of
 
 FORMS = ("serial", "tree", "warp")
 
@@ -96,7 +95,6 @@ def quantize_q8(config: QuantizeQ8Config = QuantizeQ8Config()) -> Kernel:
         "quantize_q8",
         config,
         quantize_q8_rows,
-        signature_of(arguments),
         threads,
         0,
         arguments,
@@ -244,7 +242,6 @@ def quantize_q8_0_pad40(config: QuantizePad40Config = QuantizePad40Config()) -> 
         name="quantize_q8_0_pad40",
         config=config,
         function=chunk_of_lanes if config.form == "warp" else chunk_a_thread,
-        signature=signature_of(arguments),
         threads=threads,
         shared_bytes=0,
         arguments=arguments,
@@ -300,9 +297,7 @@ def dequantize_pad40(config: DequantizePad40Config = DequantizePad40Config()) ->
         Argument("x", "out", "float16"),
         Argument("count", "scalar", "int32"),
     )
-    return Kernel(
-        "dequantize_pad40", config, dequantize_chunks, signature_of(arguments), threads, 0, arguments
-    )
+    return Kernel("dequantize_pad40", config, dequantize_chunks, threads, 0, arguments)
 
 
 KERNELS = ("dequantize_pad40", "quantize_q8", "quantize_q8_0_pad40")

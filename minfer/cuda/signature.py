@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minfer.cuda.kernel import Argument
+if TYPE_CHECKING:
+    from minfer.cuda.kernel import Argument
 
 
 def signature_of(arguments: tuple[Argument, ...]) -> Callable[[], Any]:

@@ -21,7 +21,6 @@ from minfer.campaign.probe_record import GateResult
 from minfer.campaign.trial import Trial
 from minfer.campaign.workload import Case, Launch, Work, Workload, kernel, pooled_normal
 from minfer.cuda.kernel import Argument, CompileError, Kernel
-from minfer.cuda.signature import signature_of
 from minfer.cuda.trace import Op, Trace, check, global_lines, shared_lines
 from minfer.lab import style
 from minfer.lab.errors import notice, sentence
@@ -57,7 +56,6 @@ def make_own(config: Own) -> Kernel:
         name="transpose",
         config=config,
         function=config.function,
-        signature=signature_of(ARGUMENTS),
         threads=THREADS,
         shared_bytes=0,
         arguments=ARGUMENTS,

@@ -31,7 +31,7 @@ def scale(config: ScaleConfig) -> Kernel:
     if config.refused:
         raise ConfigRefused("scale: 135,168 bytes of shared memory, the device allows 101,376")
     arguments = (Argument("x", "in", "float32"), Argument("out", "out", "float32"))
-    return Kernel("scale", config, _nothing, _nothing, 32, 0, arguments)
+    return Kernel("scale", config, _nothing, 32, 0, arguments)
 
 
 def _nothing(*_):

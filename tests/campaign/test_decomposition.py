@@ -16,7 +16,7 @@ from tests.campaign.walls import SHARES, example_wall
 
 
 def kernel(name: str) -> Kernel:
-    return Kernel(name, "config", lambda: None, lambda: None, 32, 0, ())
+    return Kernel(name, "config", lambda: None, 32, 0, ())
 
 
 def observed(name: str, bucket: str, gmac: float = 0.0, bits: float = 0.0) -> Observed:

@@ -8,7 +8,6 @@ from numba.cuda.types import uint64
 from minfer.cuda import ptx, simulator
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel, grid_shape
 from minfer.cuda.runtime.compiler import kernel_ptx
-from minfer.cuda.signature import signature_of
 
 
 def kernel(**changes):
@@ -79,7 +78,7 @@ def with_options(gains: bool, addend: bool, factor: bool) -> Kernel:
         Argument("factor", "scalar", "float32", present=factor),
         Argument("y", "out", "float32"),
     )
-    return Kernel("scaled_sum", (gains, addend, factor), scaled_sum, signature_of(arguments), 4, 0, arguments)
+    return Kernel("scaled_sum", (gains, addend, factor), scaled_sum, 4, 0, arguments)
 
 
 @pytest.mark.parametrize("addend", [False, True])

@@ -12,7 +12,6 @@ from numba.cuda import types
 from minfer.arithmetic.banks import ldmatrix_request, ldmatrix_rows, padded
 from minfer.cuda import ptx
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.signature import signature_of
 
 ROWS, COLUMN_BYTES = 16, 256  # f16 [16, 128]: the K tile of attention with head dimension 128
 LOADS = COLUMN_BYTES // 32
@@ -66,7 +65,6 @@ def bank_kernel(config: BankConfig) -> Kernel:
         name="bank_probe",
         config=config,
         function=bank_probe,
-        signature=signature_of(arguments),
         threads=32,
         shared_bytes=ROWS * stride,
         arguments=arguments,

@@ -16,7 +16,6 @@ from numba.cuda import types
 from minfer.cuda import ptx
 from minfer.cuda.instruction import Instruction, f32, s32
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.signature import signature_of
 
 THREADS = 128
 
@@ -60,7 +59,6 @@ def _kernel(name: str, function: Callable, inputs: tuple, shared_bytes: int = 0,
         name="probe",
         config=ProbeConfig(name),
         function=function,
-        signature=signature_of(arguments),
         threads=THREADS,
         shared_bytes=shared_bytes,
         arguments=arguments,

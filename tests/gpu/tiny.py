@@ -9,7 +9,6 @@ from numba import cuda
 
 from minfer.cuda import ptx
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.signature import signature_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,6 @@ def _kernel(name, function, config, arguments, **limits) -> Kernel:
         name=name,
         config=config,
         function=function,
-        signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,

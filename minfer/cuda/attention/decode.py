@@ -19,7 +19,6 @@ from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import OUTPUTS, output_argument, store4
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
-from minfer.cuda.signature import signature_of
 
 MOST_HEADS = 8  # query heads a block: 16 registers each
 
@@ -282,7 +281,6 @@ def attention_decode(config: DecodeAttentionConfig) -> Kernel:
         name="attention_decode",
         config=config,
         function=attention_decode_split,
-        signature=signature_of(arguments),
         threads=threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
@@ -343,7 +341,6 @@ def attention_combine(config: DecodeAttentionConfig) -> Kernel:
         name="attention_combine",
         config=config,
         function=attention_combine_splits,
-        signature=signature_of(arguments),
         threads=32,
         shared_bytes=0,
         arguments=arguments,

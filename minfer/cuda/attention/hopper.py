@@ -18,7 +18,6 @@ products in flight; the reference from the diagonal instead of a running maximum
 from __future__ import annotations
 
 from numba import cuda
-from numba.cuda import types
 from numba.cuda.types import float32, int32, uint8, uint32
 
 from minfer.cuda import ptx
@@ -349,16 +348,11 @@ def attention_hopper(config: HopperAttentionConfig) -> Kernel:
             c = float32(scale * float32(LOG2_E))
             consume(out, successors, q, k_cache, base, bars, nt, q_offset, kv_end, c, consumer, within)
 
-    def signature():
-        tensor_map, half = types.CPointer(types.uint8), types.CPointer(types.float16)
-        return types.void(*([tensor_map] * 4), types.CPointer(int32), half, half, *([int32] * 3), float32)
-
     kernel.__name__ = "attention_hopper"
     return Kernel(
         name="attention_hopper",
         config=config,
         function=kernel,
-        signature=signature,
         threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=(

@@ -10,7 +10,6 @@ from minfer.cuda.attention.config import AttentionConfig, seed_steps
 from minfer.cuda.attention.registers import prefill_registers
 from minfer.cuda.attention.shared import prefill_shared
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.signature import signature_of
 
 
 def attention_prefill(config: AttentionConfig) -> Kernel:
@@ -39,7 +38,6 @@ def attention_prefill(config: AttentionConfig) -> Kernel:
         name="attention_prefill",
         config=config,
         function=make(config),
-        signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,

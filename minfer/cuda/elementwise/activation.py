@@ -22,7 +22,6 @@ from minfer.cuda.elementwise.rows import (
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 from minfer.cuda.q8 import store_pad40_of_eight
-from minfer.cuda.signature import signature_of
 
 LOG2_E = 1.4426950408889634
 
@@ -171,7 +170,6 @@ def swiglu(config: SwigluConfig = SwigluConfig()) -> Kernel:
         name="swiglu",
         config=config,
         function=swiglu_packed if config.packed else swiglu_separate,
-        signature=signature_of(arguments),
         threads=threads,
         shared_bytes=0,
         arguments=arguments,

@@ -11,7 +11,6 @@ from minfer.cuda import ptx
 from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.signature import signature_of
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def bias_add(config: AddConfig = AddConfig()) -> Kernel:
         Argument("bias", "in", "float32"),
         Argument("dim", "scalar", "int32"),
     )
-    return Kernel("bias_add", config, bias_add_rows, signature_of(arguments), threads, 0, arguments)
+    return Kernel("bias_add", config, bias_add_rows, threads, 0, arguments)
 
 
 def residual_add(config: AddConfig = AddConfig()) -> Kernel:
@@ -97,7 +96,7 @@ def residual_add(config: AddConfig = AddConfig()) -> Kernel:
         Argument("out", "out", "float32"),
         Argument("dim", "scalar", "int32"),
     )
-    return Kernel("residual_add", config, residual_add_rows, signature_of(arguments), threads, 0, arguments)
+    return Kernel("residual_add", config, residual_add_rows, threads, 0, arguments)
 
 
 def shipped() -> list[Kernel]:

@@ -12,7 +12,6 @@ from minfer.cuda.blocks import BLOCKS, block_of, four_weights
 from minfer.cuda.checks import check_threads
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
-from minfer.cuda.signature import signature_of
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ def embedding(config: EmbeddingConfig) -> Kernel:
         "embedding",
         config,
         embedding_rows,
-        signature_of(arguments),
         threads,
         0,
         arguments,

@@ -12,7 +12,6 @@ from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.signature import signature_of
 
 NAN_KEY = 0xFFFFFFFF  # above every number's key
 
@@ -134,7 +133,6 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
         name="argmax",
         config=config,
         function=argmax_partial if config.stage == "partial" else argmax_final,
-        signature=signature_of(arguments),
         threads=threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
@@ -185,9 +183,7 @@ def advance(config: AdvanceConfig = AdvanceConfig()) -> Kernel:
             length[0] = int32(following + 1)
 
     arguments = (Argument("position", "inout", "int32"), Argument("length", "out", "int32"))
-    return Kernel(
-        "advance", config, advance_position, signature_of(arguments), 32, 0, arguments, least_arch(config.pdl)
-    )
+    return Kernel("advance", config, advance_position, 32, 0, arguments, least_arch(config.pdl))
 
 
 def shipped() -> list[Kernel]:

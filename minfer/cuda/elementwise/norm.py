@@ -22,7 +22,6 @@ from minfer.cuda.elementwise.rows import (
 )
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
-from minfer.cuda.signature import signature_of
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,6 @@ def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:
         name="rmsnorm",
         config=config,
         function=rmsnorm_row,
-        signature=signature_of(arguments),
         threads=threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,

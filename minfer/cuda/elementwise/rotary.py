@@ -21,7 +21,6 @@ from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import load4
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
-from minfer.cuda.signature import signature_of
 
 
 def rope_table(frequencies: ArrayLike, positions: int, scale: float = 1.0) -> NDArray[np.float32]:
@@ -144,7 +143,7 @@ def rope(config: RopeConfig) -> Kernel:
         Argument("table", "in", "float32"),
         Argument("stride", "scalar", "int32"),
     )
-    return Kernel("rope", config, rope_rows, signature_of(arguments), threads, 0, arguments)
+    return Kernel("rope", config, rope_rows, threads, 0, arguments)
 
 
 @dataclass(frozen=True)
@@ -357,7 +356,6 @@ def rope_store(config: RopeStoreConfig) -> Kernel:
         name="rope_store",
         config=config,
         function=rope_store_rows,
-        signature=signature_of(arguments),
         threads=threads,
         shared_bytes=0,
         arguments=arguments,

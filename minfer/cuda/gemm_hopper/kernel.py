@@ -209,15 +209,10 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             # No block leaves while a peer may still arrive at its mbarriers.
             ptx.cluster_sync()
 
-    def signature():
-        tensor_map = types.CPointer(types.uint8)
-        return types.void(tensor_map, tensor_map, tensor_map, *([types.int32] * 4))
-
     return Kernel(
         name="gemm_hopper",
         config=config,
         function=gemm_hopper,
-        signature=signature,
         threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=(

@@ -24,7 +24,6 @@ from minfer.cuda.mmq.rescale import integer_product, rescaling, store_sums
 from minfer.cuda.mmq.scales import Scales
 from minfer.cuda.mmq.schedule import Parts, segment
 from minfer.cuda.mmq.words import WordWeights
-from minfer.cuda.signature import signature_of
 from minfer.cuda.tile.epilogue import store_strided
 
 _OUT_DTYPES = {"f32": "float32", "f16": "float16", "sums": "int32"}
@@ -382,7 +381,6 @@ def mmq(config: MmqConfig) -> Kernel:
         name="mmq_sums" if sums_out else "mmq",
         config=config,
         function=mmq_stream if stream else mmq_columns if config.strided else mmq_whole,
-        signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,

@@ -15,7 +15,6 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.signature import signature_of
 from minfer.cuda.token.addresses import (
     ACTIVATED_RECORDS,
     ATTENDED_RECORDS,
@@ -213,7 +212,6 @@ def decode_token(config: TokenConfig) -> Kernel:
         name="decode_token",
         config=config,
         function=token,
-        signature=signature_of(arguments),
         threads=all_threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,

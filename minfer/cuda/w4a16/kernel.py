@@ -26,7 +26,6 @@ from __future__ import annotations
 from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.signature import signature_of
 from minfer.cuda.w4a16.config import TILES, W4A16Config
 from minfer.cuda.w4a16.formats import FORMATS, PAIRS, QUARTERS, ROWS, SCALE_BYTES, WORDS
 from minfer.cuda.w4a16.packed_tile import CONSUMER_REGISTERS, CONSUMERS, PRODUCER_REGISTERS
@@ -298,7 +297,6 @@ def w4a16(config: W4A16Config) -> Kernel:
         name="w4a16",
         config=config,
         function=w4a16_tiles,
-        signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,

@@ -14,7 +14,6 @@ from __future__ import annotations
 from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.signature import signature_of
 from minfer.cuda.w4a8.config import W4A8Config
 from minfer.cuda.w4a8.formats import BLOCK_BYTES, GROUP, GROUP_BLOCKS, MINIMA_PITCH, PLANE_BYTES, RUNS
 from minfer.cuda.w4a16.formats import ROWS
@@ -295,7 +294,6 @@ def w4a8(config: W4A8Config) -> Kernel:
         name="w4a8",
         config=config,
         function=kernel,
-        signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,

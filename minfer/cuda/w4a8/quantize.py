@@ -12,7 +12,6 @@ from minfer.cuda.checks import check_choice, check_threads
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.q8 import magnitude_bits
-from minfer.cuda.signature import signature_of
 from minfer.cuda.w4a8.formats import GROUP
 
 PER_LANE = GROUP // 32
@@ -123,7 +122,6 @@ def quantize_groups(config: QuantizeGroupsConfig = QuantizeGroupsConfig()) -> Ke
         name="quantize_groups",
         config=config,
         function=quantize,
-        signature=signature_of(arguments),
         threads=config.threads,
         shared_bytes=0,
         arguments=arguments,
