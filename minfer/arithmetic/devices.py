@@ -332,10 +332,15 @@ def shared_limit(arch: str) -> int:
     known, what the first of its family allows.
 
     Raises:
-        KeyError: nothing is known of its family.
+        KeyError: nothing is known of its family; the message lists the architectures that are known.
     """
-    major, minor = divmod(int(arch.removeprefix("sm_").rstrip("af")), 10)
-    shared_kb, *_ = _LIMITS.get((major, minor)) or _LIMITS[major, 0]
+    number = arch.removeprefix("sm_").rstrip("af")
+    major, minor = divmod(int(number), 10) if number.isdecimal() else (0, 0)
+    limits = _LIMITS.get((major, minor)) or _LIMITS.get((major, 0))
+    if limits is None:
+        known = ", ".join(f"sm_{major}{minor}" for major, minor in _LIMITS)
+        raise KeyError(f"no limits of architecture {arch!r}; known: {known}")
+    shared_kb, *_ = limits
     return shared_kb * 1024 - _RESERVED
 
 

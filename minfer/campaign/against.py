@@ -12,7 +12,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -114,6 +114,19 @@ class Against(Record):
     def stem(self) -> str:
         """The beginning of its file's name."""
         return f"against-cublas-{self.regime}"
+
+
+def newest_comparisons(
+    records: Iterable[Record], device: str, regime: str
+) -> dict[tuple[int, str], tuple[Comparison, Against]]:
+    """By tokens and product the newest comparison on a device (a key of `minfer.arithmetic.devices`), and the
+    record that it is of. records: oldest first."""
+    found = {}
+    for record in records:
+        if isinstance(record, Against) and record.device_key == device and record.regime == regime:
+            found |= {(row.nt, row.product): (row, record) for row in record.results}
+    order = list(SHAPES)
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], order.index(item[0][1]))))
 
 
 def geometric_mean(rows: Sequence[Comparison]) -> float:

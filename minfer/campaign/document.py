@@ -125,7 +125,8 @@ def campaign_table(
     note = (
         "Gain: tokens a second of the whole prefill, measured; `*`: no route of the engine has the variant, "
         "and this is an upper bound: all of its class of work on the wall, gaining as these kernels do. "
-        "Kernels: the changed kernels alone."
+        "Kernels: the changed kernels alone, timed apart from the prefill; those of the MMQ probes read "
+        "Q4_K, and the model's prefill has Q6_K besides."
     )
     if origins:
         note += f"\nMeasured on {'; '.join(sorted(origins))}."
@@ -189,7 +190,9 @@ def shares_table(walls: Sequence[Wall]) -> Table:
     )
     note = (
         f"Seed 002: {figure('002', 'wall.tokens').value:,} tokens on a GB10; ours: {walls[0].tokens:,} "
-        f"tokens on {walls[0].device}. Where q, k and v are one product, its q part is told by MACs."
+        f"tokens on {'; '.join(sorted({wall.origin for wall in walls}))}. Where q, k and v are one product, "
+        "its q part is told by MACs. The rest of a wall: k and v, norms, residuals and RoPE, the output "
+        "projection, gaps. 0.0 %: fused into another class."
     )
     return Table("The seed's split beside ours", ("class", "seed", *split), made, note)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from minfer.campaign.against import SHAPES, newest_comparisons
 from minfer.campaign.document import campaign_table, markdown_table, newest_walls, shares_table
 from minfer.campaign.peers import Peer, llamacpp
 from minfer.campaign.record import origins
@@ -115,7 +116,7 @@ def speed_table(records: Sequence[Record], peer: Peer) -> str:
         "of 2048 tokens, a decode of 128. Memory: weights, KV cache and activations of 2048 tokens.\n"
         f"A **burst**: all repetitions of a prefill together last {min(lasted):.1f} to {max(lasted):.1f} s. "
         "**Sustained**: the same after seconds of it, at the clock that the GPU's power limit leaves"
-        f"{_clocks(lasting)}.\n\n"
+        f"{_clocks(lasting)}; measured for the two fastest at f16's accuracy.\n\n"
         f"minfer: {origins([*benches.values(), *lasting.values()])}.\n"
         f"{peer.what}; prefill in micro-batches of 2048."
     )
@@ -144,6 +145,27 @@ def launch_table(records: Sequence[Record]) -> str:
     return f"{_markdown(rows)}\n\nMeasured by the GPU tests: {record.origin}."
 
 
+def products_table(records: Sequence[Record]) -> str:
+    """The Hopper GEMM at the 7B's products as a multiple of cuBLAS's speed, by the newest comparisons.
+
+    Raises:
+        RecordError: nothing was compared on the device.
+    """
+    found = {regime: newest_comparisons(records, DEVICE, regime) for regime in ("burst", "sustained")}
+    if not found["burst"]:
+        raise RecordError(f"no comparison with cuBLAS on {DEVICE} among {len(records)} records")
+    tokens = sorted({nt for nt, _ in found["burst"]})
+    rows = [("", *(f"{nt:,} tokens, {regime}" for nt in tokens for regime in found))]
+    for name in SHAPES:
+        cells = (found[regime].get((nt, name)) for nt in tokens for regime in found)
+        rows.append((name, *("" if cell is None else f"{cell[0].ratio:.3f}" for cell in cells)))
+    origins = sorted({record.origin for rows in found.values() for _, record in rows.values()})
+    note = (
+        "Times as fast as cuBLAS, both in one process; a figure is from the newest of these runs that has it"
+    )
+    return f"{_markdown(rows)}\n\n{note}: {'; '.join(origins)}."
+
+
 def walls_text(records: Sequence[Record]) -> str:
     """Where a prefill's time goes, route by route, in the seed's classes."""
     walls = newest_walls(records, DEVICE)
@@ -153,6 +175,7 @@ def walls_text(records: Sequence[Record]) -> str:
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "speed": lambda records: speed_table(records, llamacpp()),
     "launches": launch_table,
+    "products": products_table,
     "campaign": lambda records: markdown_table(campaign_table(records, DEVICE)),
     "walls": walls_text,
 }

@@ -45,10 +45,13 @@ def kernels(
         devices = {wanted: report.device_for(wanted, device) for wanted in chosen}
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    work = [(kernel, wanted) for wanted in chosen for kernel in all_kernels() if (name or "") in kernel.name]
-    if not work:
-        raise typer.BadParameter(f"no shipped kernel's name contains {name!r}")
-    with tqdm(total=len(work), unit="kernel", disable=None, file=sys.stderr, leave=False) as progress:
+    with tqdm(unit="kernel", disable=None, file=sys.stderr, leave=False) as progress:
+        found = all_kernels(name or "", lambda module: progress.set_description(f"making {module}"))
+        work = [(kernel, wanted) for wanted in chosen for kernel in found]
+        if not work:
+            raise typer.BadParameter(f"no shipped kernel's name contains {name!r}")
+        progress.set_description("compiling")
+        progress.reset(len(work))
         if len(work) >= WORTH_PROCESSES:
             precompile(chosen, name or "", progress.update)
         rows = [report.describe(kernel, wanted, devices[wanted]) for kernel, wanted in work]

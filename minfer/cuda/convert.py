@@ -185,6 +185,9 @@ def store_kv_f16(config: StoreKvConfig = StoreKvConfig()) -> Kernel:
     )
 
 
+KERNELS = ("convert_f32_f16", "store_kv_f16")
+
+
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
     return [

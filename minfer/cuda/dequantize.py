@@ -81,6 +81,9 @@ def dequantize(config: DequantizeConfig) -> Kernel:
     return Kernel("dequantize", config, dequantize_rows, signature_of(arguments), threads, 0, arguments)
 
 
+KERNELS = ("dequantize",)
+
+
 def shipped() -> list[Kernel]:
     """Every format at one width (256 weights are whole blocks of all of them), and the 7B's matrices."""
     kernels = [dequantize(DequantizeConfig(format, 256)) for format in BLOCKS]

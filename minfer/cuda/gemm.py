@@ -410,6 +410,9 @@ def seed_config(environment: Mapping[str, str] = os.environ) -> GemmConfig:
     return config
 
 
+KERNELS = ("gemm_blocks", "gemm_f16")
+
+
 def shipped() -> list[Kernel]:
     """The configs of the campaign, the larger tiles past it, and B straight from blocks."""
     seed = seed_config({})

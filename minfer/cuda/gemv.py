@@ -391,6 +391,9 @@ _SHAPES = (
 )
 
 
+KERNELS = ("gemv",)
+
+
 def shipped() -> list[Kernel]:
     """Every config that minfer ships: each shape plain, and the 7B's with an addend and with pdl."""
     kernels = [gemv(GemvConfig.for_shape(*shape)) for shape in _SHAPES]

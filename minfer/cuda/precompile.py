@@ -49,7 +49,7 @@ def precompile(archs: Sequence[str], name: str = "", done: Callable[[], object] 
 
 
 def _compile_share(name: str, archs: list[str], count: int, share: int) -> None:
-    work = [(kernel, arch) for arch in archs for kernel in all_kernels() if name in kernel.name]
+    work = [(kernel, arch) for arch in archs for kernel in all_kernels(name)]
     for kernel, arch in work[share::count]:
         with contextlib.suppress(CompileError, ConfigRefused, ToolchainError):
             _ = compile_kernel(kernel, arch, strict=False).resources.instructions

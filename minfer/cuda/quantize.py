@@ -305,6 +305,9 @@ def dequantize_pad40(config: DequantizePad40Config = DequantizePad40Config()) ->
     )
 
 
+KERNELS = ("dequantize_pad40", "quantize_q8", "quantize_q8_0_pad40")
+
+
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
     return [

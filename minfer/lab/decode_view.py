@@ -85,6 +85,27 @@ def draw_launches(records: Sequence[Record], kernels: int) -> Picture:
     return Picture(fig, f"Milliseconds of launching {kernels} kernels in five ways", rows)
 
 
+STEPS = {
+    "one kernel an operation": "7B token, one kernel an operation: ms",
+    "one kernel": "7B token, one kernel: ms",
+}
+"""How a token is launched -> the figure of its graph's device time."""
+
+
+def step_rows(records: Sequence[Record]) -> list[dict]:
+    """The device time of a token of the 7B by how it is launched: ms, tokens a second of that time alone, and
+    the share of it that reading the weights at the measured bandwidth takes. Empty: no record."""
+    record = newest(records, *STEPS.values())
+    if record is None:
+        return []
+    least = decode_bytes(QWEN25_7B, TYPES, CONTEXT) / READ * 1e3
+    times = {way: record.figure(name) for way, name in STEPS.items()}
+    return [
+        {"launched as": way, "ms": ms, "tok/s": 1e3 / ms, "of the read": least / ms}
+        for way, ms in times.items()
+    ]
+
+
 # ---- bandwidth of the products
 
 _GEMV = re.compile(r"gemv (\w+) (\d+)x(\d+)( pdl)?: GB/s")

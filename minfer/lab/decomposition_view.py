@@ -234,7 +234,7 @@ def width_rows(walls: Sequence[Wall]) -> list[dict]:
 def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
     """us/GMAC over bits a weight, on logarithmic axes; the line is the tensor cores' f16 rate."""
     found = width_rows(walls)
-    fig, (ax,) = style.figure(9.6, 4.2)
+    fig, (ax,) = style.figure(9.6, 4.6)
     routes = list(dict.fromkeys(row["route"] for row in found))
     colours = len(style.SEQUENCE)
     for place, route in enumerate(routes):
@@ -250,7 +250,7 @@ def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
             least = 2e15 / known.tensor_peak(dtype)
             ax.axhline(least, color=style.RED, linewidth=1.1, linestyle=dash)
             text = f" {known.name}'s {dtype} tensor cores, {least:.2f}"
-            ax.text(4.1, least, text, fontsize=8.5, color=style.RED, va="bottom")
+            ax.text(5.8, least, text, fontsize=8.5, color=style.RED, va="bottom")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks([4.5, 6.56, 8, 16], ["4.5\nQ4_K", "6.56\nQ6_K", "8", "16\nf16"])
@@ -259,8 +259,8 @@ def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
     ax.set_yticks([], minor=True)
     ax.set_xlim(4, 18.5)
     ax.set_ylim(0.8, 90)
-    style.label(ax, "stored bits a weight", "microseconds a GMAC")
-    style.legend(ax, ncols=2, loc="upper center", bbox_to_anchor=(0.62, 1.0))
+    style.label(ax, "stored size of a weight (bits)", "time of a GMAC (us)")
+    _legend_below(fig, ax)
     style.title(ax, "Byte width and what a product costs", note)
     return Picture(fig, "Microseconds a GMAC of each product over its stored bits a weight", found)
 

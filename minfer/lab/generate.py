@@ -219,7 +219,8 @@ def stream(request: Request) -> Report:
 
     def show(text: str) -> None:
         pieces.append(text)
-        shown.update(StreamedText(pieces))
+        if shown is not None:  # outside of a notebook nothing can be updated
+            shown.update(StreamedText(pieces))
 
     try:
         return run(request, on_text=show)

@@ -175,14 +175,14 @@ LOST = (
         "of": "W4A16",
         "idea": "one or two k16 steps at a time, so that unpacking runs under the others",
         "outcome": "x0.99",
-        "why": "a warp unpacks under the other warpgroup's wgmmas, not under its own of register operands",
+        "why": "not explained: the order of unpacking and products does not matter",
     },
     {
         "probe": "W4A16 of Q6_K",
         "of": "down, 2048 tokens",
         "idea": "as Q4_K: no f16 copy",
         "outcome": "x0.9 of cuBLAS",
-        "why": "unpacking takes longer than the other warpgroup's wgmmas, under which it runs",
+        "why": "not explained: an eighth fewer instructions a k-tile changed nothing either",
     },
     {
         "probe": "half of the diagonal tile",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from minfer.arithmetic.devices import H200
-from minfer.campaign.against import SHAPES
+from minfer.campaign.against import SHAPES, geometric_mean, newest_comparisons
 from minfer.campaign.peers import Peer
 from minfer.campaign.records import Bench, GpuTests, Record
 from minfer.campaign.report import PEER_PREFILL, PREFILL
@@ -18,8 +18,7 @@ LADDER_FIGURE = f"GEMM TFLOPS at {NT}x4608x3584"
 HOPPER_FIGURE = f"Hopper GEMM TFLOPS at {NT}x4608x3584"
 BLOCKS_FIGURE = f"W4A16 Q4_K TFLOPS at {NT}x4608x3584"
 CUBLAS = "torch.matmul, 30 in a row"
-REGIMES = {"bursts": "burst", "sustained": "sustained"}
-"""How the record calls a regime of measuring -> how we do."""
+REGIMES = ("burst", "sustained")
 COLOURS = {"seed": style.SKY, "mma.sync": style.BLUE, "wgmma": style.GREEN, "from blocks": style.ORANGE}
 """Whose step it is -> its colour."""
 
@@ -95,31 +94,29 @@ def _mark(ax, at: float, text: str, rows: int) -> None:
     ax.text(at, rows - 0.42, f"{text} ", ha="right", va="bottom", fontsize=8.5, color=style.RED)
 
 
-def product_rows(records: Sequence[Record], regime: str = "bursts") -> list[dict]:
-    """The Hopper GEMM at the 7B's products: tokens, product, TFLOPS, times as fast as cuBLAS, by the newest
-    run that compared them; the geometric mean comes last. Empty: none did.
+def product_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]:
+    """The Hopper GEMM at the 7B's products: tokens, product, TFLOPS, times as fast as cuBLAS, each by the
+    newest run that compared it; the geometric mean comes last. Empty: none did.
 
     Args:
-        regime: a key of `REGIMES`.
+        regime: one of `REGIMES`.
     """
-    names = (f"Hopper GEMM TFLOPS, {regime}", f"Hopper GEMM against cuBLAS, {regime}")
-    record = newest(records, *names)
-    if record is None:
-        return []
-    speeds, ratios = (record.measured[name] for name in names)
+    found = [row for row, _ in newest_comparisons(records, H200.key, regime).values()]
     rows = [
         {
-            "regime": REGIMES[regime],
-            "product": name.rpartition(" ")[0],
-            "tokens": int(name.rpartition(" ")[2]),
-            "TFLOPS": speed,
-            "of cuBLAS": ratios[name],
+            "regime": regime,
+            "product": row.product,
+            "tokens": row.nt,
+            "tile": row.config,
+            "TFLOPS": row.tflops[0],
+            "of cuBLAS": row.ratio,
         }
-        for name, speed in speeds.items()
+        for row in found
     ]
-    mean = ratios.get("geometric mean")
-    last = {"regime": REGIMES[regime], "product": "geometric mean", "tokens": None, "TFLOPS": None}
-    return rows if mean is None else [*rows, {**last, "of cuBLAS": mean}]
+    if rows:
+        last = {"regime": regime, "product": "geometric mean", "tokens": None, "tile": "", "TFLOPS": None}
+        rows.append({**last, "of cuBLAS": geometric_mean(found)})
+    return rows
 
 
 def draw_products(records: Sequence[Record]) -> Picture:
@@ -144,8 +141,10 @@ def draw_products(records: Sequence[Record]) -> Picture:
     ax.grid(axis="x", visible=False)
     style.label(ax, "product and tokens", "times as fast as cuBLAS")
     style.legend(ax, loc="upper right", ncols=2)
-    record = newest(records, "Hopper GEMM against cuBLAS, bursts")
-    style.title(ax, "The Hopper GEMM at the 7B's products; 1 is cuBLAS", origin(record))
+    sources = [
+        record for regime in REGIMES for _, record in newest_comparisons(records, H200.key, regime).values()
+    ]
+    style.title(ax, "The Hopper GEMM at the 7B's products; 1 is cuBLAS", origin(*sources))
     return Picture(fig, f"The Hopper GEMM against cuBLAS at {len(bars)} products of the 7B", rows)
 
 

@@ -150,14 +150,15 @@ def draw_variants(rows: Sequence[dict], note: str = "") -> Picture:
     fig, (ax,) = style.figure(9.6, 1.6 + 0.27 * len(bars))
     for place, row in enumerate(bars):
         ax.barh(place, row["tok/s"], height=0.7, color=FAMILIES[row["changes"]])
-        ax.text(
-            row["tok/s"],
-            place,
-            f" {row['tok/s']:,.0f}",
+        ax.annotate(
+            f"{row['tok/s']:,.0f}",
+            (row["tok/s"], place),
+            (4, 0),
+            textcoords="offset points",
             va="center",
             fontsize=8,
             color=style.INK,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )
     for peer in peers:
         ax.vlines(

@@ -90,5 +90,6 @@ def test_shared_memory_of_an_architecture():
     for d in DEVICES.values():
         assert shared_limit(d.arch) == d.shared_per_block
     assert shared_limit("sm_103a") == shared_limit("sm_100a")  # not in the table: its family's
-    with pytest.raises(KeyError):
-        shared_limit("sm_75")
+    for arch in ("sm_75", "sm_", "volta"):
+        with pytest.raises(KeyError, match=f"no limits of architecture '{arch}'; known: .*sm_80"):
+            shared_limit(arch)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from minfer.campaign import report
+from minfer.campaign.against import Against, Comparison
 from minfer.campaign.peers import llamacpp
 from minfer.campaign.records import Bench, GpuTests, RecordError, load_records
 from minfer.engine.cuda.routes import ROUTES
@@ -82,7 +83,7 @@ REST = "".join(f"<!-- measured: {name} -->\n" for name in report.TABLES if name 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("no markers", "markers for nothing; tables: speed, launches, campaign, walls"),
+        ("no markers", "markers for nothing; tables: speed, launches, products, campaign, walls"),
         ("<!-- measured: speed -->\n<!-- /measured -->\n", "markers for speed; tables"),
         (f"{OPEN}{REST}", "of speed is not closed"),
         (
@@ -108,3 +109,13 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     text = path.read_text()
     assert text.startswith("# x\n") and "\ny\n" in text and "\nold\n" not in text and "| llama.cpp |" in text
     assert report.main(["--check"]) == 0
+
+
+def test_products_are_compared_with_cublas():
+    with pytest.raises(RecordError, match="no comparison with cuBLAS on h200 among 0 records"):
+        report.products_table([])
+    stamp = {"file": "", "date": "2026-11-30T01:00:00+00:00", "commit": "abc", "device": "NVIDIA H200"}
+    row = Comparison("o", 2048, 3584, 3584, "a tile", 50.0, 60.0, "burst")
+    record = Against(**stamp, driver="580", command="a", library="torch", results=[row])
+    table = report.products_table([record])
+    assert "| o | 1.200 |  |" in table and "2,048 tokens, burst" in table and table.endswith("commit abc.")

@@ -110,9 +110,7 @@ def test_configs_that_cannot_run_are_refused(arguments, message):
     [
         GemmHopperConfig(),
         GemmHopperConfig(224, 4, 2),
-        GemmHopperConfig(232),
         GemmHopperConfig(cluster=2, epilogue="swiglu"),
-        GemmHopperConfig(224, out="f32", epilogue="add"),
         GemmHopperConfig(200, 4, out="f32", epilogue="add", tile_n=192),
         GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256),
     ],

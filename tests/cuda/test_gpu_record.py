@@ -52,6 +52,12 @@ def test_content(fake, tmp_path, monkeypatch):
     assert content["measured"] == {"speed": 3.5} and content["seconds"] == 1.5
 
 
+def test_long_failures_keep_both_ends():
+    assert record.shortened("a" * 2000) == "a" * 2000
+    text = record.shortened("first" + "a" * 3000 + "last")
+    assert text.startswith("first") and text.endswith("last") and "... 1009 characters ..." in text
+
+
 def test_a_given_path(fake, tmp_path, monkeypatch):
     monkeypatch.setenv("MINFER_GPU_RECORD", str(tmp_path / "deep" / "r.json"))
     path, _ = record.write_record({}, {}, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 
 import pytest
 import typer
@@ -40,7 +41,9 @@ def shipped(monkeypatch):
     """shipped(kernels...): what the registry holds."""
 
     def ship(*these):
-        monkeypatch.setattr(registry, "all_kernels", lambda: these)
+        monkeypatch.setattr(
+            registry, "all_kernels", lambda name="", making=None: [k for k in these if name in k.name]
+        )
 
     ship(scale(), scale(4))
     return ship
@@ -144,9 +147,26 @@ def test_several_processes_fill_the_cache():
     assert all(compile_kernel(kernel, "sm_80").from_cache for kernel in kernels)
 
 
+def test_only_the_modules_of_a_name_make_their_kernels():
+    made = []
+    found = registry.shipped_kernels("advance", made.append)
+    assert list(found) == ["advance"] and found["advance"] and made == ["elementwise"]
+    assert registry.shipped_kernels("nothing", made.append) == {} and len(made) == 1
+
+
+def test_a_module_ships_what_it_names(monkeypatch):
+    module = types.ModuleType("made")
+    module.KERNELS, module.shipped = ("other",), lambda: [scale()]
+    monkeypatch.setattr(registry, "_modules", lambda: [module])
+    with pytest.raises(ValueError, match="made: ships scale"):
+        registry.shipped_kernels()
+
+
 def test_the_registry_finds_every_module_s_kernels():
     found = registry.shipped_kernels()
-    assert list(found) == sorted(found) and "convert_f32_f16" in found
+    assert list(found) == sorted(found) and "convert_f32_f16" in found and all(found.values())
+    shipping = [module for module in registry._modules() if hasattr(module, "shipped")]
+    assert set(found) == {name for module in shipping for name in module.KERNELS}
     everything = registry.all_kernels()
     assert len({(k.name, str(k.config)) for k in everything}) == len(everything)
     assert all(kernel.arguments and callable(kernel.signature) for kernel in everything)

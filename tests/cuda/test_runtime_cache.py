@@ -167,6 +167,12 @@ class TestFiles:
         assert len(warned) == 1
         assert cache.load("a") is None
 
+    def test_a_folder_in_place_of_a_file_is_named(self, folder):
+        (folder / "a.zip").mkdir()
+        with pytest.warns(UserWarning, match=r"a\.zip is a folder; remove it"):
+            cache.store("a", {"x": b""})
+        assert cache.load("a") is None
+
     def test_the_oldest_go_when_the_folder_is_full(self, folder, monkeypatch):
         monkeypatch.setattr(cache, "SIZE_LIMIT", 3500)
         for i in range(4):

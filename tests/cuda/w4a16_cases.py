@@ -90,6 +90,7 @@ class Product:
             named,
             {"c": self.check},
             name=name,
+            whole_chunks=() if "w" in self.config.boxes else ("w",),
             boxes=self.config.boxes,
         )
 

@@ -51,7 +51,9 @@ def make_record(reports: dict[str, list[pytest.TestReport]], measured: dict, roo
         "seconds": round(sum(r.duration for found in reports.values() for r in found), 1),
         "files": {name: dict(found) for name, found in sorted(files.items())},
         "failures": {
-            nodeid: str(next(r.longrepr for r in reports[nodeid] if r.failed)).replace(f"{root}/", "")[-1500:]
+            nodeid: shortened(
+                str(next(r.longrepr for r in reports[nodeid] if r.failed)).replace(f"{root}/", "")
+            )
             for nodeid, outcome in outcomes.items()
             if outcome == "failed"
         },
@@ -62,6 +64,13 @@ def make_record(reports: dict[str, list[pytest.TestReport]], measured: dict, roo
         },
         "measured": dict(sorted(measured.items())),
     }
+
+
+def shortened(text: str, head: int = 500, tail: int = 1500) -> str:
+    """The first and the last characters of a failure: the case's name and what was wrong."""
+    if len(text) <= head + tail:
+        return text
+    return f"{text[:head]}\n... {len(text) - head - tail} characters ...\n{text[-tail:]}"
 
 
 def skip_reason(reports: list[pytest.TestReport]) -> str:

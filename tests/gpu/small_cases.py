@@ -140,7 +140,7 @@ def _token() -> Iterator[Case]:
     from minfer.cuda.token import TokenConfig
     from tests.cuda.token_cases import token_case
 
-    config = TokenConfig(4, 2, 64, 64, 256, 512, entries=7, bias=True, blocks=5, warps=3, ahead=1)
+    config = TokenConfig(4, 2, 64, 64, 256, 512, entries=7, bias=True, blocks=5, warps=3)
     yield token_case(config, [("Q6_K", "Q4_K")], position=37)
     yield token_case(config, [("Q6_K", "Q6_K")], position=400)
 

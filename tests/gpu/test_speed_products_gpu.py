@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minfer.campaign.against import compare_products, geometric_mean
+from minfer.campaign.against import compare_products
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -18,18 +18,3 @@ def test_a_small_product(soak):
     assert (row.nt, row.od, row.depth) == (130, 512, 256)
     assert row.ours_us > 0 and row.theirs_us > 0
     assert row.regime == ("sustained" if soak else "burst")
-
-
-@pytest.mark.parametrize(
-    ("regime", "soak", "tokens"), [("bursts", 0.0, (512, 2048, 8192)), ("sustained", 0.1, (2048,))]
-)
-def test_products_of_the_7b(regime, soak, tokens, measure):
-    """For the record: how many times as fast as cuBLAS."""
-    pytest.importorskip("torch")
-    rows = compare_products(tokens, rounds=7, soak=soak)
-    found = {f"{row.product} {row.nt}": round(row.ratio, 3) for row in rows}
-    measure(
-        f"Hopper GEMM against cuBLAS, {regime}", found | {"geometric mean": round(geometric_mean(rows), 3)}
-    )
-    speeds = {f"{row.product} {row.nt}": round(row.tflops[0], 1) for row in rows}
-    measure(f"Hopper GEMM TFLOPS, {regime}", speeds)

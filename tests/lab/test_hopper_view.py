@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from minfer.campaign.against import SHAPES, Against, Comparison
 from minfer.campaign.peers import llamacpp
 from minfer.campaign.records import GpuTests, load_records
 from minfer.campaign.report import routes
@@ -82,31 +83,34 @@ def test_measured_steps_stand_against_cudnn(run, sound):
     sound(hopper_view.draw_attention(found))
 
 
-def test_products_against_cublas(run, sound):
-    ratios = {"q+k+v 512": 0.996, "down 2048": 1.08, "geometric mean": 1.04}
-    figures = {
-        "Hopper GEMM against cuBLAS, bursts": ratios,
-        "Hopper GEMM TFLOPS, bursts": {"q+k+v 512": 657.0, "down 2048": 767.0},
-    }
-    rows = hopper_view.product_rows(run(**figures))
+def against(*results: Comparison, date: str = "2026-11-30T01:00:00+00:00") -> Against:
+    stamp = {"file": "a.json", "date": date, "commit": "abc", "device": "NVIDIA H200", "driver": "580"}
+    return Against(**stamp, command="minfer bench --against torch", library="torch", results=list(results))
+
+
+def compared(product: str, nt: int, ours: float, theirs: float = 100.0) -> Comparison:
+    return Comparison(product, nt, *SHAPES[product], "a tile", ours, theirs, "burst")
+
+
+def test_products_against_cublas(sound):
+    old = against(compared("down", 2048, 110.0), compared("q+k+v", 512, 100.0))
+    records = [old, against(compared("down", 2048, 90.0), date="2026-11-30T02:00:00+00:00")]
+    rows = hopper_view.product_rows(records)
     assert [(row["product"], row["tokens"]) for row in rows] == [
         ("q+k+v", 512), ("down", 2048), ("geometric mean", None),
     ]  # fmt: skip
-    assert hopper_view.product_rows(run(**figures), "sustained") == []
-    assert len(sound(hopper_view.draw_products(run(**figures))).rows) == 3
+    assert rows[1]["of cuBLAS"] == pytest.approx(100 / 90)
+    assert rows[2]["of cuBLAS"] == pytest.approx((100 / 90) ** 0.5)
+    assert hopper_view.product_rows(records, "sustained") == []
+    assert len(sound(hopper_view.draw_products(records)).rows) == 3
 
 
 def test_blocks_against_f16(run):
-    rows = hopper_view.block_rows(
-        run(**{
-            "W4A16 Q4_K TFLOPS at 2048x3584x18944": {"a tile": 745.0, "error": 4e-4},
-            "Hopper GEMM TFLOPS, bursts": {"down 2048": 773.0},
-            "Hopper GEMM against cuBLAS, bursts": {"down 2048": 1.08},
-        })
-    )  # fmt: skip
-    (row,) = rows
+    measured = run(**{"W4A16 Q4_K TFLOPS at 2048x3584x18944": {"a tile": 745.0, "error": 4e-4}})
+    f16 = compared("down", 2048, 373.0)
+    (row,) = hopper_view.block_rows([*measured, against(f16)])
     assert (row["format"], row["product"], row["tile"]) == ("Q4_K", "down", "a tile")
-    assert row["of f16"] == pytest.approx(745 / 773)
+    assert row["of f16"] == pytest.approx(745 / f16.tflops[0])
 
 
 def test_missing_figures_are_told(sound):

@@ -176,9 +176,14 @@ class TestMeasured:
         assert names[:2] == ["R1", "raw narrow"] and "128 x 128 tile" in names
         assert rows[0]["on down"] == "" and rows[1]["on down"].endswith("%")
 
+    def test_products_of_whole_prefills(self):
+        rows = {row["route"]: row for row in mmq_measured.product_rows(load_records())}
+        assert rows["mmq"]["all"] > rows["mmq_raw_wide"]["all"] > rows["llama.cpp"]["all"]
+        assert rows["llama.cpp"]["o"] == "" and rows["mmq"]["o"] > 0
+
     def test_figures_that_no_record_holds(self, sound):
-        for rows in (mmq_measured.ladder_rows, mmq_measured.tried_rows, mmq_measured.route_rows):
-            assert rows([]) == []
+        for name in ("ladder", "tried", "route", "product"):
+            assert getattr(mmq_measured, f"{name}_rows")([]) == []
         assert "missing" in sound(mmq_measured.draw_ladder([])).rows[0]
 
     def test_the_phantom(self):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes
-from minfer.campaign.records import Wall, load_records
+from minfer.campaign.records import GpuTests, Wall, load_records
 from minfer.lab import decode_view, token_view
 from minfer.lab.token_view import READ, TYPES, token
 
@@ -63,6 +63,15 @@ def test_launches(records, sound):
     assert one["ms a token"] == pytest.approx(one["us"] * 0.3)
     assert graph["ms a token"] < one["ms a token"] / 4
     assert sound(decode_view.draw_launches(records, 300)).rows == list(rows.values())
+
+
+def test_one_kernel_beside_many(records):
+    run = next(record for record in records if isinstance(record, GpuTests))
+    names = list(decode_view.STEPS.values())
+    rows = decode_view.step_rows([replace(run, measured=dict(zip(names, (2.0, 1.25), strict=True)))])
+    assert [row["tok/s"] for row in rows] == [500, 800]
+    assert rows[1]["of the read"] == pytest.approx(1 / 0.00125 / 970, rel=0.01)
+    assert decode_view.step_rows([]) == []
 
 
 def test_products(records, sound):

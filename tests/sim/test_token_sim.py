@@ -17,7 +17,7 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
     ("config", "formats", "position"),
     [
         (small(entries=7), [("Q6_K", "Q4_K")], 5),
-        (small(entries=12, blocks=3, warps=3, ahead=2), [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")], 0),
+        (small(entries=12, blocks=3, warps=3), [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")], 0),
         (small(4, 2, 64, True, False, entries=7, blocks=5, warps=2), [("Q6_K", "Q6_K")], 120),
     ],
     ids=str,

@@ -22,6 +22,9 @@ __all__ = [
 ]
 
 
+KERNELS = ("attention_combine", "attention_decode", "attention_hopper", "attention_prefill")
+
+
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
     return prefill.shipped() + hopper.shipped() + decode.shipped()

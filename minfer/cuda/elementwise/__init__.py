@@ -35,6 +35,19 @@ __all__ = [
 ]
 
 
+KERNELS = (
+    "advance",
+    "argmax",
+    "bias_add",
+    "embedding",
+    "residual_add",
+    "rmsnorm",
+    "rope",
+    "rope_store",
+    "swiglu",
+)
+
+
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
     modules = (norm, rotary, activation, add, embed, greedy)

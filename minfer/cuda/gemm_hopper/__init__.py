@@ -4,3 +4,5 @@ from minfer.cuda.gemm_hopper.config import GemmHopperConfig, choose
 from minfer.cuda.gemm_hopper.kernel import make_gemm_hopper, shipped
 
 __all__ = ["GemmHopperConfig", "choose", "make_gemm_hopper", "shipped"]
+
+KERNELS = ("gemm_hopper",)

@@ -32,3 +32,5 @@ __all__ = [
     "tried",
     "wide",
 ]
+
+KERNELS = ("mmq",)

@@ -161,6 +161,7 @@ def load(key: str) -> dict[str, bytes] | None:
 def store(key: str, members: dict[str, bytes]) -> None:
     """Write `members` under `key`, atomically. A folder that cannot be written is a warning, not an error."""
     folder = cache_folder()
+    target = folder / f"{key}.zip"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder, prefix=f"{key}.", suffix=".tmp")
@@ -168,13 +169,18 @@ def store(key: str, members: dict[str, bytes]) -> None:
             with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
                 for name, data in members.items():
                     archive.writestr(name, data)
-            os.replace(temporary, folder / f"{key}.zip")
+            os.replace(temporary, target)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
         _prune(folder)
     except OSError as error:
-        _warn_unwritable(folder, error.strerror)
+        if target.is_dir():
+            _warn_unkept(f"{target} is a folder; remove it")
+        else:
+            _warn_unkept(
+                f"{folder} cannot be written ({error.strerror}); set MINFER_CACHE to a folder that can"
+            )
 
 
 @functools.cache
@@ -188,12 +194,8 @@ def _warn_edited(edited: tuple[str, ...]) -> None:
 
 
 @functools.cache
-def _warn_unwritable(folder: Path, reason: str) -> None:
-    warnings.warn(
-        f"compiled kernels are not kept: {folder} cannot be written ({reason}); "
-        "set MINFER_CACHE to a folder that can",
-        stacklevel=4,
-    )
+def _warn_unkept(reason: str) -> None:
+    warnings.warn(f"compiled kernels are not kept: {reason}", stacklevel=4)
 
 
 def _prune(folder: Path) -> None:

@@ -6,7 +6,9 @@
     staging      k-tiles through a cp.async ring: f16 as it is, f32 through a mirror
     quantized    k-tiles of quantized blocks, dequantized through registers
     epilogue     accumulators to a ragged matrix
+    activation   silu(gate) * up on accumulators
     hopper       rings of TMA stages with mbarriers, stmatrix and TMA-store epilogue
+    transposed   epilogues of products whose accumulators are transposed
     scheduler    the order of tiles of persistent blocks
 
 Written with `minfer.cuda.ptx` in plain Python, so that it is simulated as it is. Operations are device

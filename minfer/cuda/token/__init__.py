@@ -7,6 +7,9 @@ from minfer.cuda.token.kernel import decode_token
 __all__ = ["TokenConfig", "decode_token", "shipped"]
 
 
+KERNELS = ("decode_token",)
+
+
 def shipped() -> list[Kernel]:
     """Every config that minfer ships: Qwen2.5-7B Q4_K_M."""
     return [decode_token(TokenConfig(28, 4, 128, 128, 3584, 18944, entries=155, bias=True))]

@@ -45,7 +45,6 @@ class TokenConfig:
         bias: add a bias to q, k and v.
         blocks: the grid, all of it resident at once: one block a multiprocessor.
         warps: warps that multiply; one more streams the weights.
-        ahead: tiles on their way into L2, beyond those on their way into the ring.
     """
 
     heads: int
@@ -59,12 +58,10 @@ class TokenConfig:
     bias: bool = False
     blocks: int = 132
     warps: int = 15
-    ahead: int = 0
 
     def __post_init__(self) -> None:
         check_choice("decode_token", "head_dim", self.head_dim, (64, 128))
         check_choice("decode_token", "warps", self.warps, tuple(range(1, 16)))
-        check_choice("decode_token", "ahead", self.ahead, tuple(range(33)))
         if self.heads < 1:
             raise ConfigRefused(f"decode_token: {self.heads} heads; take at least 1")
         self.row  # noqa: B018 - checks the attention's shape
@@ -89,7 +86,7 @@ class TokenConfig:
     def __str__(self) -> str:
         kind = ("interleaved" if self.interleaved else "neox") + (" bias" if self.bias else "")
         shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary} {kind}"
-        ring = f"warps={self.warps} slots={self.slots}+{self.ahead}"
+        ring = f"warps={self.warps} slots={self.slots}"
         return (
             f"hidden={self.hidden} ffn={self.ffn} {shape} entries={self.entries} blocks={self.blocks} {ring}"
         )

@@ -14,7 +14,7 @@ from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.activation import silu_product
-from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.instruction import device_function, unrolled
 from minfer.cuda.token.addresses import (
     ACTIVATED_RECORDS,
     BARRIERS,
@@ -37,7 +37,7 @@ ENTRY, BEGIN, LAST, SLICE = range(4)
 def make_stream(config: TokenConfig) -> Callable:
     """Device function (shared, block, blocks), for one warp."""
     entries, slots = config.entries, config.slots
-    outputs, ahead = config.outputs, config.ahead
+    outputs = config.outputs
     full_at, done_at = 0, slots * 8
     addresses_at, table_at = config.addresses_at, config.table_at
     partials_at, partial_bytes, outputs_at, ring_at = (
@@ -59,14 +59,12 @@ def make_stream(config: TokenConfig) -> Callable:
                     cursor[LAST] = last
 
     @device_function
-    def next_tile(cursor, table, weights, block, blocks):
-        """This lane's copy of the cursor's tile: (where it begins, rounded down to 16; bytes, 0 for no copy;
-        its place in the slot); the cursor goes on to the next tile."""
+    def fetch(cursor, table, weights, slot, full, block, blocks):
+        """Start the copies of the cursor's tile, one a lane, and go on to the next tile."""
         seek(cursor, table, block, blocks)
-        line = weights
-        size = uint32(0)
-        place = uint32(0)
-        if cursor[ENTRY] < entries:
+        if cursor[ENTRY] >= entries:
+            ptx.mbarrier_arrive(full)
+        else:
             at = table + uint32(cursor[ENTRY] * ENTRY_BYTES)
             low, high, _, _ = ptx.ld_shared_v4_u32(at)
             rows, shape, word, _ = ptx.ld_shared_v4_u32(at + uint32(16))
@@ -87,34 +85,19 @@ def make_stream(config: TokenConfig) -> Callable:
                 copies = int32(2)
                 apart = int32(rows)
             if lane < copies:
-                matrix = weights + join(low, high)
-                address = matrix + uint64(row + lane * apart) * uint64(units * unit)
-                address += uint64(first_unit * unit)
+                address = weights + join(low, high) + uint64(first_unit * unit)
+                address += uint64(row + lane * apart) * uint64(units * unit)
                 line = address & uint64(0xFFFFFFFFFFFFFFF0)
                 length = uint32(together * (count * unit))
                 size = (uint32(address - line) + length + uint32(15)) & uint32(0xFFFFFFF0)
-                place = uint32(lane * together * pitch)
+                ptx.mbarrier_arrive_expect_tx(full, size)
+                ptx.bulk_load(slot + uint32(lane * together * pitch), line, size, full)
+            else:
+                ptx.mbarrier_arrive(full)
             cursor[SLICE] += int32(1)
             if cursor[SLICE] == slices:
                 cursor[SLICE] = int32(0)
                 cursor[BEGIN] += each
-        return line, size, place
-
-    @device_function
-    def fetch(cursor, table, weights, slot, full, block, blocks):
-        """Start the copies of the cursor's tile."""
-        line, size, place = next_tile(cursor, table, weights, block, blocks)
-        ptx.mbarrier_arrive_expect_tx(full, size)
-        if size != 0:
-            ptx.bulk_load(slot + place, line, size, full)
-
-    @device_function
-    def warm(cursor, table, weights, block, blocks):
-        """Bring the cursor's tile into L2."""
-        if ahead > 0:
-            line, size, _ = next_tile(cursor, table, weights, block, blocks)
-            if size != 0:
-                ptx.bulk_prefetch_l2(line, size)
 
     @device_function
     def add_up(partials, count):
@@ -155,11 +138,6 @@ def make_stream(config: TokenConfig) -> Callable:
         for n in range(slots):
             full = shared + uint32(full_at + n * 8)
             fetch(cursor, table, weights, ring + uint32(n * SLOT_BYTES), full, block, blocks)
-        later = cuda.local.array(4, int32)
-        for i in unroll(4):
-            later[i] = cursor[i]
-        for _ in range(ahead):
-            warm(later, table, weights, block, blocks)
         ptx.griddepcontrol_wait()
         number = uint32(0)
         parity = uint32(0)
@@ -187,7 +165,6 @@ def make_stream(config: TokenConfig) -> Callable:
                             full = shared + uint32(full_at + freed * 8)
                             slot = ring + uint32(freed * SLOT_BYTES)
                             fetch(cursor, table, weights, slot, full, block, blocks)
-                            warm(later, table, weights, block, blocks)
                         _, count = slice_of(units, share, int32(s))
                         ptx.mbarrier_wait(shared + uint32(done_at) + number * uint32(8), parity)
                         total += add_up(shared + uint32(partials_at) + number * uint32(partial_bytes), count)

@@ -8,10 +8,12 @@ check(trace)          # races, reads before landing, uninitialised reads, missin
 trace.save("gemm")    # gemm.npz and gemm.json
 """
 
+from minfer.cuda.trace.files import TraceFileError
 from minfer.cuda.trace.finding import Finding
+from minfer.cuda.trace.layout import LaunchInfo, Place, TracedArray
 from minfer.cuda.trace.ops import Op
 from minfer.cuda.trace.races import check, faulty_rows
-from minfer.cuda.trace.recorder import LaunchInfo, Place, Trace, TracedArray
+from minfer.cuda.trace.recorder import Trace
 from minfer.cuda.trace.requests import (
     GlobalLine,
     Request,
@@ -31,6 +33,7 @@ __all__ = [
     "Request",
     "SharedLine",
     "Trace",
+    "TraceFileError",
     "TracedArray",
     "bank_request",
     "check",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minfer.cuda.trace.recorder import Place
+from minfer.cuda.trace.layout import Place
 
 
 @dataclass(frozen=True)

@@ -2,73 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import zipfile
-import zlib
 from collections import Counter
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from minfer.cuda.trace.files import read_trace, write_trace
+from minfer.cuda.trace.layout import DTYPE, LaunchInfo, Place
 from minfer.cuda.trace.ops import Op
 from minfer.cuda.trace.source import SOURCE_MARK, call_chain
 
-VERSION = 1
-
-#: columns of `Trace.table`. `site` indexes `Trace.sites`; `sync` and `occurrence` number executions of a
-#: site, so that rows of one warp that agree in both, in site and in op are one request.
-DTYPE = np.dtype(
-    [
-        ("op", "u1"),
-        ("block", "i4"),
-        ("thread", "i4"),
-        ("site", "i4"),
-        ("sync", "i4"),
-        ("occurrence", "i4"),
-        ("address", "i8"),
-        ("width", "i4"),
-        ("extra", "i8"),
-    ]
-)
 _CHUNK = 1 << 16
-
-
-@dataclass(frozen=True)
-class Place:
-    """A line of kernel source."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line} in {self.function}"
-
-
-@dataclass(frozen=True)
-class TracedArray:
-    """A global array of the launch: its name, first address and bytes."""
-
-    name: str
-    address: int
-    size: int
-
-
-@dataclass(frozen=True)
-class LaunchInfo:
-    """What was launched."""
-
-    kernel: str
-    config: str
-    grid: tuple[int, int, int]
-    threads: int
-    shared_bytes: int
-    cluster: int
-    arrays: tuple[TracedArray, ...]
 
 
 class Trace:
@@ -171,56 +117,19 @@ class Trace:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `path`.npz (the rows) and `path`.json (version, launch, sites); a suffix .npz or .json is
         dropped."""
-        stem = _stem(path)
-        description = {
-            "format": "minfer trace",
-            "version": VERSION,
-            "rows": len(self),
-            "ops": {op.name: int(op) for op in Op},
-            "info": asdict(self.info) if self.info else None,
-            "sites": [[[place.file, place.line, place.function] for place in site] for site in self.sites],
-        }
-        table = self.table
-        np.savez_compressed(stem.with_name(stem.name + ".npz"), **{name: table[name] for name in DTYPE.names})
-        stem.with_name(stem.name + ".json").write_text(json.dumps(description, indent=1))
+        write_trace(path, self.info, self.sites, self.table)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
         """Read what `save` wrote.
 
         Raises:
-            ValueError: the files are no trace, of another version, or do not belong together.
+            TraceFileError: the files cannot be read, are no trace, of another version, damaged, or do not
+                belong together; names the file and what is wrong.
         """
-        stem = _stem(path)
-        try:
-            description = json.loads(stem.with_name(stem.name + ".json").read_text())
-        except ValueError as error:
-            raise ValueError(f"{stem}.json does not describe a trace: {error}") from None
-        if not isinstance(description, dict) or description.get("format") != "minfer trace":
-            raise ValueError(f"{stem}.json does not describe a trace")
-        if description["version"] != VERSION or description["ops"] != {op.name: int(op) for op in Op}:
-            raise ValueError(
-                f"{stem}.json is a trace of version {description['version']}, this is version {VERSION}: "
-                f"record it again"
-            )
         trace = cls()
-        try:
-            with np.load(stem.with_name(stem.name + ".npz")) as file:
-                columns = {name: file[name] for name in DTYPE.names}
-        except (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
-            raise ValueError(f"{stem}.npz does not hold the rows of a trace") from None
-        table = np.empty(description["rows"], DTYPE)
-        for name, column in columns.items():
-            if len(column) != len(table):
-                raise ValueError(f"{stem}.npz has {len(column)} rows, {stem}.json says {len(table)}")
-            table[name] = column
+        trace.info, trace.sites, table = read_trace(path)
         trace._chunks = [table]
-        trace.sites = [tuple(Place(*place) for place in site) for site in description["sites"]]
-        info = description["info"]
-        if info is not None:
-            info["grid"] = tuple(info["grid"])
-            info["arrays"] = tuple(TracedArray(**array) for array in info["arrays"])
-            trace.info = LaunchInfo(**info)
         return trace
 
 
@@ -231,8 +140,3 @@ def _places(frame: Any) -> tuple[Place, ...]:
             places.append(Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return tuple(places)
-
-
-def _stem(path: str | os.PathLike[str]) -> Path:
-    path = Path(path)
-    return path.with_suffix("") if path.suffix in (".npz", ".json") else path

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from minfer.arithmetic import banks
+from minfer.cuda.trace.layout import Place
 from minfer.cuda.trace.ops import Op
-from minfer.cuda.trace.recorder import Place, Trace
+from minfer.cuda.trace.recorder import Trace
 
 _WARP = 32
 # Not cp.async: its data are written as they arrive, sector by sector, which lanes and phases do not describe.

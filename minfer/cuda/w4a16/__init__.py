@@ -5,3 +5,5 @@ from minfer.cuda.w4a16.formats import FORMATS
 from minfer.cuda.w4a16.kernel import shipped, w4a16
 
 __all__ = ["FORMATS", "TILES", "W4A16Config", "choose", "shipped", "w4a16"]
+
+KERNELS = ("w4a16",)

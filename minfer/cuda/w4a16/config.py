@@ -151,9 +151,9 @@ def choose(
     """The config with the fewest cycles over whole waves of blocks, for an nt x od x depth product into a C
     of this `width`; gated: of 2 od rows of weights.
 
-    A k-tile costs its wgmmas (4 cycles a token for 128 weight rows), or those of one consumer and its
-    unpacking, which do not overlap, a tile about 1500 cycles outside its main loop (fitted to an H200: about
-    3.4 cycles an instruction)."""
+    A k-tile costs its wgmmas (4 cycles a token for 128 weight rows), or those of one consumer (half as many)
+    and a number of cycles for its unpacking, a tile about 1500 cycles outside its main loop: a fit to times
+    of an H200, which says nothing about what overlaps."""
     unpacking = 370 if format == "Q4_K" else 530
 
     def cost(tokens: int) -> int:

@@ -17,8 +17,8 @@ C7513); k-tiles of 128 (no faster for any tile); warps that wait for their own c
 expand the int8 scales too (up to 1.7 times slower: a block took longer to bring than to multiply); narrow
 tiles that fill more waves (152 tokens: unpacking takes longer than multiplying). Scales are named in the
 operand: copied to both halves by prmt they are 57 instructions more. Q6_K costs half as many
-instructions again as Q4_K to unpack. Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B: Q4_K 0.95-0.97
-(qkv), 1.05 (o), 1.02 (gate and up; 1.00 with the activation), 1.07-1.09 (down), Q6_K 0.91-0.95 (down).
+instructions again as Q4_K to unpack. Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B: Q4_K 0.96
+(qkv), 1.04 (o), 1.02 (gate and up), 1.04-1.07 (down), Q6_K 0.89-0.95 (down).
 """
 
 from __future__ import annotations

@@ -4,3 +4,5 @@ from minfer.cuda.w4a8.config import W4A8Config
 from minfer.cuda.w4a8.kernel import shipped, w4a8
 
 __all__ = ["W4A8Config", "shipped", "w4a8"]
+
+KERNELS = ("quantize_groups", "w4a8")
