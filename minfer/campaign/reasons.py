@@ -97,6 +97,23 @@ def by_format(run: ProbeRun, records: Sequence[Record]) -> str:
     return told
 
 
+def other_format(run: ProbeRun, records: Sequence[Record]) -> str:
+    """The compared kernels read Q4_K, and what the prefill gains is mostly Q6_K's. Borne out if they save
+    less than half of it, and the baseline's wall has so much Q6_K that it can be the rest."""
+    wall = newest_wall(records, run.device, run.settings["routes"][0]["route"]) if run.wall else None
+    other = 0.0 if wall is None else products_by_format(wall).get("Q6_K", 0.0)
+    if run.verdict != "LANDED" or not other:
+        return ""
+    (a, b), (before, after) = run.kernel_ms(), run.wall[0].ms
+    saved, own = before - after, a - b
+    if not (0 <= own < saved / 2 and saved - own < other):
+        return ""
+    return (
+        f"The compared kernels, as if all matrices were Q4_K, save {own:.1f} of the {saved:.1f} ms that the "
+        f"prefill gains; the rest is of the Q6_K products, which have {other:.1f} ms of the baseline's wall."
+    )
+
+
 def formats_of(run: ProbeRun, records: Sequence[Record]) -> tuple[dict[str, float], dict[str, float]] | None:
     """Milliseconds of the products by format, from the newest walls of the run's routes; None: not both have
     one, or they do not have the same formats."""

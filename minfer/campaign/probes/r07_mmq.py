@@ -7,7 +7,7 @@ from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.reference import figure
 from minfer.campaign.gates import Parity, SameOutputs, SameTokens
 from minfer.campaign.probe import Prediction, Probe
-from minfer.campaign.reasons import by_format, fits_here
+from minfer.campaign.reasons import by_format, fits_here, other_format
 from minfer.campaign.workloads import Attention, Mmq, Quantize
 from minfer.campaign.workloads.attention import STEPS
 from minfer.cuda.mmq import MmqConfig, narrow, r1, wide
@@ -113,6 +113,7 @@ PROBES = [
         baseline=narrow(),
         variant=wide(kd=4),
         labels=("narrow KD=8", "wide KD=4"),
+        reason=other_format,
         mechanism="The re-reads hit L2; what bounds is the work of every 32-value chunk.",
         retry="Weights that do not stay in L2 between the blocks that share them.",
     ),
