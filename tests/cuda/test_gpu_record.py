@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from tests.cuda import fake_driver
 from tests.gpu import record
 
 
@@ -15,10 +14,9 @@ def report(outcome: str, when: str = "call", longrepr=None) -> pytest.TestReport
 
 
 @pytest.fixture
-def fake(monkeypatch):
+def fake(fake, monkeypatch):
     monkeypatch.setenv("MINFER_COMMIT", "abc")
-    yield fake_driver.install(monkeypatch)
-    fake_driver.uninstall()
+    return fake
 
 
 def test_the_worst_phase_is_the_outcome():

@@ -13,12 +13,6 @@ from minfer.cuda.runtime import devices, driver
 from tests.cuda import fake_driver
 
 
-@pytest.fixture
-def fake(monkeypatch):
-    yield fake_driver.install(monkeypatch)
-    fake_driver.uninstall()
-
-
 def test_a_device(fake):
     gpu = runtime.device()
     assert (gpu.name, gpu.capability, gpu.arch, gpu.cuda_version) == ("NVIDIA H200", (9, 0), "sm_90a", "13.0")

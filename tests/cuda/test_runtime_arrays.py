@@ -1,0 +1,91 @@
+"""Device arrays and tensor maps against a fake driver."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minfer.cuda import runtime
+
+
+class TestArrays:
+    def test_out_of_memory_says_how_much_there_is(self, fake):
+        fake.memory_left = 1000
+        message = r"NVIDIA H200 has 1,000 of 137,438,953,472 bytes free, 4,000 were asked for"
+        with pytest.raises(MemoryError, match=message):
+            runtime.empty(1000, np.float32)
+
+    def test_views_share_memory(self, fake):
+        host = np.arange(24, dtype=np.uint32).reshape(4, 6)
+        array = runtime.to_device(host)
+        np.testing.assert_array_equal(array[1:3].to_host(), host[1:3])
+        np.testing.assert_array_equal(array[-1].to_host(), host[-1])
+        np.testing.assert_array_equal(array.reshape(3, -1).to_host(), host.reshape(3, 8))
+        np.testing.assert_array_equal(array.view(np.uint8).to_host(), host.view(np.uint8))
+        array[2].copy_from(np.zeros(6, np.uint32))
+        assert array.to_host()[2].sum() == 0
+        assert len(array) == 4 and array.size == 24 and array.ndim == 2
+
+    def test_views_that_do_not_fit(self, fake):
+        array = runtime.empty((4, 6), np.uint32)
+        for wrong in (
+            lambda: array.reshape(5, -1),
+            lambda: array.reshape(23),
+            lambda: array.reshape(-4, -6),
+            lambda: array.view("S5"),
+            lambda: runtime.empty((4, -1), np.uint32),
+        ):
+            with pytest.raises(ValueError):
+                wrong()
+        for wrong in (lambda: array[4], lambda: array[::2]):
+            with pytest.raises(IndexError):
+                wrong()
+        with pytest.raises(ValueError, match="cannot copy"):
+            array.copy_from(np.zeros((4, 5), np.uint32))
+
+    def test_memory_is_freed_with_the_last_view(self, fake):
+        array = runtime.empty(4, np.uint8)
+        view = array[1:]
+        del array
+        assert not fake.named("cuMemFree")
+        del view
+        assert len(fake.named("cuMemFree")) == 1
+
+
+class TestTensorMaps:
+    @pytest.mark.parametrize(
+        ("shape", "dtype", "box", "swizzle", "message"),
+        [
+            ((64, 64, 2), np.float16, (64, 64), 128, "has 3"),
+            ((64, 60), np.float16, (64, 64), 128, "rows of 120 bytes"),
+            ((64, 64), np.float16, (300, 64), 128, "each side is 1 to 256"),
+            ((64, 128), np.float16, (64, 128), 128, "do not fit the 128-byte swizzle"),
+            ((64, 64), np.float16, (64, 4), 128, "box rows of 8 bytes"),
+            ((64, 64), np.float64, (64, 16), 128, "tensor maps of float64"),
+            ((64, 64), np.float16, (64, 64), 96, "a swizzle of 96"),
+        ],
+    )
+    def test_refusals(self, fake, shape, dtype, box, swizzle, message):
+        with pytest.raises(ValueError, match=message):
+            runtime.tensor_map(runtime.DeviceArray(None, 4096, shape, np.dtype(dtype)), *box, swizzle)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"dtype": "float32"}, "a tensor map of float32 over an array of float16"),
+            ({"row_bytes": 64}, "rows 64 bytes apart overlap: a row of the array has 128 bytes"),
+            ({"promotion": 100}, "a promotion of 100 bytes"),
+        ],
+    )
+    def test_refused_options(self, fake, options, message):
+        array = runtime.DeviceArray(None, 4096, (64, 64), np.dtype(np.float16))
+        with pytest.raises(ValueError, match=message):
+            runtime.tensor_map(array, 64, **options)
+
+    def test_an_empty_array(self, fake):
+        with pytest.raises(ValueError, match="is empty"):
+            runtime.tensor_map(runtime.DeviceArray(None, 4096, (0, 64), np.dtype(np.float16)), 64)
+
+    def test_alignment(self, fake):
+        with pytest.raises(ValueError, match="16-byte alignment"):
+            runtime.tensor_map(runtime.DeviceArray(None, 4104, (64, 64), np.dtype(np.float16)), 64)
