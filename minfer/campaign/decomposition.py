@@ -195,8 +195,7 @@ def seed_classes(wall: Wall) -> dict[str, float]:
     """Shares of the wall clock in the seed's classes (seed 002 section 5.1): gate+up, down, q+o, FA, convert,
     swiglu and all GEMMs. A product of q, k and v together is divided by their multiply-accumulates."""
     ms = {bucket.name: bucket.ms for bucket in wall.buckets}
-    shape_q = wall.settings.get("q_share", 1.0)
-    qo = ms.get("o", 0.0) + float(shape_q) * ms.get("q+k+v", 0.0)
+    qo = ms.get("o", 0.0) + wall.settings.get("q_share", 1.0) * ms.get("q+k+v", 0.0)
     return {
         "GEMM": products_ms(wall) / wall.ms,
         "gate+up": ms.get("gate+up", 0.0) / wall.ms,
