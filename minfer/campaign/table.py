@@ -7,7 +7,6 @@ from textwrap import fill
 
 from minfer.campaign.probe import Probe
 from minfer.campaign.probe_record import ProbeRun
-from minfer.campaign.run import line
 from minfer.campaign.seeds import SeedVerdict
 
 
@@ -65,7 +64,8 @@ def describe(probe: Probe, runs: Sequence[ProbeRun]) -> str:
     parts.append(_named("prediction", str(probe.predicted())))
     if probe.measure == "ab":
         parts += [_named(label, str(config)) for label, config in probe.sides]
-    parts.append(_named("gates", ", ".join(gate.name for gate in probe.gates) or "conservation"))
+    gates = [gate.name for gate in probe.gates] if probe.measure == "ab" else ["conservation of every wall"]
+    parts.append(_named("gates", ", ".join(gates) or "none"))
     parts.append(_named("bar", f"{probe.bar:+.0%} of the wall clock"))
     if probe.seed is not None:
         parts.append(_seed(probe.seed))
@@ -78,7 +78,7 @@ def describe_run(run: ProbeRun) -> str:
     """A run in full: gates, A/B, verdict."""
     lines = [f"{run.verdict} on {run.origin}"]
     lines += [f"  gate {g.name}: {'passed' if g.passed else 'FAILED'}: {g.found}" for g in run.gates]
-    lines += [f"  {line(c)}" for c in (*run.kernels, *run.wall)]
+    lines += [f"  {comparison}" for comparison in (*run.kernels, *run.wall)]
     if run.gain is not None:
         g = run.gain
         found = f"wall clock {g.value:+.2%} [{g.low:+.2%}, {g.high:+.2%}], A/A noise {g.noise:.2%}"

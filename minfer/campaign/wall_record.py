@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, ClassVar
 
 from minfer.campaign import statistics
@@ -70,9 +71,7 @@ class Wall(Record):
     @property
     def ms(self) -> float:
         """The wall clock: the median of its samples."""
-        ordered = sorted(self.wall_ms)
-        middle = len(ordered) // 2
-        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        return median(self.wall_ms)
 
     @property
     def stem(self) -> str:
