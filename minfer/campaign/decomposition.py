@@ -1,9 +1,9 @@
 """Charging a pass's milliseconds to classes of work, and what follows from it. Pure: no GPU.
 
 What a launch is charged is the time in which it alone held the device: from its start, or the end of the
-launch before it where that is later (launches overlap at their seams), to its end. What no launch holds is
-the gap. So buckets and gaps add up to the observed pass, and the check is that they also add up to the wall
-clock of passes that nobody observed.
+launch before it where that is later (launches overlap at their seams), to its end. The gap comes from other
+passes: it is what the wall clock of those that nobody observed has beside all launches in one CUDA graph. So
+the check, that buckets and gap add up to that wall clock, compares three measurements.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ def rows(wall: Wall) -> list[dict]:
 
     Each row: bucket, ms, share (of the wall clock), launches, GMAC, us/GMAC, TFLOPS, GB/s, memory SOL and
     compute SOL (shares of what the device reaches: memory as measured, tensor cores as specified for f16 or
-    int8, whichever a product takes), if free (tokens a second without the bucket), gain.
-    A quantity that a bucket does not have is None.
+    int8, whichever a product takes), if free (tokens a second without the bucket), gain; where counters were
+    read, "ncu <counter>" of the bucket's largest launch. A quantity that a bucket does not have is None.
     """
+    counted = list(dict.fromkeys(name for values in wall.counters.values() for name in values))
     copy = wall.ceilings.get("copy_gb_s")
     made = []
     for bucket in sorted(wall.buckets, key=lambda bucket: -bucket.ms):
@@ -102,10 +103,11 @@ def rows(wall: Wall) -> list[dict]:
                 "compute SOL": _compute_sol(wall, bucket),
             }
             | _free(wall, bucket.ms)
+            | {f"ncu {name}": wall.counters.get(bucket.name, {}).get(name) for name in counted}
         )
     gap = {"bucket": GAP, "ms": wall.gap_ms, "share": wall.gap_ms / wall.ms, "launches": 0}
     empty = dict.fromkeys(("GMAC", "us/GMAC", "TFLOPS", "GB/s", "memory SOL", "compute SOL"))
-    return [*made, gap | empty | _free(wall, wall.gap_ms)]
+    return [*made, gap | empty | _free(wall, wall.gap_ms) | {f"ncu {name}": None for name in counted}]
 
 
 def _compute_sol(wall: Wall, bucket: Bucket) -> float | None:

@@ -159,15 +159,22 @@ def wall_table(wall: Wall) -> Table:
     }  # fmt: skip
     if wall.phase == "decode":
         formats |= {"GMAC": ",.3f", "TFLOPS": ",.2f", "if free (tok/s)": ",.1f"}
+    table = rows(wall)
+    formats |= {name: ".0%" for name in table[0] if name.startswith("ncu ")}
     made = [
         (row["bucket"], *("" if row[key] is None else format(row[key], f) for key, f in formats.items()))
-        for row in rows(wall)
+        for row in table
     ]
     note = (
         f"Wall clock {wall.ms:.3f} ms, {wall.tok_s:,.0f} tokens a second; buckets and gaps add up to "
         f"{wall.conservation:+.2%} of it. {wall.source}. SOL: share of what memory was measured to copy, and "
         f"of the tensor cores' specified rate, f16 or int8. {'. '.join(wall.notes)}. {wall.origin}."
     )
+    if wall.counters:
+        note += (
+            " ncu: the class's largest launch, profiled by itself: the busiest unit of the memory system, "
+            "DRAM, the busiest unit of the multiprocessors, and resident warps, as shares of their peaks."
+        )
     if disturbed := wall.unquiet():
         note += f" Not quiet: {'; '.join(disturbed)}."
     what = f"{wall.tokens} tokens" if wall.phase == "prefill" else f"one token after {wall.context}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, ClassVar
 
@@ -46,9 +46,12 @@ class Wall(Record):
         phase: "prefill" or "decode". tokens: of the pass. context: tokens in the cache before it.
         route, settings: the kernels. source: how launches were timed.
         wall_ms: samples of the same pass, not observed, host clock.
-        buckets: in the order of their first launch. gap_ms: time in which no kernel ran.
-        ceilings: "read_gb_s", "copy_gb_s", "f16_tflops", ...: what the device was measured to reach.
+        buckets: in the order of their first launch.
+        gap_ms: what the wall clock has beside all launches in one CUDA graph.
+        ceilings: "read_gb_s", "copy_gb_s": as measured on the device; "f16_tops", "int8_tops": as specified.
         notes: what a reader must know (products that are fused, what timing costs).
+        counters: by bucket, shares of peaks that a profiler read of its largest launch
+            (`minfer.campaign.counters`); empty: none were read.
     """
 
     kind: ClassVar[str] = "wall"
@@ -67,6 +70,7 @@ class Wall(Record):
     gap_ms: float
     ceilings: dict[str, float]
     notes: list[str]
+    counters: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def ms(self) -> float:
@@ -114,6 +118,8 @@ class Wall(Record):
 
     def check(self) -> None:
         super().check()
+        if strangers := self.counters.keys() - {bucket.name for bucket in self.buckets}:
+            raise ValueError(f"counters: no bucket is called {', '.join(sorted(strangers))}")
         if self.phase not in ("prefill", "decode"):
             raise ValueError(f"phase: {self.phase!r} is neither prefill nor decode")
         if not self.wall_ms or min(self.wall_ms) <= 0:

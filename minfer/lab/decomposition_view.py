@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from minfer.arithmetic.devices import by_name
 from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.reference import figure
+from minfer.campaign.counters import METRICS
 from minfer.campaign.decomposition import (
     GAP,
     byte_width_rows,
@@ -63,6 +64,7 @@ FORMATS = {
     "compute SOL": ".0%",
     "if free (tok/s)": ",.0f",
     "gain": "+.1%",
+    **{f"ncu {name}": ".0%" for name in METRICS},
 }
 """How a table shows a decomposition's rows."""
 
