@@ -12,10 +12,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from minfer.campaign.observe import INT8_KERNELS, PRODUCTS, Observed
+from minfer.campaign.observe import INT8_KERNELS, PRODUCTS, TAIL, Observed
 from minfer.campaign.wall_record import Bucket, Wall
 
 GAP = "host gap"
+CLASSES = (
+    "GEMM", "gate+up", "down", "q+o", "k+v", "FA", "convert", "quantize", "swiglu", "add/rms/rope", "lm_head",
+    TAIL, GAP,
+)  # fmt: skip
+"""The seed's classes, in the order of its table; GEMM is the sum of the four behind it."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ def rows(wall: Wall) -> list[dict]:
                 "TFLOPS": tflops,
                 "GB/s": rate,
                 "memory SOL": rate / copy if rate and copy else None,
-                "compute SOL": _compute_sol(wall, bucket),
+                "compute SOL": wall.compute_sol(bucket),
             }
             | _free(wall, bucket.ms)
             | {f"ncu {name}": wall.counters.get(bucket.name, {}).get(name) for name in counted}
@@ -108,18 +113,6 @@ def rows(wall: Wall) -> list[dict]:
     gap = {"bucket": GAP, "ms": wall.gap_ms, "share": wall.gap_ms / wall.ms, "launches": 0}
     empty = dict.fromkeys(("GMAC", "us/GMAC", "TFLOPS", "GB/s", "memory SOL", "compute SOL"))
     return [*made, gap | empty | _free(wall, wall.gap_ms) | {f"ncu {name}": None for name in counted}]
-
-
-def _compute_sol(wall: Wall, bucket: Bucket) -> float | None:
-    """What the tensor cores take at their rates, over the bucket's time; None: unknown, or no products."""
-    ms = 0.0
-    for dtype, gmac in (("f16", bucket.gmac - bucket.int8_gmac), ("int8", bucket.int8_gmac)):
-        if gmac > 0:
-            tops = wall.ceilings.get(f"{dtype}_tops")
-            if tops is None:
-                return None
-            ms += 2 * gmac / tops
-    return ms / bucket.ms if ms and bucket.ms else None
 
 
 def _free(wall: Wall, ms: float) -> dict:
@@ -193,18 +186,11 @@ def what_if(
     return wall.tokens / ms * 1e3
 
 
-def seed_classes(wall: Wall) -> dict[str, float]:
-    """Shares of the wall clock in the seed's classes (seed 002 section 5.1): gate+up, down, q+o, FA, convert,
-    swiglu and all GEMMs. A product of q, k and v together is divided by their multiply-accumulates."""
-    ms = {bucket.name: bucket.ms for bucket in wall.buckets}
-    shape_q = wall.settings.get("q_share", 1.0)
-    qo = ms.get("o", 0.0) + float(shape_q) * ms.get("q+k+v", 0.0)
-    return {
-        "GEMM": products_ms(wall) / wall.ms,
-        "gate+up": ms.get("gate+up", 0.0) / wall.ms,
-        "down": ms.get("down", 0.0) / wall.ms,
-        "q+o": qo / wall.ms,
-        "FA": ms.get("FA", 0.0) / wall.ms,
-        "convert": ms.get("convert", 0.0) / wall.ms,
-        "swiglu": ms.get("swiglu", 0.0) / wall.ms,
-    }
+def class_shares(wall: Wall) -> dict[str, float]:
+    """Shares of the wall clock in the seed's classes (seed 002 section 3.1), the gap among them, and of all
+    products as "GEMM". A product of q, k and v together is divided by their multiply-accumulates."""
+    ms = {bucket.name: bucket.ms for bucket in wall.buckets} | {GAP: wall.gap_ms}
+    qkv = ms.pop("q+k+v", 0.0)
+    q = float(wall.settings.get("q_share", 1.0)) * qkv
+    ms |= {"GEMM": products_ms(wall), "q+o": ms.pop("o", 0.0) + q, "k+v": qkv - q}
+    return {name: ms.pop(name, 0.0) / wall.ms for name in CLASSES} | {n: v / wall.ms for n, v in ms.items()}

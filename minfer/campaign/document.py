@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from minfer.arithmetic.reference import figure
-from minfer.campaign.decomposition import byte_width_rows, products_us_per_gmac, rows, seed_classes, what_if
+from minfer.campaign.decomposition import byte_width_rows, class_shares, products_us_per_gmac, rows, what_if
 from minfer.campaign.discovery import shipped
 from minfer.campaign.probe import Probe
 from minfer.campaign.records import ProbeRun, Record, RecordError, Wall
@@ -183,10 +183,14 @@ def wall_table(wall: Wall) -> Table:
 
 def shares_table(walls: Sequence[Wall]) -> Table:
     """The seed's split of a prefill beside ours."""
-    split = {wall.route: seed_classes(wall) for wall in walls}
+    split = {wall.route: class_shares(wall) for wall in walls}
     made = [
-        (name, f"{figure('002', key).value:.1f} %", *(f"{found[name]:.1%}" for found in split.values()))
-        for name, key in SHARES.items()
+        (
+            name,
+            f"{figure('002', SHARES[name]).value:.1f}%" if name in SHARES else "",
+            *(f"{found.get(name, 0.0):.1%}" for found in split.values()),
+        )
+        for name in dict.fromkeys(name for found in split.values() for name in found)
     ]
     made.append(
         (
@@ -198,8 +202,8 @@ def shares_table(walls: Sequence[Wall]) -> Table:
     note = (
         f"Seed 002: {figure('002', 'wall.tokens').value:,} tokens on a GB10; ours: {walls[0].tokens:,} "
         f"tokens on {'; '.join(sorted({wall.origin for wall in walls}))}. Where q, k and v are one product, "
-        "its q part is told by MACs. The rest of a wall: k and v, norms, residuals and RoPE, the output "
-        "projection, gaps. 0.0 %: fused into another class."
+        "their parts are told by MACs. tail: the last layer past its K and V, for the last token alone. "
+        "Empty: the seed does not tell. 0.0%: no such pass, or part of another class's kernels."
     )
     return Table("The seed's split beside ours", ("class", "seed", *split), made, note)
 

@@ -219,6 +219,18 @@ class ProbeRun(Record):
         if self.verdict != follows:
             raise ValueError(f"verdict: {self.verdict}, but {follows} follows from gates and gain")
 
+    @property
+    def summary(self) -> str:
+        """Its figures in one line; "" where nothing was timed."""
+        told = []
+        if self.wall:
+            a, b = (self.settings["prefill tokens"] / ms * 1e3 for ms in self.wall[0].ms)
+            told.append(f"prefill {a:,.0f} -> {b:,.0f} tok/s")
+        if self.kernels:
+            a, b = self.kernel_ms()
+            told.append(f"kernels {a:,.2f} -> {b:,.2f} ms")
+        return "; ".join(told)
+
     def kernel_ms(self) -> tuple[float, float]:
         """Milliseconds of a whole prefill's runs of the kernels, baseline and variant."""
         pairs = [(c.count * c.ms[0], c.count * c.ms[1]) for c in self.kernels]

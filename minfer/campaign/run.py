@@ -19,6 +19,7 @@ from minfer.campaign.statistics import OUTLIER_RULE, QUIET_RULE, decide, unquiet
 from minfer.campaign.telemetry import Watch, reader_of
 from minfer.campaign.timing import compare_kernels
 from minfer.campaign.trial import Trial
+from minfer.campaign.workload import Work
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
 
 CANNOT_RUN = (ConfigRefused, LaunchRefused, CompileError)
@@ -84,6 +85,11 @@ def run_probe(
         if trial.prefills is not None:
             wall.append(trial.prefills.compare(prefill_rounds, watch))
             say(str(wall[-1]))
+            if ceilings is not None:
+                own = probe.workload.work(probe.workload.cases[0])
+                work = Work(wall[0].flop, 0.0, "f16" if own is None else own.dtype)
+                for label, ms in zip(probe.labels, wall[0].ms, strict=True):
+                    ceilings.check(f"{wall[0].case}, {label}", work, ms / 1e3)
     disturbed = sorted({
         found for c in (*kernels, *wall) for found in unquiet(c.baseline, c.dropped, watch.busy)
     })  # fmt: skip

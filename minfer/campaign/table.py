@@ -22,7 +22,7 @@ def newest_runs(name: str, runs: Iterable[ProbeRun]) -> dict[str, ProbeRun]:
 def probe_rows(probes: Iterable[Probe], runs: Sequence[ProbeRun]) -> list[dict]:
     """A row a probe: what it asks, the seed's verdict and figures, and of each device's newest run verdict,
     gain (or None), most (the bound of a gain that was not measured, or None), kernels (speed of the kernels
-    alone, or None), mechanism, reason, origin."""
+    alone, or None), figures, mechanism, reason, origin."""
     return [
         {
             "probe": probe.name,
@@ -48,6 +48,7 @@ def _run_row(run: ProbeRun) -> dict:
         "most": run.most,
         "kernels": a / b - 1 if b else None,
         "kernel ms": [a, b] if b else [],
+        "figures": run.summary,
         "mechanism": run.mechanism,
         "retry": run.retry,
         "reason": run.reason,

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from minfer.campaign import statistics
-from minfer.campaign.record import Environment, Record, Telemetry, checked_positive
+from minfer.campaign.record import TIMING_ERROR, Environment, Record, Telemetry, checked_positive
 
 CONSERVATION = 0.02
 """The sum of buckets and gaps agrees with the wall clock to so much, or the decomposition is refused."""
@@ -116,6 +116,17 @@ class Wall(Record):
             f"{self.file} has no bucket {name!r}; it has {', '.join(b.name for b in self.buckets)}"
         )
 
+    def compute_sol(self, bucket: Bucket) -> float | None:
+        """What the tensor cores take at their rates, over the bucket's time; None: no rates or products."""
+        ms = 0.0
+        for dtype, gmac in (("f16", bucket.gmac - bucket.int8_gmac), ("int8", bucket.int8_gmac)):
+            if gmac > 0:
+                tops = self.ceilings.get(f"{dtype}_tops")
+                if tops is None:
+                    return None
+                ms += 2 * gmac / tops
+        return ms / bucket.ms if ms and bucket.ms else None
+
     def check(self) -> None:
         super().check()
         if strangers := self.counters.keys() - {bucket.name for bucket in self.buckets}:
@@ -132,6 +143,8 @@ class Wall(Record):
                 raise ValueError(f"buckets[{place}]: {bucket.ms} ms in {bucket.launches} launches")
             if not 0 <= bucket.int8_gmac <= bucket.gmac * (1 + 1e-9):
                 raise ValueError(f"buckets[{place}].int8_gmac: {bucket.int8_gmac} of {bucket.gmac} GMAC")
+            if (sol := self.compute_sol(bucket) or 0.0) > 1 + TIMING_ERROR:
+                raise ValueError(f"buckets[{place}]: {sol:.0%} of what the tensor cores can reach")
             if not math.isclose(math.fsum(bucket.kernels.values()), bucket.ms, rel_tol=1e-6, abs_tol=1e-9):
                 raise ValueError(
                     f"buckets[{place}].ms: {bucket.ms:.6g}, but its kernels add up to another sum"

@@ -16,9 +16,9 @@ from minfer.campaign.counters import METRICS
 from minfer.campaign.decomposition import (
     GAP,
     byte_width_rows,
+    class_shares,
     products_us_per_gmac,
     rows,
-    seed_classes,
     what_if,
 )
 from minfer.campaign.document import SHARES
@@ -116,7 +116,7 @@ def share_rows(walls: Sequence[Wall]) -> list[dict]:
         if name != "GEMM"
     ]
     for wall in walls:
-        split = seed_classes(wall)
+        split = class_shares(wall)
         found += [
             {"who": wall.route, "class": name, "share": split[name]} for name in SHARES if name != "GEMM"
         ]
