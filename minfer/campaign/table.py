@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from textwrap import fill
+from typing import Any
 
 from minfer.campaign.probe import Probe
 from minfer.campaign.probe_record import ProbeRun
@@ -79,6 +80,8 @@ def describe_run(run: ProbeRun) -> str:
     """A run in full: gates, A/B, verdict."""
     lines = [f"{run.verdict} on {run.origin}"]
     lines += [f"  gate {g.name}: {'passed' if g.passed else 'FAILED'}: {g.found}" for g in run.gates]
+    for side in (run.baseline, run.variant):
+        lines += [f"  {side.label}: {kernel}: {_used(facts)}" for kernel, facts in side.facts.items()]
     lines += [f"  {comparison}" for comparison in (*run.kernels, *run.wall)]
     if run.gain is not None:
         g = run.gain
@@ -93,6 +96,15 @@ def describe_run(run: ProbeRun) -> str:
         if getattr(run, name):
             lines.append(f"  {name}: {getattr(run, name)}")
     return "\n".join(lines)
+
+
+def _used(facts: dict[str, Any]) -> str:
+    """What a side's kernel uses, by the assembler and the driver."""
+    spilled = f", {facts['spill_bytes']} bytes spilled" if facts["spill_bytes"] else ""
+    return (
+        f"{facts['registers']} registers, {facts['shared_bytes']:,} bytes of shared memory, "
+        f"{facts['threads']} threads, {facts['blocks_sm']} blocks an SM{spilled}"
+    )
 
 
 def bound_words(run: ProbeRun) -> str:
