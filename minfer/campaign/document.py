@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -10,8 +11,9 @@ from minfer.arithmetic.reference import figure
 from minfer.campaign.decomposition import byte_width_rows, class_shares, products_us_per_gmac, rows, what_if
 from minfer.campaign.discovery import shipped
 from minfer.campaign.probe import Probe
+from minfer.campaign.record import origins
 from minfer.campaign.records import ProbeRun, Record, RecordError, Wall
-from minfer.campaign.table import probe_rows
+from minfer.campaign.table import newest_runs, probe_rows
 
 SHARES = {
     "GEMM": "wall.share.gemm",
@@ -73,7 +75,7 @@ def html(tables: Iterable[Table], title: str = "The campaign") -> str:
         )
         parts.append(
             f"<h2>{escape(table.title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            f"<p>{escape(table.note)}</p>"
+            f"<p>{_html(table.note)}</p>"
         )
     style = (
         "body{font:15px/1.45 system-ui,sans-serif;color:#1f2933;margin:2em auto;max-width:80em;padding:0 1em}"
@@ -87,7 +89,12 @@ def html(tables: Iterable[Table], title: str = "The campaign") -> str:
 
 
 def _cell(text: str, words: bool) -> str:
-    return f"<td{'' if words else ' class=n'}>{escape(text)}</td>"
+    return f"<td{'' if words else ' class=n'}>{_html(text)}</td>"
+
+
+def _html(text: str) -> str:
+    """Escaped; what Markdown's backticks hold is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def campaign_table(
@@ -95,7 +102,7 @@ def campaign_table(
 ) -> Table:
     """Every probe: the seed's verdict beside ours on a device, and why they differ."""
     runs = [record for record in records if isinstance(record, ProbeRun)]
-    made, origins = [], set()
+    made, measured = [], []
     for row in probe_rows(shipped() if probes is None else probes, runs):
         run = row["runs"].get(device)
         if run is None:
@@ -103,7 +110,7 @@ def campaign_table(
                 (f"`{row['probe']}`", row["title"], row["seed verdict"] or "-", "not run", "", "", "")
             )
             continue
-        origins.add(run["origin"])
+        measured.append(newest_runs(row["probe"], runs)[device])
         gain = "-" if run["gain"] is None else f"{run['gain']:+.1%}"
         if run["most"] is not None:
             gain = f"{run['most']:+.1%} *"
@@ -128,8 +135,8 @@ def campaign_table(
         "Kernels: the changed kernels alone, timed apart from the prefill; those of the MMQ probes read "
         "Q4_K, and the model's prefill has Q6_K besides."
     )
-    if origins:
-        note += f"\nMeasured on {'; '.join(sorted(origins))}."
+    if measured:
+        note += f"\nMeasured on {origins(measured)}."
     columns = (
         "probe",
         "question",
@@ -201,7 +208,7 @@ def shares_table(walls: Sequence[Wall]) -> Table:
     )
     note = (
         f"Seed 002: {figure('002', 'wall.tokens').value:,} tokens on a GB10; ours: {walls[0].tokens:,} "
-        f"tokens on {'; '.join(sorted({wall.origin for wall in walls}))}. Where q, k and v are one product, "
+        f"tokens on {origins(walls)}. Where q, k and v are one product, "
         "their parts are told by MACs. tail: the last layer past its K and V, for the last token alone. "
         "Empty: the seed does not tell. 0.0%: no such pass, or part of another class's kernels."
     )

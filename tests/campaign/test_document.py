@@ -62,10 +62,10 @@ def test_only_the_newest_wall_of_a_route_and_device_counts():
 
 
 def test_markdown_and_html():
-    tables = [doc.Table("A | b", ("x", "n", "why"), [("p|q", "1", "<&>")], "A note.", words=("why",))]
+    tables = [doc.Table("A | b", ("x", "n", "why"), [("p|q", "1", "<&>")], "A `note`.", words=("why",))]
     text = doc.markdown(tables, "T")
     assert (
-        text == "# T\n\n## A | b\n\n| x | n | why |\n| --- | ---: | --- |\n| p\\|q | 1 | <&> |\n\nA note.\n"
+        text == "# T\n\n## A | b\n\n| x | n | why |\n| --- | ---: | --- |\n| p\\|q | 1 | <&> |\n\nA `note`.\n"
     )
     page = doc.html(tables, "T")
     assert (
@@ -73,7 +73,7 @@ def test_markdown_and_html():
         and "<td>&lt;&amp;&gt;</td>" in page
         and "<td class=n>1</td>" in page
     )
-    assert "http" not in page
+    assert "http" not in page and "<p>A <code>note</code>.</p>" in page
 
 
 def test_the_committed_records_make_a_document():
