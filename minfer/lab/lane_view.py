@@ -144,7 +144,7 @@ def _memory(ax: Axes, frame: Frame) -> None:
         ax.text(32.5, first + size / 2, name.replace(", stage ", "") if crowded else name, **look)
     ax.set_xlim(-0.1, 33.6)
     ax.set_ylim(height + 0.05, -0.05)
-    step = max(height // 8, 1)
+    step = 1 << max(height // 8, 1).bit_length() - 1  # rows a tick: round numbers of bytes
     ax.set_yticks([r + 0.5 for r in range(0, height, step)], [f"{r * 128:,}" for r in range(0, height, step)])
     ax.set_xticks([b + 0.5 for b in range(0, 32, 4)], [str(b) for b in range(0, 32, 4)])
     ax.tick_params(length=0)
@@ -155,6 +155,16 @@ def _memory(ax: Axes, frame: Frame) -> None:
 def _load(ax: Axes, frame: Frame) -> list[int]:
     colours = [CONFLICT if count > 1 else TOUCHED for count in frame.load]
     ax.bar([bank + 0.5 for bank in range(32)], frame.load, width=0.86, color=colours)
+    if not any(frame.load):
+        ax.text(
+            16,
+            2.2,
+            "in this step no lane asks a bank",
+            ha="center",
+            va="center",
+            color=style.QUIET,
+            fontsize=8.5,
+        )
     ax.set_ylim(0, max(4, *frame.load) * 1.1)
     ax.set_xticks([b + 0.5 for b in range(0, 32, 4)], [str(b) for b in range(0, 32, 4)])
     ax.grid(axis="x", visible=False)
