@@ -317,7 +317,7 @@ def suppose(
     parts[GAP] = (wall.gap_ms, 0.0 if no_gaps else wall.gap_ms)
     said = []
     if us_per_gmac is not None:
-        said.append(f"products at {us_per_gmac:g} us/GMAC instead of {products_us_per_gmac(wall):.2f}")
+        said.append(f"products at {us_per_gmac:.4g} us/GMAC instead of {products_us_per_gmac(wall):.2f}")
     said += [
         f"{name} x {factor:g}"
         for name, factor in (("FA", attention), ("row-wise passes", row_passes))
