@@ -42,7 +42,7 @@ def test_refusals():
         ({"MINFER_GEMM_TM": "256"}, GemmConfig(tile_m=256, warps=16)),
         ({"MINFER_GEMM_TM": "128", "MINFER_GEMM_K64": "1"}, GemmConfig(tile_m=128, tile_k=64)),
         ({"MINFER_GEMM_K64": "1"}, GemmConfig(tile_m=128, tile_k=64)),
-        ({"MINFER_GEMM_AF32": "1"}, GemmConfig(tile_m=128, a_source="f32_mirror", min_blocks=2)),
+        ({"MINFER_GEMM_AF32": "1"}, GemmConfig(tile_m=128, a_source="f32_mirror")),
     ],
     ids=str,
 )
