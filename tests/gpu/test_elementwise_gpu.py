@@ -5,6 +5,7 @@ import pytest
 
 from minfer.cuda.blocks import BLOCKS
 from tests.cuda import elementwise_cases as cases
+from tests.cuda.parity import Case
 
 NT = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512, 2048)
 
@@ -61,6 +62,16 @@ def test_rope_store(nt):
 @pytest.mark.parametrize("format", BLOCKS)
 def test_embedding(format):
     cases.embedding_case(format, 1024, [3, 0, 99, -1, 100, 57], rows=100).run_on_gpu()
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+def test_embedding_of_the_7b(format):
+    cases.embedding_case(format, 3584, [3, 0, 99, -1, 100, 57], rows=100).run_on_gpu()
+
+
+@pytest.mark.parametrize("name", cases.cases_by_rows(9))
+def test_rows_in_chunks(name):
+    cases.check_rows_in_chunks(cases.cases_by_rows(9)[name], Case.run_on_gpu)
 
 
 @pytest.mark.parametrize("n", [1, 31, 33, 1000, 49152, 151936, 152064])
