@@ -265,10 +265,3 @@ def check_rows_in_chunks(whole: Case, run: Callable[[Case], None]) -> None:
     for name in parts[0].expected:
         together = np.concatenate([part.results[name] for part in parts])
         np.testing.assert_array_equal(together, whole.results[name], err_msg=name)
-
-
-def advance_case(position: int) -> Case:
-    config = ew.AdvanceConfig()
-    arguments = {"position": np.array([position], np.int32), "length": poisoned(1, np.int32)}
-    expected = {"position": np.array([position + 1]), "length": np.array([position + 2])}
-    return Case(ew.advance(config), config.grid(), arguments, expected)

@@ -84,7 +84,3 @@ def test_argmax(n):
     for values in (logits, tied, broken):
         for case in cases.argmax_cases(values):
             case.run_on_gpu()
-
-
-def test_advance():
-    cases.advance_case(2047).run_on_gpu()

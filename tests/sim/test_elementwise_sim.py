@@ -133,10 +133,6 @@ def test_argmax(logits):
         case.run_simulated()
 
 
-def test_advance():
-    cases.advance_case(6).run_simulated()
-
-
 @pytest.mark.parametrize("name", cases.cases_by_rows(9))
 def test_rows_in_chunks(name):
     cases.check_rows_in_chunks(cases.cases_by_rows(9)[name], Case.run_simulated)
