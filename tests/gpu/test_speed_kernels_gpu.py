@@ -294,12 +294,12 @@ def swiglu_and_convert() -> dict[str, list[tuple]]:
 @pytest.mark.parametrize("passes", [add_and_norm, bias_rope_and_store, swiglu_and_convert])
 def test_fused_and_apart(passes, measure):
     """What it saves that one kernel does several passes of a layer of the 7B."""
-    sets, times = [passes() for _ in range(4)], {}
+    sets, name = [passes() for _ in range(4)], passes.__name__.replace("_", " ")
     for way in ("apart", "fused"):
         launches = [
             runtime.load(kernel).prepare(grid, *arguments)
             for operands in sets
             for kernel, grid, *arguments in operands[way]
         ]
-        times[way] = round(milliseconds(launches) * len(launches) / len(sets) * 1e3, 1)
-    measure(f"{passes.__name__.replace('_', ' ')}, {NT} tokens: us", times)
+        time = milliseconds(launches) * len(launches) / len(sets)
+        measure(f"{name}, {NT} tokens, {way}: us", round(time * 1e3, 1))
