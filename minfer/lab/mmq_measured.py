@@ -171,10 +171,7 @@ def draw_ladder(records: Sequence[Record], weight_type: str = "Q4_K") -> Picture
         for product, up in zip(SHAPES, (0.19, -0.19), strict=True):
             label = product if place == 0 else None
             ax.barh(place + up, row[product], height=0.36, color=COLOURS[product], label=label)
-            ax.annotate(
-                f"{row[product]:.1f}", (row[product], place + up), (6, 0), textcoords="offset points",
-                va="center", fontsize=8, color=style.INK,
-            )  # fmt: skip
+            style.beside(ax, row[product], place + up, f"{row[product]:.1f}", fontsize=8)
     ax.axvline(peer, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
     ax.text(peer, len(rows) - 0.42, f" llama.cpp {peer:g}", va="bottom", fontsize=8.5, color=style.RED)
     ax.set_yticks(range(len(rows)), [row["step"] for row in reversed(rows)], color=style.INK)
