@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused, require_integers
+from minfer.cuda.checks import check_sizes, check_types
+from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.tile.hopper import (
     ALIGNMENT,
     BOX_COLUMNS,
@@ -74,7 +75,7 @@ class GemmHopperConfig:
     tile_k = BOX_COLUMNS
 
     def __post_init__(self):
-        require_integers("gemm_hopper", self, "tile_m", "stages", "cluster", "tile_n")
+        check_types("gemm_hopper", self)
         for name, value, allowed in (
             ("tile_n", self.tile_n, WARPGROUPS),
             ("cluster", self.cluster, CLUSTERS),
@@ -94,7 +95,7 @@ class GemmHopperConfig:
             raise ConfigRefused("gemm_hopper: add is for f32 results: rounding every sum to f16 loses them")
         # Every load brings whole groups of 8 rows of B; a warp's part of C fills a chunk.
         granule, most = 8 * self.loads, self.warpgroups.largest_m
-        least = chunk_columns(self.out) * (self.tile_m // self.out_m)
+        least = chunk_columns(self.out) * (2 if self.epilogue == "swiglu" else 1)
         if self.tile_m % granule or not least <= self.tile_m <= most:
             raise ConfigRefused(
                 f"gemm_hopper: tile_m = {self.tile_m}: must be a multiple of {granule} from {least} to "
@@ -183,10 +184,11 @@ class GemmHopperConfig:
 
     def check(self, nt: int, od: int, depth: int) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute."""
-        if min(nt, od, depth) < 1 or od % 8 or depth % 8:
+        check_sizes("gemm_hopper", nt=nt, od=od, id=depth)
+        if od % 8 or depth % 8:
             raise ConfigRefused(
-                f"gemm_hopper: {nt} x {od} x {depth}: sizes from 1; od and id multiples of 8 (TMA moves "
-                "rows of whole 16 bytes)"
+                f"gemm_hopper: {nt} x {od} x {depth}: od and id must be multiples of 8 (TMA moves rows of "
+                "whole 16 bytes)"
             )
 
     def tiles(self, nt: int, od: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from minfer.cuda.checks import check_choice
+from minfer.cuda.checks import check_choice, check_sizes, check_types
 from minfer.cuda.kernel import MAX_SHARED_BYTES, MAX_SM_THREADS, MAX_THREAD_REGISTERS, ConfigRefused
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class MmqConfig:
     stream: bool = False
 
     def __post_init__(self) -> None:
+        check_types("mmq", self)
         check_choice("mmq", "variant", self.variant, VARIANTS)
         check_choice("mmq", "weight_type", self.weight_type, WEIGHT_TYPES)
         check_choice("mmq", "kd", self.kd, (4, 8))
@@ -326,8 +327,7 @@ class MmqConfig:
 
     def check(self, nt: int, od: int, depth: int) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute."""
-        if min(nt, od, depth) < 1:
-            raise ConfigRefused(f"mmq: {nt} x {od} x {depth}: every size must be at least 1")
+        check_sizes("mmq", nt=nt, od=od, id=depth)
         if depth % CHUNK:
             raise ConfigRefused(f"mmq: id = {depth} is no multiple of {CHUNK}")
         chunks = depth // CHUNK
