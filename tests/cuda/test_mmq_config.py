@@ -117,6 +117,12 @@ def test_a_stream_k_kernel_fills_the_device_once():
     config = stream("Q6_K")
     assert config.grid(2048, 3584, 132) == (264, 1, 1)
     assert config.workspace(132) == (264 * 128 * 128, 264)
+    # 64 and 16 tiles take 4 and 16 blocks each for 8 blocks less; 112 would cost 40.
+    assert [config.grid(nt, od, 132)[0] for nt, od in ((2048, 512), (512, 512), (512, 3584))] == [
+        256,
+        256,
+        264,
+    ]
     names = [argument.name for argument in mmq(config).arguments]
     assert names == ["weights", "activations", "out", "parts", "ready", "nt", "od", "id", "stride"]
 

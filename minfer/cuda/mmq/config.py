@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ BLOCK_BYTES = {
 ALIGNED_TYPES = ("Q4_K", "Q5_K")
 """Blocks of whole 16 bytes."""
 WITH_MINIMUM = ("Q4_K", "Q5_K", "Q4_1", "Q5_1")
+SPARED = 1 / 32
+"""Share of its blocks that a stream-k grid goes without so that no block serves two tiles."""
 
 
 @dataclass(frozen=True)
@@ -337,22 +340,29 @@ class MmqConfig:
                 f"(nb32 % 8 = {chunks % 8}): such rows need another route (f16)"
             )
 
+    def tiles(self, nt: int, od: int) -> tuple[int, int]:
+        """Tiles along nt tokens and along od rows."""
+        return -(-nt // self.tokens_tile), -(-od // self.rows_tile)
+
     def grid(self, nt: int, od: int, sms: int = 1) -> tuple[int, int, int]:
         """Blocks for nt tokens and od rows: token tiles fastest, so that neighbours share weights in L2. Of
-        stream-k kernels what `sms` multiprocessors hold at once."""
+        stream-k kernels what `sms` multiprocessors hold at once, or a few less where every tile then has the
+        same number of blocks: a block that serves two tiles fills its pipeline and hands over twice."""
         if self.stream:
-            return sms * (self.min_blocks or 1), 1, 1
-        return -(-nt // self.tokens_tile), -(-od // self.rows_tile), 1
+            held = self.workspace(sms)[1]
+            left = held % math.prod(self.tiles(nt, od))
+            return held - left if left <= SPARED * held else held, 1, 1
+        return *self.tiles(nt, od), 1
 
     def idle(self, nt: int, od: int, sms: int) -> float:
         """Share of the multiprocessors' time that is lost if each computes whole tiles."""
-        tiles = -(-nt // self.tokens_tile) * -(-od // self.rows_tile)
+        tiles = math.prod(self.tiles(nt, od))
         return 1 - tiles / (-(-tiles // sms) * sms)
 
     def workspace(self, sms: int) -> tuple[int, int]:
-        """f32 elements of `parts` and words of `ready` that a stream-k kernel takes; the words must be zero
-        before the first launch."""
-        blocks = self.grid(1, 1, sms)[0]
+        """f32 elements of `parts` and words of `ready` that a stream-k kernel takes, enough for all the
+        blocks that `sms` multiprocessors hold; the words must be zero before the first launch."""
+        blocks = sms * (self.min_blocks or 1)
         return blocks * self.tokens_tile * self.rows_tile, blocks
 
     def activation_size(self, nt: int, depth: int) -> int:
