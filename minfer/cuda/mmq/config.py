@@ -6,8 +6,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from minfer.cuda.checks import check_choice
-from minfer.cuda.kernel import MAX_SHARED_BYTES, MAX_SM_THREADS, MAX_THREAD_REGISTERS, ConfigRefused
+from minfer.cuda.checks import check_choice, check_whole
+from minfer.cuda.kernel import (
+    MAX_SHARED_BYTES,
+    MAX_SM_THREADS,
+    MAX_THREAD_REGISTERS,
+    ConfigRefused,
+    require_integers,
+)
 
 if TYPE_CHECKING:
     from minfer.arithmetic.devices import Device
@@ -67,9 +73,8 @@ class MmqConfig:
         minimum: how the formats' minima meet the activations' sums: "fma", or "tensor": one bf16 mma for four
             chunks, both operands split in two (relative error 2**-17).
         unroll: chunks of a k-tile that are written out one after another; the loop over them has the rest.
-        out: "f32", "f16", or "sums": the integer accumulators themselves (see `sums_shape`), to check them
-        bit by
-            bit.
+        out: "f32", "f16", or "sums": the integer accumulators themselves (see `sums_shape`), to check their
+            bits.
         min_blocks: blocks an SM that the compiler leaves registers for.
         strided: the output is some columns of a wider matrix: one of several that are multiplied at once.
         stream: a grid that fills the device once, and tiles cut along k where they do not fill it
@@ -94,6 +99,9 @@ class MmqConfig:
     stream: bool = False
 
     def __post_init__(self) -> None:
+        require_integers(
+            "mmq", self, "tokens_tile", "rows_tile", "kd", "stages", "warps", "warps_tokens", "unroll"
+        )
         check_choice("mmq", "variant", self.variant, VARIANTS)
         check_choice("mmq", "weight_type", self.weight_type, WEIGHT_TYPES)
         check_choice("mmq", "kd", self.kd, (4, 8))
@@ -329,8 +337,8 @@ class MmqConfig:
 
     def check(self, nt: int, od: int, depth: int) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute."""
-        if min(nt, od, depth) < 1:
-            raise ConfigRefused(f"mmq: {nt} x {od} x {depth}: every size must be at least 1")
+        for name, size in (("nt", nt), ("od", od), ("id", depth)):
+            check_whole(f"mmq: {name}", size, 1, 2**31 - 1)
         if depth % CHUNK:
             raise ConfigRefused(f"mmq: id = {depth} is no multiple of {CHUNK}")
         chunks = depth // CHUNK
@@ -338,6 +346,12 @@ class MmqConfig:
             raise ConfigRefused(
                 f"mmq: nb32 = {chunks} chunks of 32 are no whole super-blocks of {self.weight_type} "
                 f"(nb32 % 8 = {chunks % 8}): such rows need another route (f16)"
+            )
+        nbytes = od * (depth // self.block_weights) * self.block_bytes
+        if self.variant != "raw" and nbytes >= 2**32:
+            raise ConfigRefused(
+                f"mmq: a matrix of {nbytes:,} bytes; variant={self.variant!r} finds rows by 32-bit offsets, "
+                "up to 4 GiB: take 'raw', or multiply fewer rows at a time"
             )
 
     def tiles(self, nt: int, od: int) -> tuple[int, int]:
@@ -378,42 +392,3 @@ class MmqConfig:
         """The same kernel writing its integer accumulators."""
         rescale = "magic" if self.variant == "folded" else "convert"
         return replace(self, out="sums", minimum="fma", rescale=rescale, min_blocks=None)
-
-
-def narrow(weight_type: str = "Q4_K", kd: int = 8) -> MmqConfig:
-    """Raw bytes, 64 tokens x 64 rows: the seed's mmq_raw_nt_kernel."""
-    return MmqConfig(weight_type=weight_type, kd=kd)
-
-
-def wide(weight_type: str = "Q4_K", kd: int = 4) -> MmqConfig:
-    """Raw bytes, 128 tokens x 64 rows: the seed's mmq_raw_wide_nt_kernel."""
-    return MmqConfig(weight_type=weight_type, tokens_tile=128, kd=kd)
-
-
-def r1(weight_type: str = "Q4_K", kd: int = 8) -> MmqConfig:
-    """Expanded words in shared memory, 64 x 64: the seed's R1."""
-    return MmqConfig("r1", weight_type, kd=kd)
-
-
-def fast(weight_type: str = "Q4_K") -> MmqConfig:
-    """The largest step past the seed with mma.sync: 128 x 128, two blocks an SM, warps of 32 tokens x 64
-    rows, padded rows, magic rescaling, minima on the tensor cores. Blocks of 16-byte lines stay raw; the
-    others are expanded once a block, since at the mma every one of their words costs two loads and a funnel
-    shift; Q6_K with its scales."""
-    variant = "raw" if weight_type in ALIGNED_TYPES else "folded" if weight_type == "Q6_K" else "r1"
-    return MmqConfig(
-        variant,
-        weight_type,
-        tokens_tile=128,
-        rows_tile=128,
-        kd=4,
-        layout="padded",
-        rescale="magic",
-        minimum="tensor" if weight_type in WITH_MINIMUM else "fma",
-        min_blocks=2,
-    )
-
-
-def stream(weight_type: str = "Q4_K") -> MmqConfig:
-    """The fast kernel on a grid that fills the device once, with the last wave's tiles cut along k."""
-    return replace(fast(weight_type), stream=True)
