@@ -117,11 +117,18 @@ def test_folded_scales_at_their_extremes():
 
 @pytest.mark.parametrize(
     ("sms", "nt", "od", "depth"),
-    [(3, 33, 65, 512), (5, 40, 140, 512), (1, 5, 65, 256), (7, 64, 97, 256), (20, 1, 1, 512)],
+    [
+        (3, 33, 65, 512),
+        (37, 40, 65, 512),
+        (5, 40, 140, 512),
+        (1, 5, 65, 256),
+        (7, 64, 97, 256),
+        (20, 1, 1, 512),
+    ],
 )
 @pytest.mark.parametrize("config", [FOLDED, replace(SMALL["fast"], minimum="tensor")], ids=["Q6_K", "Q4_K"])
 def test_stream_k(config, sms, nt, od, depth):
-    """Whole waves and none, tiles of two parts and of many, blocks with nothing to do."""
+    """Whole waves and none, tiles of two parts and of many, of whole blocks, blocks with nothing to do."""
     case = mmq_case(replace(config, stream=True), nt, od, depth, sms)
     case.run_simulated()
     plain = mmq_case(config, nt, od, depth)
