@@ -42,8 +42,7 @@ def draw_classes(listings: Sequence[Listing], source: int) -> Picture:
     text = shorten(listings[0].text_of(source), 42, placeholder=" ...")
     open_call = text.endswith("(")
     style.title(axes[1], f"Line {source}", f"{text}...)" if open_call else text)
-    handles, labels = axes[0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=8.5, frameon=False)
+    style.legend_below(fig, axes[0])
     what = " and ".join(code.kernel for code in listings)
     data = [{"of": "kernel", **row} for row in rows] + [{"of": f"line {source}", **row} for row in own]
     return Picture(fig, f"Machine instructions by class of {what}, and of line {source}", data)
