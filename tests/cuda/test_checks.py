@@ -8,7 +8,7 @@ import pytest
 from minfer.cuda.gemm import GemmConfig
 from minfer.cuda.gemm_hopper import GemmHopperConfig
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.mmq.config import narrow
+from minfer.cuda.mmq.variants import narrow
 from minfer.cuda.registry import all_kernels
 from minfer.cuda.w4a8 import W4A8Config
 from minfer.cuda.w4a16 import W4A16Config
