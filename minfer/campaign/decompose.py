@@ -72,8 +72,8 @@ def decompose(
         phase: "prefill" of `tokens` tokens, or "decode" of one token, after `context` tokens, by separate
             kernels: one that does a whole token has no classes.
         passes: observed ones, and as many that are not before and after them.
-        source: "auto", "cupti", "events" (see `timer`) for a prefill; "auto" or "graphs" for a decode (see
-            `class_graphs`).
+        source: "auto", "cupti", "events" (see `timer`) for a prefill, "graphs" (see `class_graphs`) for both;
+            "auto" is "graphs" for a decode.
 
     Raises:
         EngineError: buckets and gaps do not add up to the wall clock, or a decode by events.
@@ -81,15 +81,15 @@ def decompose(
     """
     gpu = shared.device.gpu
     watch = Watch(*reader_of(gpu))
-    step = _step(shared, phase, tokens, context)
     if phase == "decode":
         if source not in ("auto", "graphs"):
             raise EngineError("a decode is one CUDA graph, whose classes are timed: take --source graphs")
         route = replace(route, token_kernel=False)
-        taken = _decode(shared, route, step, passes, watch)
+    if phase == "decode" or source == "graphs":
+        taken = by_class(shared, route, phase, tokens, context, passes, watch)
     else:
         made, why = timer(source)
-        taken = _prefill(shared, route, step, passes, watch, made, why)
+        taken = _prefill(shared, route, _step(shared, phase, tokens, context), passes, watch, made, why)
     say(f"launches timed by {taken.source}{f' ({taken.why})' if taken.why else ''}")
     known = ceilings_of(gpu.name)
     config = shared.model.config
@@ -188,14 +188,19 @@ def _prefill(
     return Taken(walls, graph, chosen, made.source, why)
 
 
-def _decode(shared: SharedModel, route: Route, step: Step, passes: int, watch: Watch) -> Taken:
-    """Passes, and what they launch in graphs by class."""
+def by_class(
+    shared: SharedModel, route: Route, phase: str, tokens: int, context: int, passes: int, watch: Watch
+) -> Taken:
+    """Passes, and what they launch in graphs by class. Nothing has to add up: a class alone may find in L2
+    what it would not beside the others."""
     device, runtimes = ObservingGpu(), []
-    plain = shared.session(route)
+    step, plain = _step(shared, phase, tokens, context), shared.session(route)
     seen = shared.session(route, device, lambda inner: _kept(runtimes, inner))
-    _wall(step, seen, watch)
+    run = step(seen)
+    device.observed = []
+    run()
     walls = [_wall(step, plain, watch) for _ in range(2 * passes + 1)][1:]
-    chosen = class_graphs(runtimes[0].captured, device)
+    chosen = class_graphs(list(runtimes[0].captured or device.observed), device)
     shared.forget(device)
     return Taken(walls, chosen.total, chosen, GRAPHS)
 

@@ -47,8 +47,8 @@ def decompose(
     source: Annotated[
         Source,
         typer.Option(
-            help="CUPTI (package cupti-python), CUDA events, or, for a decode, a CUDA graph of each class's "
-            "launches; auto: the first that can be had."
+            help="CUPTI (package cupti-python), CUDA events, or a CUDA graph of each class's launches (for a "
+            "decode the only one); auto: the first that can be had."
         ),
     ] = Source.auto,
     record: Annotated[bool, typer.Option(help="Keep a record.")] = False,
