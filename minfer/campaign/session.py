@@ -24,6 +24,11 @@ from minfer.model.model import Model
 GATE_TOKENS = SameTokens().tokens
 
 
+def asked(probe: Probe) -> str:
+    """What a run is about: it stands before the gates."""
+    return f"{probe.name}: {probe.title}\nhypothesis: {probe.hypothesis}\nprediction: {probe.predicted()}"
+
+
 def simulate(probes: Sequence[Probe], say: Callable[[str], None]) -> list[str]:
     """Run the gates of probes in the simulator, on their small cases; the names of those that failed.
 
@@ -31,7 +36,7 @@ def simulate(probes: Sequence[Probe], say: Callable[[str], None]) -> list[str]:
     """
     failed = []
     for probe in probes:
-        say(f"{probe.name}: {probe.title}")
+        say(asked(probe))
         if probe.measure != "ab":
             say("the wall is measured on a GPU: nothing to simulate")
             continue
@@ -82,7 +87,7 @@ def run(
         if time.monotonic() > end:
             say(f"{probe.name}: not begun: {within_s:g} s are over")
             continue
-        say(f"\n{probe.name}: {probe.title}\n{probe.hypothesis}\nprediction: {probe.predicted()}")
+        say(f"\n{asked(probe)}")
         if probe.measure == "wall":
             walls, refused = decompose_all(shared, tokens, say)
             for wall in walls:

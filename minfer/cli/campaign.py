@@ -47,10 +47,16 @@ def decompose(
     source: Annotated[
         Source,
         typer.Option(
-            help="CUPTI (package cupti-python), CUDA events, or a CUDA graph of each class's launches (for a "
-            "decode the only one); auto: the first that can be had."
+            help="CUPTI (package cupti-python), CUDA events, or a CUDA graph of each class's launches; auto: "
+            "CUPTI where it can be had, graphs for a decode."
         ),
     ] = Source.auto,
+    counters: Annotated[
+        bool,
+        typer.Option(
+            "--counters", help="Read hardware counters of each class's largest launch too, by Nsight Compute."
+        ),
+    ] = False,
     record: Annotated[bool, typer.Option(help="Keep a record.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the record [default: data/records].")] = None,
     as_json: JsonOption = False,
@@ -60,7 +66,9 @@ def decompose(
     Fails if classes and gaps together differ from the wall clock by more than 2 %.
     """
     import os
+    from dataclasses import replace
 
+    from minfer.campaign.counters import read_counters
     from minfer.campaign.decompose import decompose as take_apart
     from minfer.campaign.document import wall_table
     from minfer.campaign.prefills import SharedModel
@@ -71,16 +79,20 @@ def decompose(
 
     device = GpuDevice()
     chosen = choose_route(route, device.arch, os.environ)
+    before = context if phase is Phase.decode else 0
+    # First, and in a process of its own, which needs the GPU's memory.
+    counted = read_counters(model, phase.value, route, tokens, before) if counters else {}
     shared = SharedModel(model, device, max(tokens, context + 64), _tell)
     wall = take_apart(
         shared,
         chosen,
         phase.value,
         tokens=tokens,
-        context=context if phase is Phase.decode else 0,
+        context=before,
         source=source.value,
         say=_tell,
     )
+    wall = replace(wall, counters=counted)
     if as_json:
         print_json(plain(wall))
     else:

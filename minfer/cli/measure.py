@@ -131,7 +131,7 @@ def bench(
         chosen, why = choose_backend(backend.value, route, weights.value)
         if keep and chosen.name != "cuda":
             raise typer.BadParameter(f"records are of a GPU's speeds: leave out --record and --out ({why})")
-        runs = [measure(loaded, chosen, **tests, kv_dtype=kv_type.value)]
+        runs = [measure(loaded, chosen, **tests, kv_dtype=kv_type.value, progress=loading_bar())]
     found = []
     for results in runs:
         found += results

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 import minfer
-from minfer.engine.backend import Backend, KvDtype
+from minfer.engine.backend import Backend, KvDtype, Progress
 from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 from minfer.model.model import Model
@@ -76,9 +76,10 @@ def bench(
     chunk: int | None = None,
     sustained: float = 0.0,
     on_sample: OnSample | None = None,
+    progress: Progress | None = None,
 ) -> list[BenchResult]:
-    """`bench_session` in a session of its own, long enough for the longest test."""
-    session = Session(model, backend, longest_test(prompts, generations), kv_dtype, chunk)
+    """`bench_session` in a session of its own, long enough for the longest test. progress: of its loading."""
+    session = Session(model, backend, longest_test(prompts, generations), kv_dtype, chunk, progress)
     return bench_session(session, prompts, generations, repetitions, sustained, on_sample)
 
 

@@ -11,12 +11,13 @@ from matplotlib.axes import Axes
 from minfer.arithmetic.devices import by_name
 from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.reference import figure
+from minfer.campaign.counters import METRICS
 from minfer.campaign.decomposition import (
     GAP,
     byte_width_rows,
+    class_shares,
     products_us_per_gmac,
     rows,
-    seed_classes,
     what_if,
 )
 from minfer.campaign.document import SHARES
@@ -62,6 +63,7 @@ FORMATS = {
     "compute SOL": ".0%",
     "if free (tok/s)": ",.0f",
     "gain": "+.1%",
+    **{f"ncu {name}": ".0%" for name in METRICS},
 }
 """How a table shows a decomposition's rows."""
 CONSERVATION_FORMATS = {
@@ -123,7 +125,7 @@ def share_rows(walls: Sequence[Wall]) -> list[dict]:
         if name != "GEMM"
     ]
     for wall in walls:
-        split = seed_classes(wall)
+        split = class_shares(wall)
         found += [
             {"who": wall.route, "class": name, "share": split[name]} for name in SHARES if name != "GEMM"
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,12 @@ from minfer.lab.errors import EXPECTED, sentence
 from minfer.lab.speed_view import DECODED, TOKENS
 from minfer.lab.table import Table
 from minfer.model.errors import ModelFileError
-from minfer.model.registry import models_dir, resolve
+from minfer.model.registry import resolve
 
 if TYPE_CHECKING:
     from minfer.engine.cuda.routes import Route
 
-SYNTHETIC = "qwen2.5-7b-synth.gguf"
-"""The synthetic 7B's file among the pulled models."""
-PULLED = "qwen2.5-7b"
+PULLED, SYNTHETIC = "qwen2.5-7b", "qwen2.5-7b-synth"
 
 
 @dataclass(frozen=True)
@@ -102,10 +101,7 @@ def speeds(records: Sequence[Record], measure: Callable[[Path], Taken] | None = 
     reason = why_unavailable()
     model = find_model()
     if reason is None and model is None:
-        reason = (
-            f"the 7B is not here; run `minfer pull {PULLED}`, or `minfer synth qwen2.5-7b -o {SYNTHETIC}` in "
-            "the folder of the pulled models"
-        )
+        reason = f"the 7B is not here; run `minfer pull {PULLED}`, or `minfer synth {PULLED}`"
     if reason is not None:
         return from_records(records, reason)
     from minfer.cuda.runtime import device
@@ -127,16 +123,11 @@ def speeds(records: Sequence[Record], measure: Callable[[Path], Taken] | None = 
 
 
 def find_model() -> Path | None:
-    """The pulled 7B, else the synthetic one in the folder of the pulled models; None: neither is there."""
-    try:
-        return resolve(PULLED)
-    except ModelFileError:
-        pass
-    try:
-        path = models_dir() / SYNTHETIC
-    except ModelFileError:
-        return None
-    return path if path.is_file() else None
+    """The pulled 7B, else the synthetic one; None: neither is there."""
+    for name in (PULLED, SYNTHETIC):
+        with contextlib.suppress(ModelFileError):
+            return resolve(name)
+    return None
 
 
 def bench_all(path: Path) -> Taken:

@@ -323,3 +323,36 @@ def draw_measured(record: GpuTests, device: Device) -> Picture:
     style.label(ax, "bytes read and written a second (GB/s)")
     style.title(ax, "Passes that only move data", f"measured: {record.origin}")
     return Picture(fig, f"Bandwidth of the elementwise passes on {record.origin}", rows)
+
+
+FUSED = {
+    "residual add; RMS norm to f16": "add and norm",
+    "bias; RoPE; queries to f16; K and V stored": "bias rope and store",
+    "swiglu; convert to f16": "swiglu and convert",
+}
+"""Passes of a layer that one kernel does at once, and what the GPU tests call them."""
+
+
+def fused_record(device: str = "h200") -> GpuTests:
+    """The newest run of the GPU tests on a device that timed these passes apart and fused.
+
+    Raises:
+        RecordError: there is none.
+    """
+    names = [_fused_figure(name, way) for name in FUSED.values() for way in ("apart", "fused")]
+    return newest_measured(load_records(), device, names)
+
+
+def fused_rows(record: GpuTests) -> list[dict]:
+    """Microseconds of the passes as kernels of their own and as one, for 2048 tokens of the 7B."""
+    rows = []
+    for passes, name in FUSED.items():
+        apart, fused = (record.figure(_fused_figure(name, way)) for way in ("apart", "fused"))
+        rows.append(
+            {"passes": passes, "apart (us)": apart, "fused (us)": fused, "saved": f"{1 - fused / apart:.0%}"}
+        )
+    return rows
+
+
+def _fused_figure(name: str, way: str) -> str:
+    return f"{name}, 2048 tokens, {way}: us"

@@ -38,7 +38,7 @@ class Browsed:
 def verdict_rows(
     probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str, shown: str = ALL
 ) -> list[dict]:
-    """A row a probe: the seed's verdict, ours, gain of the wall clock and of the kernels, the seed's figures.
+    """A row a probe: the seed's verdict, ours, gain of the wall clock and of the kernels, both figures.
 
     shown: one of `FILTERS`: a verdict of ours, those that differ from the seed's, or those without a run.
 
@@ -61,6 +61,7 @@ def verdict_rows(
                     "gain": None if run is None else run["gain"],
                     "kernels": None if run is None else run["kernels"],
                     "the seed's figures": row["seed figures"],
+                    "our figures": "" if run is None else run["figures"],
                 }
             )
     return found
@@ -171,7 +172,7 @@ def draw_run(browsed: Browsed) -> Picture:
 def browsed_html(browsed: Browsed) -> str:
     """The filtered table, and the chosen probe's gates, verdict, mechanism and retry condition."""
     formats = {"gain": "+.1%", "kernels": "+.1%"}
-    columns = {key: key for key in ("probe", "seed", "ours", *formats)}
+    columns = {key: key for key in ("probe", "seed", "ours", *formats, "the seed's figures", "our figures")}
     table = Table(browsed.rows, columns, formats)._repr_html_() if browsed.rows else "<p>No probe.</p>"
     return f"{table}<hr>{run_html(browsed.probe, browsed.run)}"
 
@@ -190,6 +191,8 @@ def run_html(probe: Probe, run: ProbeRun | None) -> str:
     gates = "; ".join(f"{g.name} {'passed' if g.passed else 'FAILED'}: {g.found}" for g in run.gates)
     parts.append(f"Gates: {escape(gates)}")
     found = f"Ours: <b>{run.verdict}</b> ({escape(run.origin)})."
+    if run.summary:
+        found += f" {escape(run.summary)}."
     if run.gain is not None:
         g = run.gain
         found += (

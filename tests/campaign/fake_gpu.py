@@ -82,6 +82,7 @@ class Prefilled:
 
     tokens = 16
     jitter = (1.0, 1.0004, 0.9997, 1.0002)
+    flop = 0.0
 
     def __init__(self, model, *routes, tokens):
         self.routes = routes
@@ -92,7 +93,7 @@ class Prefilled:
     def compare(self, rounds, watch):
         times = [[10 * self.routes[side % 2].config.ms * self.jitter[(i + side) % 4] for i in range(rounds)]
                  for side in range(3)]  # fmt: skip
-        return Comparison.of("prefill of 16 tokens", 1, *times)
+        return Comparison.of("prefill of 16 tokens", 1, *times, flop=self.flop)
 
 
 class Array(np.ndarray):

@@ -9,6 +9,8 @@ import pytest
 
 from minfer.arithmetic.work import ModelShape, prefill_gmac
 from minfer.campaign import decompose as taking_apart
+from minfer.campaign import launch_times
+from minfer.campaign.counters import largest
 from minfer.campaign.decompose import decompose
 from minfer.campaign.launch_times import NotTimed, match, timer
 from minfer.campaign.observe import PRODUCTS, TAIL, ObservedRuntime, Operation, bucket_of, observing
@@ -26,6 +28,11 @@ from tests.campaign.fake_gpu import install_observed
 
 TINY = Path(__file__).parents[2] / "data" / "qwen2-tiny.gguf"
 ROUTES = ("f16", "f16-wgmma", "mmq_raw")
+SOURCES = {"prefill": "events", "decode": "graphs"}
+
+
+def quiet(line: str) -> None:
+    """Nobody listens."""
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +191,37 @@ def test_a_prefill_class_by_class(shared):
 
 
 def test_a_decode_is_not_for_events(shared):
-    with pytest.raises(EngineError, match="one CUDA graph, whose classes are timed: take --source graphs"):
+    with pytest.raises(EngineError, match="events see nothing in it: take --source graphs"):
         decompose(shared, choose_route("f16", "sm_90a", {}), "decode", source="events", say=lambda line: None)
+
+
+@pytest.mark.parametrize(("phase", "tokens", "context"), [("prefill", 100, 0), ("decode", 1, 20)])
+def test_what_a_pass_launches_can_be_launched_again(shared, phase, tokens, context):
+    route = choose_route("f16", "sm_90a", {})
+    wall = decompose(shared, route, phase, tokens=tokens, context=context, source=SOURCES[phase], say=quiet)
+    again = SharedModel(TINY, taking_apart.ObservingGpu(), 128, tell=quiet)
+    launches = taking_apart.observed_launches(again, route, phase, tokens, context)
+    assert len(launches) == sum(bucket.launches for bucket in wall.buckets)
+    assert largest(launches).keys() == {bucket.name for bucket in wall.buckets}
+
+
+def test_a_decode_by_a_timer_is_conserved_or_refused(shared, monkeypatch):
+    """Every launch of the replayed graph, by a timer that sees into it."""
+
+    class Seeing(launch_times.EventTimer):
+        source = "a timer"
+
+        def observe(self, run, device):
+            start = device.clock
+            run()
+            launches = list(device.observed)
+            return launch_times.Pass(launches, [0.01] * len(launches), device.clock - start)
+
+    monkeypatch.setattr(taking_apart, "timer", lambda source: (Seeing(), ""))
+    route = choose_route("f16", "sm_90a", {})
+    wall = decompose(shared, route, "decode", context=20, source="cupti", say=quiet)
+    assert wall.source == "a timer" and wall.conservation == pytest.approx(0.0, abs=1e-6)
+    assert wall.ms == pytest.approx(0.01 * sum(bucket.launches for bucket in wall.buckets))
 
 
 def test_routes_share_one_copy_of_the_weights(shared):

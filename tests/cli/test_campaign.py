@@ -36,11 +36,13 @@ def test_show(capsys):
     status, out, _ = run(capsys, "probe", "show", "ks64", "--json")
     assert status == 0 and json.loads(out)["probe"] == "ks64"
     assert run(capsys, "probe", "show", "nothing")[0] == 2
+    assert "gates: conservation of every wall\n" in run(capsys, "probe", "show", "r23-decomposition")[1]
 
 
 def test_run_in_the_simulator(capsys):
     status, out, _ = run(capsys, "probe", "run", PROBE, "--device", "simulator")
     assert status == 0 and "gate parity: passed" in out and "gate outputs: passed" in out
+    assert out.index("8 (4) elements a thread") < out.index("prediction: at most +6.4%") < out.index("gate ")
 
 
 def test_a_gate_that_fails_in_the_simulator(capsys, tmp_path):

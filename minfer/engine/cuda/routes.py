@@ -135,7 +135,8 @@ class Route:
         if self.mmq is not None:
             gemm = " -> ".join([*self.chain(), gemm])
         attention = "wgmma, no running maximum" if self.hopper_attention else self.attention
-        return {"route": self.name, "gemm": gemm, "attention": attention, "convert": self.convert}
+        convert = "within the GEMM" if self.keeps_f32 else self.convert
+        return {"route": self.name, "gemm": gemm, "attention": attention, "convert": convert}
 
     def chain(self) -> tuple[str, ...]:
         """The MMQ kernels of the route, the best first."""
