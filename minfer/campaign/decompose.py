@@ -72,8 +72,8 @@ def decompose(
         phase: "prefill" of `tokens` tokens, or "decode" of one token, after `context` tokens, by separate
             kernels: one that does a whole token has no classes.
         passes: observed ones, and as many that are not before and after them.
-        source: "graphs" (see `class_graphs`; "auto" of a decode) or "cupti"; for a prefill "auto" and "events"
-            too (see `timer`).
+        source: "graphs" (see `class_graphs`; "auto" of a decode) or "cupti"; for a prefill "auto" and
+            "events" too (see `timer`).
 
     Raises:
         EngineError: buckets and gaps do not add up to the wall clock, or a decode by events.
