@@ -11,7 +11,7 @@ from minfer.engine.bench import BenchResult, OnSample, bench_session, longest_te
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import compile_ahead
 from minfer.engine.cuda.devices import GpuDevice
-from minfer.engine.cuda.routes import Route, choose_route
+from minfer.engine.cuda.routes import Route, check_route, choose_route
 
 
 def bench_routes(
@@ -33,6 +33,8 @@ def bench_routes(
         on_failure: gets a route that cannot run, and the others go on; None: its error ends all.
     """
     n_ctx = longest_test(prompts, generations)
+    for name in names:
+        check_route(name)
     device = GpuDevice()
     chosen = [choose_route(name, device.arch, os.environ) for name in dict.fromkeys(names)]
     shared = SharedModel(path, device, n_ctx, say, chunk=min(n_ctx, CudaBackend.default_chunk))

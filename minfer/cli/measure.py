@@ -55,6 +55,7 @@ def bench(
         typer.Option(
             "--sustained",
             min=0,
+            max=3600,
             metavar="SECONDS",
             help="Run each test so long, and until its speed is steady, before it is timed; 0: a burst.",
         ),

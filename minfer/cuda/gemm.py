@@ -17,14 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from minfer.cuda.checks import check_whole
+from minfer.cuda.checks import check_sizes, check_types, check_whole
 from minfer.cuda.kernel import (
     MAX_SHARED_BYTES,
     MAX_THREAD_REGISTERS,
     Argument,
     ConfigRefused,
     Kernel,
-    require_integers,
 )
 
 SM_REGISTERS = 65_536
@@ -59,8 +58,7 @@ class GemmConfig:
     pitch: int | None = None
 
     def __post_init__(self):
-        pitch = () if self.pitch is None else ("pitch",)
-        require_integers("gemm", self, "tile_n", "tile_m", "tile_k", "stages", "warps", "warps_n", *pitch)
+        check_types("gemm", self)
         for name, value, allowed in (
             ("layout", self.layout, LAYOUTS),
             ("a_source", self.a_source, A_SOURCES),
@@ -209,8 +207,7 @@ class GemmConfig:
 
     def check(self, nt: int, od: int, depth: int) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute."""
-        for name, size in (("nt", nt), ("od", od), ("id", depth)):
-            check_whole(f"gemm: {name}", size, 1, 2**31 - 1)
+        check_sizes("gemm", nt=nt, od=od, id=depth)
         multiple = 8
         if self.b_source != "f16":
             multiple = self.sources[1].block.weights

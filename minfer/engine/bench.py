@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 import time
@@ -110,8 +111,10 @@ def bench_session(
     Raises InputError for lengths that the session's context does not hold, EngineError where logits are not
     finite after a run: what was timed was no forward then.
     """
-    if repetitions < 1 or sustained < 0:
-        raise InputError("there must be at least 1 repetition, and the seconds must not be negative")
+    if repetitions < 1:
+        raise InputError(f"{repetitions} repetitions: there must be at least 1")
+    if not 0 <= sustained < math.inf:
+        raise InputError(f"{sustained} seconds before a test: must be at least 0, and finite")
     tests = [("pp", n) for n in prompts if n] + [("tg", n) for n in generations if n]
     ids = np.random.default_rng(0).integers(0, session.config.vocab_size, longest_test(prompts, generations))
 

@@ -8,7 +8,7 @@ from numba import cuda
 from numba.cuda.types import int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads
+from minfer.cuda.checks import check_choice, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
@@ -31,6 +31,7 @@ class ArgmaxConfig:
     pdl: bool = False
 
     def __post_init__(self) -> None:
+        check_types("argmax", self)
         check_choice("argmax", "stage", self.stage, ("partial", "final"))
         check_threads("argmax", self.threads)
 
