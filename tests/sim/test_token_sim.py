@@ -3,7 +3,7 @@
 import pytest
 
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.token import TokenConfig, tiles
+from minfer.cuda.token import TokenConfig
 from tests.cuda.token_cases import token_case
 
 
@@ -26,12 +26,9 @@ def test_whole_models(config, formats, position):
     token_case(config, formats, position=position).run_simulated()
 
 
-def test_sliced_rows(monkeypatch):
-    """Rows of two blocks cut as long ones are."""
-    for name in ("WHOLE_UNITS", "Q4_SLICE", "Q6_SLICE"):
-        monkeypatch.setattr(tiles, name, 1)
-    token_case(small(entries=7), [("Q6_K", "Q4_K")]).run_simulated()
-    token_case(small(entries=6), [("Q4_K", "Q6_K")]).run_simulated()
+def test_rows_of_several_warps():
+    """More blocks of weights a row than a warp takes, and a warp that is left over."""
+    token_case(small(entries=6, ffn=2304, warps=3), [("Q4_K", "Q6_K")]).run_simulated()
 
 
 def test_threads_in_any_order():
@@ -42,12 +39,14 @@ def test_threads_in_any_order():
     ("fields", "says"),
     [
         ({"hidden": 320}, "rows of 320 weights"),
-        ({"hidden": 5120}, "rows of 5120 weights of gate and up"),
+        ({"hidden": 28928}, "two rows of 28928 weights do not fit"),
+        ({"ffn": 256 * 154}, "a row of 39424 weights does not fit"),
+        ({"ffn": 256 * 17}, "2 warps for rows of 4352 weights; take at least 3"),
         ({"hidden": 4096, "warps": 2}, "64 threads norm 4096"),
         ({"blocks": 1, "heads": 4, "kv_heads": 2}, "1 blocks for 2 groups"),
-        ({"ffn": 256 * 600}, "leave no room for a ring"),
+        ({"ffn": 256 * 150, "warps": 20, "entries": 6000}, "leave no room for a ring"),
     ],
 )
 def test_refusals(fields, says):
     with pytest.raises(ConfigRefused, match=says):
-        small(entries=7, **fields)
+        small(**{"entries": 7} | fields)

@@ -99,10 +99,9 @@ def decode_token(config: TokenConfig) -> Kernel:
         addresses = shared + uint32(addresses_at)
         table = shared + uint32(table_at)
         region = shared + uint32(region_at)
-        state = cuda.local.array(3, uint32)
+        state = cuda.local.array(2, uint32)
         state[0] = uint32(0)
         state[1] = uint32(0)
-        state[2] = uint32(0)
         barriers = address_of(addresses, BARRIERS)
         target = uint32(0)
         for e in range(entries):

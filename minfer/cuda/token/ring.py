@@ -25,13 +25,13 @@ from minfer.cuda.token.addresses import (
     address_of,
     join,
 )
-from minfer.cuda.token.config import ENTRY_BYTES, SLOT_BYTES, TILE_ROWS, TokenConfig
+from minfer.cuda.token.config import ENTRY_BYTES, SLOT_BYTES, TokenConfig, row_groups
 from minfer.cuda.token.records import store_record
 from minfer.cuda.token.schedule import ADD, ARRIVE, ATTENTION, PAIRS, TO_QKV
-from minfer.cuda.token.tiles import block_rows, cut, slice_of
+from minfer.cuda.token.tiles import block_rows, cut
 
-ENTRY, BEGIN, LAST, SLICE = range(4)
-"""Of a cursor: entry, first output of the tile, end of the block's outputs, slice."""
+ENTRY, BEGIN, LAST = range(3)
+"""Of a cursor: entry, first output of the tile, end of the block's outputs."""
 
 
 def make_stream(config: TokenConfig) -> Callable:
@@ -43,7 +43,6 @@ def make_stream(config: TokenConfig) -> Callable:
     partials_at, partial_bytes, outputs_at, ring_at = (
         config.partials_at, config.partial_bytes, config.outputs_at, config.ring_at
     )  # fmt: skip
-    half = TILE_ROWS // 2
 
     @device_function
     def seek(cursor, table, block, blocks):
@@ -68,46 +67,28 @@ def make_stream(config: TokenConfig) -> Callable:
             at = table + uint32(cursor[ENTRY] * ENTRY_BYTES)
             low, high, _, _ = ptx.ld_shared_v4_u32(at)
             rows, shape, word, _ = ptx.ld_shared_v4_u32(at + uint32(16))
-            flags = int32(word)
-            units = int32(shape) & 255
-            each, unit, slices, share, pitch = cut(flags, units)
-            first_unit, count = slice_of(units, share, cursor[SLICE])
+            each, pieces, pitch = cut(int32(word), int32(shape) & 255)
             lane = int32(ptx.lane_id())
-            row = cursor[BEGIN]
-            together = int32(min(each, cursor[LAST] - row))  # rows of a copy
-            copies = int32(1)
-            apart = int32(0)
-            if slices > 1:
-                copies = together
-                together = int32(1)
-                apart = int32(1)
-            elif flags & PAIRS:
-                copies = int32(2)
-                apart = int32(rows)
-            if lane < copies:
-                address = weights + join(low, high) + uint64(first_unit * unit)
-                address += uint64(row + lane * apart) * uint64(units * unit)
+            outputs = int32(min(each, cursor[LAST] - cursor[BEGIN]))
+            if lane < pieces:
+                row = cursor[BEGIN] + lane * int32(rows)
+                address = weights + join(low, high) + uint64(row) * uint64(pitch)
                 line = address & uint64(0xFFFFFFFFFFFFFFF0)
-                length = uint32(together * (count * unit))
+                length = uint32(outputs * pitch)
                 size = (uint32(address - line) + length + uint32(15)) & uint32(0xFFFFFFF0)
                 ptx.mbarrier_arrive_expect_tx(full, size)
-                ptx.bulk_load(slot + uint32(lane * together * pitch), line, size, full)
+                ptx.bulk_load(slot + uint32(lane * outputs * pitch), line, size, full)
             else:
                 ptx.mbarrier_arrive(full)
-            cursor[SLICE] += int32(1)
-            if cursor[SLICE] == slices:
-                cursor[SLICE] = int32(0)
-                cursor[BEGIN] += each
+            cursor[BEGIN] += each
 
     @device_function
-    def add_up(partials, count):
-        """Row lane % 16's sum over the tile's blocks of weights."""
-        lane = int32(ptx.lane_id())
-        at = partials + uint32((lane & 15) * 4)
+    def add_up(partials, row, groups):
+        """A row's sum over its groups."""
         total = float32(0)
-        for u in range(lane >> 4, count, 2):
-            total += ptx.ld_shared_f32(at + uint32(int32(u) * (TILE_ROWS * 4)))
-        return total + ptx.shfl_xor_f32(total, uint32(16))
+        for g in range(groups):
+            total += ptx.ld_shared_f32(partials + uint32((row * groups + int32(g)) * 4))
+        return total
 
     @device_function
     def write_records(shared, activated, first, last):
@@ -129,11 +110,10 @@ def make_stream(config: TokenConfig) -> Callable:
         table = shared + uint32(table_at)
         weights = address_of(addresses, WEIGHTS)
         lane = int32(ptx.lane_id())
-        cursor = cuda.local.array(4, int32)
+        cursor = cuda.local.array(3, int32)
         cursor[ENTRY] = int32(-1)
         cursor[BEGIN] = int32(0)
         cursor[LAST] = int32(0)
-        cursor[SLICE] = int32(0)
         ring = shared + uint32(ring_at)
         for n in range(slots):
             full = shared + uint32(full_at + n * 8)
@@ -148,39 +128,41 @@ def make_stream(config: TokenConfig) -> Callable:
             if not flags & ATTENTION:
                 units = int32(shape) & 255
                 first, last = block_rows(flags, int32(rows), block, blocks)
-                each, _, slices, share, _ = cut(flags, units)
+                each, pieces, _ = cut(flags, units)
+                groups = int32(row_groups(units))
                 y = address_of(addresses, LOGITS)
                 if flags & ADD:
                     y = address_of(addresses, X)
                 if flags & TO_QKV:
                     y = address_of(addresses, QKV) + uint64(int32(shape) >> 8) * uint64(4)
                 for begin in range(first, last, each):
+                    count = int32(min(each, last - begin))
                     row = int32(begin) + lane
+                    old = float32(0)
+                    if flags & ADD and lane < count:
+                        old = ptx.ld_global_f32(y + uint64(row) * uint64(4))
+                    if freed >= 0:
+                        full = shared + uint32(full_at + freed * 8)
+                        slot = ring + uint32(freed * SLOT_BYTES)
+                        fetch(cursor, table, weights, slot, full, block, blocks)
+                    ptx.mbarrier_wait(shared + uint32(done_at) + number * uint32(8), parity)
                     total = float32(0)
-                    writer = lane < each and row < last
-                    if flags & ADD and writer:
-                        total = ptx.ld_global_f32(y + uint64(row) * uint64(4))
-                    for s in range(slices):
-                        if freed >= 0:
-                            full = shared + uint32(full_at + freed * 8)
-                            slot = ring + uint32(freed * SLOT_BYTES)
-                            fetch(cursor, table, weights, slot, full, block, blocks)
-                        _, count = slice_of(units, share, int32(s))
-                        ptx.mbarrier_wait(shared + uint32(done_at) + number * uint32(8), parity)
-                        total += add_up(shared + uint32(partials_at) + number * uint32(partial_bytes), count)
-                        ptx.syncwarp()
-                        freed = int32(number)
-                        number += uint32(1)
-                        if number == uint32(slots):
-                            number = uint32(0)
-                            parity ^= uint32(1)
+                    if lane < count * pieces:
+                        partials = shared + uint32(partials_at) + number * uint32(partial_bytes)
+                        total = add_up(partials, lane, groups)
+                    ptx.syncwarp()
+                    freed = int32(number)
+                    number += uint32(1)
+                    if number == uint32(slots):
+                        number = uint32(0)
+                        parity ^= uint32(1)
                     if flags & PAIRS:
-                        up = ptx.shfl_xor_f32(total, uint32(half))
-                        if lane < half:
+                        up = ptx.shfl_idx_f32(total, uint32(lane + count) & uint32(31))
+                        if lane < count:
                             place = uint32(outputs_at + (row - first) * 4)
                             ptx.st_shared_f32(shared + place, silu_product(total, up))
-                    elif writer:
-                        ptx.st_global_f32(y + uint64(row) * uint64(4), total)
+                    elif lane < count:
+                        ptx.st_global_f32(y + uint64(row) * uint64(4), old + total)
                 if flags & PAIRS:
                     ptx.syncwarp()
                     write_records(shared, address_of(addresses, ACTIVATED_RECORDS), first, last)
