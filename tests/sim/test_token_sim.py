@@ -3,7 +3,7 @@
 import pytest
 
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.token import TokenConfig
+from minfer.cuda.token import TokenConfig, config
 from tests.cuda.token_cases import token_case
 
 
@@ -14,7 +14,7 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
 
 
 @pytest.mark.parametrize(
-    ("config", "formats", "position"),
+    ("made", "formats", "position"),
     [
         (small(entries=7), [("Q6_K", "Q4_K")], 5),
         (small(entries=12, blocks=3, warps=3), [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")], 0),
@@ -22,13 +22,14 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
     ],
     ids=str,
 )
-def test_whole_models(config, formats, position):
-    token_case(config, formats, position=position).run_simulated()
+def test_whole_models(made, formats, position):
+    token_case(made, formats, position=position).run_simulated()
 
 
-def test_rows_of_several_warps():
-    """More blocks of weights a row than a warp takes, and a warp that is left over."""
-    token_case(small(entries=6, ffn=2304, warps=3), [("Q4_K", "Q6_K")]).run_simulated()
+def test_rows_of_several_warps(monkeypatch):
+    """Rows of two blocks of weights by two warps of three: one is left over."""
+    monkeypatch.setattr(config, "GROUP_UNITS", 1)
+    token_case(small(entries=6, warps=3), [("Q4_K", "Q6_K")]).run_simulated()
 
 
 def test_threads_in_any_order():
