@@ -49,7 +49,7 @@ class TokenConfig:
         interleaved: RoPE of pairs (2i, 2i + 1); else NEOX, (i, i + rotary / 2).
         bias: add a bias to q, k and v.
         blocks: the grid, all of it resident at once: one block a multiprocessor.
-        warps: warps that multiply; one more streams the weights.
+        warps: warps that multiply; one more streams the weights, and another writes the outputs.
     """
 
     heads: int
@@ -66,7 +66,7 @@ class TokenConfig:
 
     def __post_init__(self) -> None:
         check_choice("decode_token", "head_dim", self.head_dim, (64, 128))
-        check_choice("decode_token", "warps", self.warps, tuple(range(1, 32)))
+        check_choice("decode_token", "warps", self.warps, tuple(range(1, 31)))
         if self.heads < 1:
             raise ConfigRefused(f"decode_token: {self.heads} heads; take at least 1")
         self.row  # noqa: B018 - checks the attention's shape
@@ -193,10 +193,15 @@ class TokenConfig:
         """A slot's partial sums, [rows, groups]."""
         return row_groups(self.widest // WEIGHTS) * TILE_ROWS * 4
 
+    full_at = 0
+    done_at = full_at + MOST_SLOTS * 8
+    free_at = done_at + MOST_SLOTS * 8
+    """mbarriers, one a slot: its tile has come; it is multiplied; it may be overwritten."""
+
     @property
     def scratch_at(self) -> int:
-        """A float a warp, behind two mbarriers a slot."""
-        return MOST_SLOTS * 16
+        """A float a warp."""
+        return _align(3 * MOST_SLOTS * 8)
 
     @property
     def addresses_at(self) -> int:

@@ -34,7 +34,7 @@ def make_multiply(config: TokenConfig) -> Callable:
     """Device function (shared, region, flags, rows, units, matrix, state, block, blocks, warp): this
     warp's share of a product. `matrix` is the low word of its offset."""
     slots, warps = config.slots, config.warps
-    full_at, done_at = 0, slots * 8
+    full_at, done_at = config.full_at, config.done_at
     partials_at, partial_bytes, ring_at = config.partials_at, config.partial_bytes, config.ring_at
 
     @device_function
