@@ -226,6 +226,5 @@ def decode_token(config: TokenConfig) -> Kernel:
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
-        allowed_spill_bytes=16,  # what depends on the lane alone is put aside while the block attends
         cooperative=True,
     )
