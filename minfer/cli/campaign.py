@@ -47,8 +47,8 @@ def decompose(
     source: Annotated[
         Source,
         typer.Option(
-            help="CUPTI (package cupti-python), CUDA events, or, for a decode, a CUDA graph of each class's "
-            "launches; auto: CUPTI where it can be had, graphs for a decode."
+            help="CUPTI (package cupti-python), CUDA events, or a CUDA graph of each class's launches; auto: "
+            "CUPTI where it can be had, graphs for a decode."
         ),
     ] = Source.auto,
     counters: Annotated[

@@ -10,8 +10,9 @@ from matplotlib.patches import Rectangle
 
 from minfer.arithmetic.banks import LINE_BYTES, SECTOR_BYTES
 from minfer.arithmetic.devices import Device
-from minfer.campaign.records import GpuTests, load_records, newest_measured
+from minfer.campaign.records import GpuTests, Record, load_records, newest_measured
 from minfer.lab import style
+from minfer.lab.figures import newest
 from minfer.lab.picture import Picture
 
 READ_BYTES, WRITE_BYTES = 4, 2  # an element of an f32 -> f16 pass
@@ -333,24 +334,19 @@ FUSED = {
 """Passes of a layer that one kernel does at once, and what the GPU tests call them."""
 
 
-def fused_record(device: str = "h200") -> GpuTests:
-    """The newest run of the GPU tests on a device that timed these passes apart and fused.
-
-    Raises:
-        RecordError: there is none.
-    """
-    names = [_fused_figure(name, way) for name in FUSED.values() for way in ("apart", "fused")]
-    return newest_measured(load_records(), device, names)
-
-
-def fused_rows(record: GpuTests) -> list[dict]:
-    """Microseconds of the passes as kernels of their own and as one, for 2048 tokens of the 7B."""
+def fused_rows(records: Sequence[Record]) -> list[dict]:
+    """Microseconds of the passes as kernels of their own and as one, for 2048 tokens of the 7B, by the newest
+    run on the H200 that timed them all. Empty: none did."""
+    figures = {
+        passes: [_fused_figure(name, way) for way in ("apart", "fused")] for passes, name in FUSED.items()
+    }
+    record = newest(records, *(name for pair in figures.values() for name in pair))
+    if record is None:
+        return []
     rows = []
-    for passes, name in FUSED.items():
-        apart, fused = (record.figure(_fused_figure(name, way)) for way in ("apart", "fused"))
-        rows.append(
-            {"passes": passes, "apart (us)": apart, "fused (us)": fused, "saved": f"{1 - fused / apart:.0%}"}
-        )
+    for passes, pair in figures.items():
+        apart, fused = map(record.figure, pair)
+        rows.append({"passes": passes, "apart (us)": apart, "fused (us)": fused, "saved": 1 - fused / apart})
     return rows
 
 

@@ -34,6 +34,14 @@ FAMILIES = {
     WHOLE: style.ORANGE,
 }
 """What a prefill variant changes -> its colour."""
+ON_GB10 = {
+    "f16": ("000", "prefill.after", "after session P5"),
+    "mmq": ("003", "mmq.r1.tok_s", "R1, KD=8"),
+    "mmq_raw": ("003", "mmq.raw.tok_s", "raw, KD=8"),
+    "mmq_raw_wide": ("003", "mmq.wide.kd4", "wide, KD=4; KD=8 is refused there"),
+    "llama.cpp": ("000", "prefill.llamacpp", ""),
+}
+"""Engine or route -> the seed's figure of its prefill on a GB10, and what ran there."""
 
 
 def work_rows(nt: int = TOKENS) -> list[dict]:
@@ -133,6 +141,23 @@ def step_rows(sweep: Sweep) -> list[dict]:
                 "speed (%)": (ms[0] / ms[1] - 1) * 100,
             }
         )
+    return rows
+
+
+def gb10_rows(benches: Mapping[str, Bench], peer: Peer) -> list[dict]:
+    """Prefills of the seeds' routes on a GB10, as the seeds state them, and of the same routes on an H200.
+
+    Args:
+        benches: by route, and peer: another engine, both of the H200.
+    """
+    here = {route: bench.result(PREFILL).avg_ts for route, bench in benches.items()}
+    here[peer.name] = peer.tok_s[PEER_PREFILL][0]
+    rows = []
+    for engine, (seed, key, what) in ON_GB10.items():
+        there = figure(seed, key)
+        middle = sum(there.value) / 2 if isinstance(there.value, tuple) else there.value
+        row = {"engine": engine, "on the GB10": what, "GB10 (tok/s)": middle, "H200 (tok/s)": here[engine]}
+        rows.append(row | {"times": here[engine] / middle})
     return rows
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MultipleLocator
@@ -33,9 +33,6 @@ SEQUENCE = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW)
 # Eight tints in the order of a hue circle, for cyclic quantities (bank groups): neighbours differ in
 # lightness too.
 GROUPS = ("#9ECAE1", "#FDD9A0", "#A8DDB5", "#E7C6DD", "#6BAED6", "#F7B267", "#66C2A4", "#D4A5C9")
-
-BLUES = LinearSegmentedColormap.from_list("minfer-blues", ["#F2F7FB", "#C6DDEF", "#7FB5DA", BLUE, "#003F66"])
-"""A light-to-dark map in one hue, for counts."""
 
 
 def tint(colour: str, amount: float) -> tuple[float, float, float]:

@@ -81,7 +81,7 @@ def test_the_measured_pass_lies_below_its_bound(sound):
     assert len(rows) == len(pass_view.PASSES)
 
 
-def test_fused_passes(monkeypatch):
+def test_fused_passes():
     figures = {
         f"{name}, 2048 tokens, {way}: us": us
         for name in pass_view.FUSED.values()
@@ -89,15 +89,13 @@ def test_fused_passes(monkeypatch):
     }
     known = pass_view.newest_record()
     records = [
-        replace(known, file=date, date=date, measured=figures)
-        for date in ("2020-01-01T00:00Z", "2020-01-02T00:00Z")
+        replace(known, file=date, date=date, measured={key: scale * us for key, us in figures.items()})
+        for date, scale in (("2020-01-02T00:00Z", 1), ("2020-01-01T00:00Z", 2))
     ]
-    monkeypatch.setattr(pass_view, "load_records", lambda: [known, *records])
-    record = pass_view.fused_record()
-    assert record is records[1]
-    rows = pass_view.fused_rows(record)
+    rows = pass_view.fused_rows([known, *records])
     assert [row["passes"] for row in rows] == list(pass_view.FUSED)
-    assert {row["saved"] for row in rows} == {"25%"}
+    assert {(row["apart (us)"], row["fused (us)"], row["saved"]) for row in rows} == {(20.0, 15.0, 0.25)}
+    assert pass_view.fused_rows([]) == []
 
 
 def test_the_widget(sound):

@@ -196,6 +196,16 @@ class TestDecode:
         sound(speed_view.draw_decode(speed_view.decode_rows(BENCHES, None, H200), H200))
 
 
+def test_the_seeds_routes_on_both_gpus():
+    rows = {row["engine"]: row for row in speed_view.gb10_rows(BENCHES, llamacpp())}
+    assert rows["f16"]["GB10 (tok/s)"] == 2355 and rows["mmq"]["GB10 (tok/s)"] == 441
+    assert rows["f16"]["H200 (tok/s)"] == BENCHES["f16"].result("pp2048").avg_ts
+    assert rows["f16"]["GB10 (tok/s)"] < rows["llama.cpp"]["GB10 (tok/s)"]
+    assert rows["f16"]["H200 (tok/s)"] > rows["llama.cpp"]["H200 (tok/s)"]
+    for row in rows.values():
+        assert row["times"] == pytest.approx(row["H200 (tok/s)"] / row["GB10 (tok/s)"])
+
+
 class TestMeasured:
     @pytest.fixture
     def here(self, monkeypatch, tmp_path):

@@ -54,7 +54,7 @@ def test_colours_stay_apart(colours, apart, kind):
 def test_rare_colours_stay_what_they_are():
     """A legend's patch among thousands of tints: the PNG's palette must not give it a neighbour's colour."""
     fig, (ax,) = style.figure(6.5, 3, columns=1)
-    ax.imshow(np.linspace(0, 1, 4000).reshape(40, 100), cmap=style.BLUES, aspect="auto")
+    ax.imshow(np.linspace(0, 1, 4000).reshape(40, 100), cmap="Blues", aspect="auto")
     ax.plot([50], [20], "s", color=style.RED, markersize=4)
     style.title(ax, "a needle")
     image = Image.open(io.BytesIO(Picture(fig, "A red needle in blue hay, a picture", [{"x": 0}]).png()))
