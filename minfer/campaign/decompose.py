@@ -72,8 +72,8 @@ def decompose(
         phase: "prefill" of `tokens` tokens, or "decode" of one token, after `context` tokens, by separate
             kernels: one that does a whole token has no classes.
         passes: observed ones, and as many that are not before and after them.
-        source: "auto", "cupti", "events" (see `timer`) for a prefill; "auto", "graphs" (see `class_graphs`)
-            or "cupti" for a decode.
+        source: "graphs" (see `class_graphs`; "auto" of a decode) or "cupti"; for a prefill "auto" and
+            "events" too (see `timer`).
 
     Raises:
         EngineError: buckets and gaps do not add up to the wall clock, or a decode by events.
@@ -81,18 +81,19 @@ def decompose(
     """
     gpu = shared.device.gpu
     watch = Watch(*reader_of(gpu))
-    step = _step(shared, phase, tokens, context)
     if phase == "decode":
         if source == "events":
             raise EngineError(
                 "a decode is one CUDA graph, and events see nothing in it: take --source graphs"
             )
-        made = timer(source)[0] if source == "cupti" else None
+        source = "graphs" if source == "auto" else source
         route = replace(route, token_kernel=False)
-        taken = _decode(shared, route, step, passes, watch, made)
+    if source == "graphs":
+        taken = by_class(shared, route, phase, tokens, context, passes, watch)
     else:
-        made, why = timer(source)
-        taken = _prefill(shared, route, step, passes, watch, made, why)
+        step, (made, why) = _step(shared, phase, tokens, context), timer(source)
+        take = _decode if phase == "decode" else _prefill
+        taken = take(shared, route, step, passes, watch, made, why)
     say(f"launches timed by {taken.source}{f' ({taken.why})' if taken.why else ''}")
     known = ceilings_of(gpu.name)
     config = shared.model.config
@@ -191,36 +192,50 @@ def _prefill(
 
 
 def _decode(
-    shared: SharedModel, route: Route, step: Step, passes: int, watch: Watch, made: Any = None
+    shared: SharedModel, route: Route, step: Step, passes: int, watch: Watch, made: Any, why: str
 ) -> Taken:
-    """Passes, and what they launch: by a timer, or in graphs by class."""
-    device, runtimes = ObservingGpu(), []
+    """Passes, replays under a timer, and what they launch in a graph."""
+    device = ObservingGpu()
     plain = shared.session(route)
     walls = [_wall(step, plain, watch) for _ in range(2 * passes + 1)][1:]
-    with made or contextlib.nullcontext():
-        seen = shared.session(route, device, lambda inner: _kept(runtimes, inner))
+    with made:
+        seen = shared.session(route, device, ObservedRuntime)
         _wall(step, seen, watch)  # captures the decode
-        chosen = None if made is None else _observed(step, seen, device, made, passes)
-    if chosen is None:
-        chosen = class_graphs(runtimes[0].captured, device)
-        graph = chosen.total
-    else:
-        graph = graph_ms(chosen.launches, device, **DECODES)
+        chosen = _observed(step, seen, device, made, passes)
+    graph = graph_ms(chosen.launches, device, **DECODES)
     shared.forget(device)
-    return Taken(walls, graph, chosen, GRAPHS if made is None else made.source)
+    return Taken(walls, graph, chosen, made.source, why)
+
+
+def by_class(
+    shared: SharedModel, route: Route, phase: str, tokens: int, context: int, passes: int, watch: Watch
+) -> Taken:
+    """Passes, and what they launch in graphs by class. Nothing has to add up: a class alone may find in L2
+    what it would not beside the others."""
+    device = ObservingGpu()
+    step, plain = _step(shared, phase, tokens, context), shared.session(route)
+    walls = [_wall(step, plain, watch) for _ in range(2 * passes + 1)][1:]
+    chosen = class_graphs(observed_launches(shared, route, phase, tokens, context, device), device)
+    shared.forget(device)
+    return Taken(walls, chosen.total, chosen, GRAPHS)
 
 
 def observed_launches(
-    shared: SharedModel, route: Route, phase: str, tokens: int, context: int
+    shared: SharedModel, route: Route, phase: str, tokens: int, context: int, device: Any = None
 ) -> list[Observed]:
-    """What a pass launches: the second one of a session, on a shared model whose device observes."""
+    """What a pass launches: the second one of a session.
+
+    Args:
+        device: one that observes; None: the shared model's own does.
+    """
+    device = shared.device if device is None else device
     step = _step(shared, phase, tokens, context)
-    session = shared.session(replace(route, token_kernel=False), wrap=ObservedRuntime)
+    session = shared.session(replace(route, token_kernel=False), device, ObservedRuntime)
     step(session)()
     run = step(session)
-    shared.device.observed = []
+    device.observed = []
     run()
-    return list(shared.device.observed)
+    return list(device.observed)
 
 
 def _wall(step: Step, session: Session, watch: Watch, rest: float = 0.0) -> float:
@@ -232,11 +247,6 @@ def _wall(step: Step, session: Session, watch: Watch, rest: float = 0.0) -> floa
     took = (time.perf_counter_ns() - start) / 1e6
     watch.look()
     return took
-
-
-def _kept(kept: list[ObservedRuntime], inner: Any) -> ObservedRuntime:
-    kept.append(ObservedRuntime(inner))
-    return kept[-1]
 
 
 def _observed(step: Step, session: Session, device: Any, made: Any, passes: int) -> Pass:

@@ -136,6 +136,9 @@ class Wall(Record):
         if not self.wall_ms or min(self.wall_ms) <= 0:
             raise ValueError("wall_ms: at least one sample, all above 0")
         checked_positive(self, "tokens")
+        share = self.settings.get("q_share", 1.0)
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ValueError(f"settings['q_share']: {share!r} is no share above 0 and up to 1")
         if self.gap_ms < -NANOSECOND:
             raise ValueError(f"gap_ms: {self.gap_ms:.3f}: launches hold more time than their pass took")
         for place, bucket in enumerate(self.buckets):

@@ -47,8 +47,8 @@ def decompose(
     source: Annotated[
         Source,
         typer.Option(
-            help="CUPTI (package cupti-python), CUDA events, or, for a decode, a CUDA graph of each class's "
-            "launches; auto: CUPTI where it can be had, graphs for a decode."
+            help="CUPTI (package cupti-python), CUDA events, or a CUDA graph of each class's launches; auto: "
+            "CUPTI where it can be had, graphs for a decode."
         ),
     ] = Source.auto,
     counters: Annotated[
@@ -75,8 +75,9 @@ def decompose(
     from minfer.campaign.records import FOLDER, write_record
     from minfer.campaign.schema import plain
     from minfer.engine.cuda.devices import GpuDevice
-    from minfer.engine.cuda.routes import choose_route
+    from minfer.engine.cuda.routes import check_route, choose_route
 
+    check_route(route)
     device = GpuDevice()
     chosen = choose_route(route, device.arch, os.environ)
     before = context if phase is Phase.decode else 0
@@ -121,9 +122,15 @@ def report(
     """Write the campaign's tables from the records: the probes with the seed's verdicts, the walls."""
     from minfer.campaign import document
     from minfer.campaign import report as readme_tables
-    from minfer.campaign.records import FOLDER, load_records
+    from minfer.campaign.records import FOLDER, RecordError, load_records
+    from minfer.model.whole_file import whole_file
 
     if readme or check:
+        if output is not None or records is not None or style is not Format.markdown or device != "h200":
+            raise typer.BadParameter(
+                "README.md's tables are of the repository's records: leave out --format, --output, --device "
+                "and --records"
+            )
         if status := readme_tables.main(["--check"] if check else []):
             raise typer.Exit(status)
         typer.echo(f"{readme_tables.README.name} is what the records give")
@@ -133,7 +140,8 @@ def report(
     if output is None:
         typer.echo(text, nl=False)
     else:
-        output.write_text(text, encoding="utf-8")
+        with whole_file(output, len(text), RecordError) as part:
+            part.write_text(text, encoding="utf-8")
         typer.echo(str(output))
 
 

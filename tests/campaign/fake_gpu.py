@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from minfer.campaign import decompose, launch_times, prefills
+from minfer.campaign.observe import observing
 from minfer.campaign.probe_record import Comparison
 from minfer.campaign.workload import Case, Launch, Work, Workload, kernel
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
@@ -243,3 +245,26 @@ def run_prefilled(monkeypatch, probe, gpu, prefill_rounds=9, **rest):
     monkeypatch.setattr(run, "Prefills", Prefilled)
     model, counts = SimpleNamespace(name="7b.gguf"), {"rounds": 9, "prefill_rounds": prefill_rounds}
     return run.run_probe(probe, gpu, model=model, tokens=16, say=_nothing, **counts, **rest)
+
+
+def install_observed(monkeypatch):
+    """A fake GPU under `install`, with the module that takes walls apart observing it on its own clock."""
+    gpu = install(monkeypatch, FakeGpu())
+    monkeypatch.setattr(decompose, "reader_of", lambda gpu: (None, "a fake"))
+    for module in (prefills, decompose, launch_times):
+        monkeypatch.setattr(module, "time", Clock(gpu))
+
+    class SameClock(FakeGpu):
+        def __init__(self):
+            super().__init__()
+            self.gpu = gpu.gpu
+
+        clock = property(
+            lambda self: gpu.clock, lambda self, value: setattr(gpu, "clock", value or gpu.clock)
+        )
+        _capturing = property(
+            lambda self: gpu._capturing, lambda self, value: setattr(gpu, "_capturing", value)
+        )
+
+    monkeypatch.setattr(decompose, "ObservingGpu", observing(SameClock))
+    return gpu

@@ -9,7 +9,7 @@ import pytest
 
 from minfer.arithmetic.work import ModelShape, prefill_gmac
 from minfer.campaign import decompose as taking_apart
-from minfer.campaign import launch_times, prefills
+from minfer.campaign import launch_times
 from minfer.campaign.counters import largest
 from minfer.campaign.decompose import decompose
 from minfer.campaign.launch_times import NotTimed, match, timer
@@ -24,7 +24,7 @@ from minfer.engine.cuda.runtime import CudaRuntime
 from minfer.engine.errors import EngineError
 from minfer.engine.transformer import Buffers, forward
 from minfer.model.model import Model
-from tests.campaign.fake_gpu import Clock, FakeGpu, install
+from tests.campaign.fake_gpu import install_observed
 
 TINY = Path(__file__).parents[2] / "data" / "qwen2-tiny.gguf"
 ROUTES = ("f16", "f16-wgmma", "mmq_raw")
@@ -128,25 +128,7 @@ def test_events_take_the_place_of_cupti_and_say_so():
 
 @pytest.fixture
 def shared(monkeypatch, model):
-    gpu = install(monkeypatch, FakeGpu())
-    monkeypatch.setattr(taking_apart, "reader_of", lambda gpu: (None, "a fake"))
-    for module in (prefills, taking_apart, launch_times):
-        monkeypatch.setattr(module, "time", Clock(gpu))
-
-    class SameClock(FakeGpu):
-        def __init__(self):
-            super().__init__()
-            self.gpu = gpu.gpu
-
-        clock = property(
-            lambda self: gpu.clock, lambda self, value: setattr(gpu, "clock", value or gpu.clock)
-        )
-        _capturing = property(
-            lambda self: gpu._capturing, lambda self, value: setattr(gpu, "_capturing", value)
-        )
-
-    monkeypatch.setattr(taking_apart, "ObservingGpu", observing(SameClock))
-    return SharedModel(TINY, gpu, 128, tell=lambda line: None)
+    return SharedModel(TINY, install_observed(monkeypatch), 128, tell=lambda line: None)
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -196,6 +178,16 @@ def test_a_decode_is_taken_apart_class_by_class(shared):
     assert wall.source.startswith("CUDA graphs") and wall.tokens == 1 and wall.context == 20
     assert abs(wall.conservation) < 0.02 and TAIL not in {bucket.name for bucket in wall.buckets}
     assert wall.stem == "wall-decode-20-f16"
+
+
+def test_a_prefill_class_by_class(shared):
+    route = choose_route("f16", "sm_90a", {})
+    whole = decompose(shared, route, "prefill", tokens=100, source="events", say=lambda line: None)
+    wall = decompose(shared, route, "prefill", tokens=100, source="graphs", say=lambda line: None)
+    assert wall.source.startswith("CUDA graphs") and abs(wall.conservation) < 0.02
+    assert [(b.name, b.launches, b.gmac) for b in wall.buckets] == [
+        (b.name, b.launches, b.gmac) for b in whole.buckets
+    ]
 
 
 def test_a_decode_is_not_for_events(shared):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -261,10 +263,23 @@ def test_samples_and_statistics_belong_together(gpu, tmp_path):
 
 def test_an_interrupted_write_leaves_nothing(gpu, tmp_path, monkeypatch):
     run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
-    monkeypatch.setattr(json, "dump", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
+
+    def interrupt(text):
+        assert json.JSONDecoder().decode(text)["kind"] == "probe"  # all of it is in a file by now
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(json, "loads", interrupt)
         write_record(run, tmp_path, stem="x")
     assert list(tmp_path.rglob("*.json")) == [] and list((tmp_path / "h200").iterdir()) == []
+
+
+def test_writers_at_the_same_time_do_not_overwrite_each_other(gpu, tmp_path):
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    write = partial(write_record, run, tmp_path, stem="x")
+    with ThreadPoolExecutor(8) as pool:
+        paths = {done.result() for done in [pool.submit(write) for _ in range(24)]}
+    assert len(paths) == 24 and sorted((tmp_path / "h200").iterdir()) == sorted(paths)
 
 
 def test_a_session_goes_on_after_a_probe_that_fails(gpu, tmp_path, monkeypatch):
