@@ -23,6 +23,7 @@ from minfer.campaign.decomposition import (
 from minfer.campaign.document import SHARES
 from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.peers import llamacpp
+from minfer.campaign.record import Record
 from minfer.campaign.wall_record import CONSERVATION, Wall
 from minfer.lab import style
 from minfer.lab.explorer import Explorer, checkbox, dropdown, slider
@@ -237,6 +238,20 @@ def width_rows(walls: Sequence[Wall]) -> list[dict]:
             {"who": f"{SEED}: {name}", "route": SEED, "bits a weight": bits, "us/GMAC": rate}
             | dict.fromkeys(("weights (GB)", "reading alone (ms)"))
         )
+    return found
+
+
+def counter_rows(records: Sequence[Record]) -> list[dict]:
+    """Hardware counters of each class's largest launch, of the newest wall of each phase and route that has
+    them, beside what the seed tells: who, class, and a share of its peak for each counter."""
+    walls = {(r.phase, r.route): r for r in records if isinstance(r, Wall) and r.counters}
+    told = figure("002", "gate_up.mem_sol").value / 100
+    found = [{"who": SEED, "class": "gate+up"} | dict.fromkeys(METRICS) | {"memory": told}]
+    for (phase, route), wall in walls.items():
+        found += [
+            {"who": f"{phase}, {route}", "class": name} | values
+            for name, values in sorted(wall.counters.items(), key=lambda item: _place(item[0]))
+        ]
     return found
 
 

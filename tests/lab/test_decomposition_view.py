@@ -56,6 +56,16 @@ def test_bounds_against_the_bar(sound):
     assert rows == sorted(rows, key=lambda row: -row["gain"])
 
 
+def test_counters_stand_beside_the_seeds():
+    counted = example_wall(counters={"FA": {"memory": 0.5, "SM": 0.4}, "gate+up": {"memory": 0.6, "SM": 0.7}})
+    seed, *ours = view.counter_rows([example_wall(), counted])
+    assert (seed["class"], seed["memory"], seed["SM"]) == ("gate+up", 0.85, None)
+    assert [(row["who"], row["class"], row["memory"]) for row in ours] == [
+        ("prefill, f16", "gate+up", 0.6), ("prefill, f16", "FA", 0.5)
+    ]  # fmt: skip
+    assert len(view.counter_rows([])) == 1
+
+
 def test_widths_stand_beside_the_seeds(sound):
     rows = sound(view.draw_widths(WALLS)).rows
     assert {row["bits a weight"] for row in rows if row["route"] == "mmq_raw"} == {4.5}
