@@ -11,7 +11,7 @@ from minfer.campaign.record import origins
 from minfer.campaign.records import Record, Wall
 from minfer.campaign.report import DEVICE
 from minfer.lab.errors import EXPECTED, sentence
-from minfer.lab.measured import PULLED, find_model
+from minfer.lab.measured import model_to_measure
 
 TOKENS = 2048
 
@@ -53,14 +53,9 @@ def walls(records: Sequence[Record], measure: Callable[[Path], Taken] | None = N
     Args:
         measure: takes the walls of a model file apart.
     """
-    from minfer.engine.cuda.backend import why_unavailable
-
-    model = find_model()
-    reason = why_unavailable()
-    if reason is None and model is None:
-        reason = f"the 7B is not here (`minfer synth {PULLED}` makes one)"
-    if reason is not None:
-        return from_records(records, reason)
+    model, why_not = model_to_measure()
+    if model is None:
+        return from_records(records, why_not)
     try:
         found, failed = (measure or take_apart)(model)
     except (*EXPECTED, RuntimeError) as error:
