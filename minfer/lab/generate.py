@@ -28,8 +28,8 @@ ONE_AT_A_TIME = threading.Lock()  # the host backend's threads serve one caller
 
 
 def available_models() -> list[tuple[str, Path]]:
-    """(label, path) of every model that can run now: the pulled ones, the tiny one of the repository, then what
-    `minfer synth` made.
+    """(label, path) of every model that can run now: the pulled ones, the tiny one of the repository, then
+    what `minfer synth` made.
 
     The name in `$MINFER_MODEL`, if it has been pulled, comes first.
     """
