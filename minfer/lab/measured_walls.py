@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from minfer.campaign.document import newest_walls
@@ -33,6 +34,9 @@ class Walls:
 
     def __repr__(self) -> str:
         return f"{self.origin}." + (f" Not measured here: {self.why}." if self.why else "")
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>"
 
 
 def from_records(records: Sequence[Record], why: str = "") -> Walls:
