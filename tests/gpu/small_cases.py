@@ -82,7 +82,6 @@ def _elementwise() -> Iterator[Case | list[Case]]:
     yield cases.rope_case(3, 2, 32, 32, interleaved=False)
     yield cases.rope_store_case(3, 4, 2, 32, 32, False, True, "f16")
     yield cases.embedding_case("Q4_K", 256, [0, 8, 3])
-    yield cases.advance_case(6)
     yield cases.argmax_cases(np.random.default_rng(0).normal(size=1003).astype(np.float32))
 
 

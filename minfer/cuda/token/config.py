@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from minfer.cuda.blocks import BLOCKS
-from minfer.cuda.checks import check_choice
+from minfer.cuda.checks import check_choice, check_types, check_whole
 from minfer.cuda.elementwise.rotary import RopeStoreConfig
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
@@ -65,10 +65,11 @@ class TokenConfig:
     warps: int = 10
 
     def __post_init__(self) -> None:
+        check_types("decode_token", self)
         check_choice("decode_token", "head_dim", self.head_dim, (64, 128))
-        check_choice("decode_token", "warps", self.warps, tuple(range(1, 31)))
-        if self.heads < 1:
-            raise ConfigRefused(f"decode_token: {self.heads} heads; take at least 1")
+        check_choice("decode_token", "warps", self.warps, tuple(range(1, 32)))
+        check_whole("decode_token: heads", self.heads, 1)
+        check_whole("decode_token: entries", self.entries, 1)
         self.row  # noqa: B018 - checks the attention's shape
         for name, dim in (("hidden", self.hidden), ("heads", self.attended), ("ffn", self.ffn)):
             if dim <= 0 or dim % WEIGHTS:
