@@ -12,8 +12,8 @@ from minfer.cuda import ptx
 from minfer.cuda.elementwise.activation import silu_product
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.addresses import ACTIVATED_RECORDS, LOGITS, QKV, X, address_of
-from minfer.cuda.token.config import TokenConfig
-from minfer.cuda.token.records import store_record
+from minfer.cuda.token.config import TokenConfig, row_groups
+from minfer.cuda.token.records import WEIGHTS, store_record
 from minfer.cuda.token.schedule import ADD, NORM, PAIRS, TO_QKV
 
 
@@ -33,17 +33,26 @@ def make_outputs(config: TokenConfig) -> Callable:
             total += ptx.ld_shared_f32(scratch + uint32(w * 4))
         return ptx.rsqrt_approx(total * float32(1.0 / dim) + eps)
 
-    @device_function
-    def add_up(sums, groups):
-        total = float32(0)
-        for g in range(groups):
-            total += ptx.ld_shared_f32(sums + uint32(int32(g) * 4))
-        return total
+    def make_sum(most: int) -> Callable:
+        """Device function: the sum of `groups` numbers, `most` at most. All are loaded at once."""
+
+        @device_function
+        @unrolled
+        def add_up(sums, groups):
+            total = float32(0)
+            for g in unroll(most):
+                if g < groups:
+                    total += ptx.ld_shared_f32(sums + uint32(g * 4))
+            return total
+
+        return add_up
+
+    add_up, add_gated = (make_sum(row_groups(n // WEIGHTS)) for n in (config.widest, dim))
 
     @device_function
     def gated(sums, groups, scale):
-        gate = scale * add_up(sums, groups)
-        return silu_product(gate, scale * add_up(sums + uint32(groups * 4), groups))
+        gate = scale * add_gated(sums, groups)
+        return silu_product(gate, scale * add_gated(sums + uint32(groups * 4), groups))
 
     @device_function
     def write(shared, flags, place, first, count, groups, old, eps):
