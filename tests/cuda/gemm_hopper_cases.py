@@ -33,12 +33,7 @@ def expected(config: GemmHopperConfig, products: Any, magnitudes: Any, before: A
 
 
 def hopper_case(
-    config: GemmHopperConfig,
-    nt: int,
-    od: int,
-    depth: int,
-    multiprocessors: int = 4,
-    k_step: int | None = None,
+    config: GemmHopperConfig, nt: int, od: int, depth: int, multiprocessors: int = 4, k_step: int | None = None
 ) -> Case:
     """A random product on so many multiprocessors, and the bound that every element must keep; k_step: of
     stream-k, not the config's own."""

@@ -87,9 +87,9 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         return types.int32(ptx.udiv_u32(k_tiles + (k_step - 1), k_step))
 
     @device_function
-    def gather(sums, parts, ready, tile, tiles, k_tiles, k_step, consumer, thread):
+    def gather(sums, parts, ready, blocks, tile, tiles, k_tiles, k_step, consumer, thread):
         """Add the other parts of a tile."""
-        waves = types.int32(ptx.udiv_u32(tiles, cuda.gridDim.x))
+        waves = types.int32(ptx.udiv_u32(tiles, blocks))
         steps = steps_of(k_tiles, k_step)
         collect(sums, parts, ready, waves, tile, tiles, steps, consumer, thread)
 
@@ -124,37 +124,30 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 ptx.tma_load_2d(b_place + share_bytes, b_map, full, k * tile_k, b_row + od)
 
     @device_function
-    def own_number():
-        """(number of this block or cluster, how many there are)"""
-        return types.int32(cuda.blockIdx.x // cluster), types.int32(cuda.gridDim.x // cluster)
-
-    @device_function
-    def pieces(tiles):
-        """Pieces of work of a block: whole tiles, with stream-k also two parts of tiles, maybe empty."""
-        block, blocks = own_number()
+    def pieces(block, blocks, tiles):
+        """Pieces of work of a block: whole tiles, and with stream-k two parts of tiles, maybe empty."""
         if not stream:
             return types.int32(ptx.udiv_u32(tiles - block + (blocks - 1), blocks))
         return types.int32(ptx.udiv_u32(tiles, blocks) + 2)
 
     @device_function
-    def piece(index, tiles, k_tiles, k_step):
+    def piece(index, block, blocks, tiles, k_tiles, k_step):
         """(tile, first k-tile, end) of a block's index-th piece."""
-        block, blocks = own_number()
         if not stream:
             return types.int32(block + index * blocks), types.int32(0), k_tiles
         # Parts of tiles come first: waits for other blocks hide behind whole tiles.
         waves = types.int32(ptx.udiv_u32(tiles, blocks))
-        number = types.int32(index - 2 if index >= 2 else index + waves)
-        tile, first, end = segment(number, block, blocks, waves, tiles, steps_of(k_tiles, k_step))
+        place = types.int32(index - 2 if index >= 2 else index + waves)
+        tile, first, end = segment(place, block, blocks, waves, tiles, steps_of(k_tiles, k_step))
         return tile, types.int32(first * k_step), types.int32(min(end * k_step, k_tiles))
 
     @device_function
-    def produce(a_map, b_map, base, barriers, rank, rows, columns, k_tiles, k_step, group, od):
+    def produce(a_map, b_map, base, barriers, rank, block, blocks, rows, columns, k_tiles, group, od, k_step):
         stage, parity = types.uint32(0), types.uint32(1)
         index, tiles = types.int32(0), types.int32(rows * columns)
-        count = pieces(tiles)
+        count = pieces(block, blocks, tiles)
         while index < count:
-            tile, k, k_end = piece(index, tiles, k_tiles, k_step)
+            tile, k, k_end = piece(index, block, blocks, tiles, k_tiles, k_step)
             row, column = tile_xy(tile, rows, columns, group)
             a_row = types.int32((row * cluster + rank) * tile_n)
             b_row = first_b(column, rank * own_loads, od)
@@ -185,8 +178,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             store(part, c_map, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(c_map, parts, ready, base, barriers, rank, rows, columns, k_tiles, k_step, group, consumer):
-        thread = types.int32(cuda.threadIdx.x & 127)
+    def consume(c_map, base, barriers, rank, parts, ready, block, blocks, rows, columns, k_tiles, group, k_step):
+        consumer, thread = types.int32(ptx.uniform(cuda.threadIdx.x >> 7) - 1), types.int32(cuda.threadIdx.x & 127)
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         sums = cuda.local.array(accumulators, dtype=types.float32)
         for i in range(accumulators):
@@ -197,9 +190,9 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         stage, parity, previous = types.uint32(0), types.uint32(0), types.uint32(0)
         row, column = types.int32(0), types.int32(0)
         index, tiles = types.int32(0), types.int32(rows * columns)
-        count = pieces(tiles)
+        count = pieces(block, blocks, tiles)
         while index < count:
-            tile, first, k_end = piece(index, tiles, k_tiles, k_step)
+            tile, first, k_end = piece(index, block, blocks, tiles, k_tiles, k_step)
             if first < k_end:
                 k = first
                 while k < k_end:
@@ -222,7 +215,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                     leave(sums, parts, ready, consumer, thread)
                 else:
                     if k_end < k_tiles:
-                        gather(sums, parts, ready, tile, tiles, k_tiles, k_step, consumer, thread)
+                        gather(sums, parts, ready, blocks, tile, tiles, k_tiles, k_step, consumer, thread)
                     finish(sums, c_map, buffer, first_row, column * out_m, lane)
             index = types.int32(index + 1)
         if lane == 0:
@@ -230,7 +223,6 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
 
     @device_function
     def multiply_all(a_map, b_map, c_map, parts, ready, nt, od, depth, group, k_step):
-        """All of a block's work."""
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
         base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
         barriers = types.uint32(base + barriers_start)
@@ -251,16 +243,18 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         rows = types.int32((nt + (cluster * tile_n - 1)) // (cluster * tile_n))
         columns = types.int32((od + (out_m - 1)) // out_m)
         k_tiles = types.int32((depth + (tile_k - 1)) // tile_k)
-        warpgroup = ptx.uniform(thread >> 7)
-        if warpgroup == 0:
+        block, blocks = types.int32(cuda.blockIdx.x // cluster), types.int32(cuda.gridDim.x // cluster)
+        if ptx.uniform(thread >> 7) == 0:
             fewer()
             if thread == 0:
-                produce(a_map, b_map, base, barriers, rank, rows, columns, k_tiles, k_step, group, od)
+                produce(
+                    a_map, b_map, base, barriers, rank, block, blocks, rows, columns, k_tiles, group, od,
+                    k_step,
+                )  # fmt: skip
         else:
             more()
-            consumer = types.int32(warpgroup - 1)
             consume(
-                c_map, parts, ready, base, barriers, rank, rows, columns, k_tiles, k_step, group, consumer
+                c_map, base, barriers, rank, parts, ready, block, blocks, rows, columns, k_tiles, group, k_step
             )
         if cluster > 1:
             # No block leaves while a peer may still arrive at its mbarriers.

@@ -2,9 +2,9 @@
 
 A block computes whole tiles b, b + blocks, ... as many as every block has. Of what is left, each tile in some
 steps along k, it takes an equal run of steps: the end of a tile, the beginning of the next, or a middle. The
-block with a tile's beginning adds the other parts to its own, in their order along k (so that the sums are
-the same in every run), out of a workspace; it waits for blocks of a lower index only, which the hardware
-starts first.
+block with a tile's beginning adds the other parts to its own, in their order along k (so that the sums are the
+same in every run), out of a workspace; it waits for blocks of a lower index only, which the hardware starts
+first.
 """
 
 from __future__ import annotations
