@@ -20,10 +20,10 @@ values of an output are in one thread).
 What was tried on an H200 and lost: two blocks that share a tile, each with half of the depth, and exchange
 sums (24.2 us where 128 x 112 tiles took 21.3: 3584 x 3584 at 512 tokens); stream-k, the last wave's tiles cut
 along k with the sums handed on through L2 (291 us where 128 x 256 takes 279: 3584 x 3584 at 8192 tokens; 0.7
-% slower where no tile is cut); programmatic dependent launches that load weights ahead (5 % fewer cycles at 512
-tokens, the same time: the clock fell); clusters of 4 (30 of them fit); clusters of 2 for tiles of 256 tokens.
-A wave that leaves multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3 % more
-waves and 5.5 % more time (37888 x 3584 at 2048 tokens).
+% slower where no tile is cut); programmatic dependent launches that load weights ahead (5 % fewer cycles at
+512 tokens, the same time: the clock fell); clusters of 4 (30 of them fit); clusters of 2 for tiles of 256
+tokens. A wave that leaves multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3
+% more waves and 5.5 % more time (37888 x 3584 at 2048 tokens).
 """
 
 from __future__ import annotations
