@@ -73,7 +73,8 @@ class Product:
         def seen(name, array):
             return tensor_map(array, *boxes[name]) if name in boxes else array
 
-        arrays = (seen("a", a), seen("w", blocks), *((bias,) if config.bias else ()), seen("c", c))
+        weights = seen("w", config.matrix(blocks))
+        arrays = (seen("a", a), weights, *((bias,) if config.bias else ()), seen("c", c))
         return (*arrays, nt, od, depth, 0, width, config.group(nt))
 
     def grid(self, multiprocessors: int) -> tuple[int, int, int]:
@@ -90,7 +91,6 @@ class Product:
             named,
             {"c": self.check},
             name=name,
-            whole_chunks=() if "w" in self.config.boxes else ("w",),
             boxes=self.config.boxes,
         )
 

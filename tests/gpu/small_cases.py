@@ -108,7 +108,7 @@ def _w4a16() -> Iterator[Case]:
     from tests.cuda.w4a16_cases import Product
 
     yield Product.random(W4A16Config("Q4_K", 128, 4), 70, 72, 3).case(2)
-    yield Product.random(W4A16Config("Q6_K", 152, 4, store="direct"), 70, 67, 2).case(2)
+    yield Product.random(W4A16Config("Q6_K", 152, 4, store="direct"), 70, 72, 2).case(2)
     yield Product.random(W4A16Config("Q4_K", 128, 4, gated=True), 130, 2 * 136, 1).case(2)
 
 

@@ -29,6 +29,7 @@ def short(kernel) -> str:
 @pytest.mark.parametrize("kernel", KERNELS, ids=short)
 def test_ragged(kernel, shape):
     config, (nt, od, blocks) = kernel.config, shape
+    od = -(-od // config.packed.folded) * config.packed.folded
     width = -(-od // 8) * 8 if config.store == "tma" else od
     rows = 2 * od if config.gated else od
     Product.random(config, nt, rows, blocks, width).case(runtime.device().sms).run_on_gpu()
@@ -46,7 +47,7 @@ def test_at_the_model_s_sizes(shape, measure):
     out = torch.full((nt, od), float("nan"), device="cuda", dtype=torch.float16)
     torch.cuda.synchronize()
     blocks = runtime.to_device(packed)
-    arrays = {"a": a, "w": blocks, "c": out}
+    arrays = {"a": a, "w": config.matrix(blocks), "c": out}
     boxes = config.boxes
     seen = [runtime.tensor_map(x, *boxes[n]) if n in boxes else x for n, x in arrays.items()]
     bound = runtime.load(w4a16(config)).prepare(

@@ -28,7 +28,9 @@ from tests.cuda.w4a16_cases import Product
     ids=str,
 )
 def test_product(format, tile, shape, multiprocessors):
-    Product.random(W4A16Config(format, **tile), *shape).case(multiprocessors).run_simulated(seed=0)
+    config, (nt, od, blocks) = W4A16Config(format, **tile), shape
+    od = -(-od // config.packed.folded) * config.packed.folded
+    Product.random(config, nt, od, blocks).case(multiprocessors).run_simulated(seed=0)
 
 
 @pytest.mark.parametrize(("format", "gated"), [("Q4_K", False), ("Q4_K", True), ("Q6_K", False)])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from minfer.cuda.gemm import MAX_SHARED_BYTES
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.tile.hopper import BOX_COLUMNS
 from minfer.cuda.tile.transposed import CHUNK_ROWS
-from minfer.cuda.w4a16.formats import FORMATS, QUARTERS, ROWS, SCALES_BYTES, PackedFormat
+from minfer.cuda.w4a16.formats import FORMATS, QUARTERS, ROWS, PackedFormat
 from minfer.cuda.w4a16.packed_tile import CONSUMERS, PackedTile
 
 OUTPUTS = ("f16", "f32")
@@ -88,14 +89,9 @@ class W4A16Config(PackedTile):
         return self.tokens * self.tile_k * 2
 
     @property
-    def packed_bytes(self) -> int:
-        """Blocks of a slot."""
-        return ROWS * self.packed.pitch
-
-    @property
     def slot_bytes(self) -> int:
-        """A slot: the blocks, then their expanded scales, or where each row's block starts."""
-        return self.packed_bytes + (4 * ROWS if self.packed.expand is None else SCALES_BYTES)
+        """A slot: the blocks and their expanded scales."""
+        return self.packed.slot_bytes
 
     @property
     def buffers(self) -> int:
@@ -105,21 +101,26 @@ class W4A16Config(PackedTile):
     @property
     def boxes(self) -> dict[str, tuple[int, int, int]]:
         """Argument -> (rows, columns, swizzle) of its tensor map's boxes; weights are bytes."""
-        boxes = {"a": (self.tokens, BOX_COLUMNS, 128)}
-        if self.packed.by_tma:
-            boxes["w"] = (self.outputs, self.packed.block_bytes, 0)
+        packed = self.packed
+        boxes = {
+            "a": (self.tokens, BOX_COLUMNS, 128),
+            "w": (self.outputs // packed.folded, packed.box_columns, packed.swizzle),
+        }
         if self.store == "tma":
             boxes["c"] = (CHUNK_ROWS, self.outputs // CONSUMERS, self.outputs)
         return boxes
+
+    def matrix(self, blocks: Any) -> Any:
+        """Weights, uint8 (rows, row bytes), as their tensor map is made of: several rows may be one."""
+        rows, row_bytes = blocks.shape
+        return blocks.reshape(rows // self.packed.folded, self.packed.folded * row_bytes)
 
     def check(self, nt: int, od: int, depth: int, width: int) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C."""
         if min(nt, od, depth) < 1 or depth % 256:
             raise ConfigRefused(f"w4a16: {nt} x {od} x {depth}: sizes from 1, id a multiple of 256")
-        if 2 * od * depth // 256 * self.packed.block_bytes >= 1 << 31:
-            raise ConfigRefused(
-                f"w4a16: {od} rows of {depth} weights: offsets of 32 bits reach 1 GiB: cut the matrix"
-            )
+        if od % self.packed.folded:
+            raise ConfigRefused(f"w4a16: {od} rows of {self.format}: a multiple of {self.packed.folded}")
         if self.store == "tma" and width % 8:
             raise ConfigRefused(
                 f"w4a16: rows of {width} f16: TMA stores rows of whole 16 bytes: take the direct store"
