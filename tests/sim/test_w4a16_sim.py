@@ -24,6 +24,7 @@ from tests.cuda.w4a16_cases import Product
         ),
         ({"tokens": 64, "stages": 8, "store": "direct"}, (3, 5, 3), 1),
         ({"tokens": 72, "gated": True}, (100, 144, 2), 1),  # 72 outputs: two tiles, one of 8
+        ({"tokens": 64, "consumers": 3}, (70, 200, 2), 1),
     ],
     ids=str,
 )

@@ -26,9 +26,9 @@ from __future__ import annotations
 from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.w4a16.config import TILES, W4A16Config
-from minfer.cuda.w4a16.formats import FORMATS, PAIRS, QUARTERS, ROWS, WORDS
-from minfer.cuda.w4a16.packed_tile import CONSUMER_REGISTERS, CONSUMERS, MOVERS, PRODUCER_REGISTERS
+from minfer.cuda.w4a16.config import FORMATS, TILES, W4A16Config
+from minfer.cuda.w4a16.formats import PAIRS, QUARTERS, WORDS
+from minfer.cuda.w4a16.packed_tile import MOVERS, REGISTERS
 
 
 @cache
@@ -69,16 +69,14 @@ def w4a16(config: W4A16Config) -> Kernel:
     stored_by_tma, biased = config.store == "tma", config.bias
     # Gates and the ups that belong to them are rows g and g + 8 of the fragments.
     combine = silu_product_by if config.gated else None
-    gated, consumer_outputs = config.gated, outputs // CONSUMERS
+    gated, consumer_outputs = config.gated, outputs // config.consumers
     # Weight rows of a warp, and from row g of its fragments to row g + 8.
-    warp_rows, apart = (8, ROWS // 2) if gated else (16, 8)
+    warp_rows, apart = (8, outputs) if gated else (16, 8)
     buffers_bytes = max(0, config.buffers) * config.chunk_bytes
     element_bytes = 2 if config.out == "f16" else 4
     advance_slot = config.slot_ring.advance
-    fewer, more_registers = (
-        ptx.setmaxnreg("dec", PRODUCER_REGISTERS),
-        ptx.setmaxnreg("inc", CONSUMER_REGISTERS),
-    )
+    few, many = REGISTERS[config.consumers]
+    fewer, more_registers = ptx.setmaxnreg("dec", few), ptx.setmaxnreg("inc", many)
     prepare, finish = config.packed.prepare, config.packed.finish
     locate, move = config.packed.place, move_weights(config)
     bring, start = bring_activations(config), start_rings(config, MOVERS, magic)
@@ -303,7 +301,7 @@ def w4a16(config: W4A16Config) -> Kernel:
 def shipped() -> list[Kernel]:
     """Every tile that `choose` picks for f16, for gated products of Q4_K, and one of every other form."""
     tiles = [W4A16Config(name, *tile) for name in FORMATS for tile in TILES]
-    others = [W4A16Config(name, *TILES[4], out="f32", store="direct", bias=True) for name in FORMATS]
+    others = [W4A16Config(name, *TILES[5], out="f32", store="direct", bias=True) for name in FORMATS]
     gated = [W4A16Config("Q4_K", *tile, gated=True) for tile in TILES]
-    gated.append(W4A16Config("Q6_K", *TILES[4], gated=True))
+    gated.append(W4A16Config("Q6_K", *TILES[5], gated=True))
     return [w4a16(config) for config in (*tiles, *others, *gated)]

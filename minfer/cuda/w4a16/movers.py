@@ -7,10 +7,9 @@ from __future__ import annotations
 from numba.cuda import types
 
 from minfer.cuda import ptx
-from minfer.cuda.instruction import DeviceFunction, device_function
+from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.tile.scheduler import tile_xy
 from minfer.cuda.w4a16.config import W4A16Config
-from minfer.cuda.w4a16.formats import HALF_BYTES, ROWS
 from minfer.cuda.w4a16.packed_tile import MOVERS
 
 THREADS = 32 * MOVERS
@@ -20,7 +19,8 @@ def _copy_boxes(config: W4A16Config) -> DeviceFunction:
     """(source, slot, landed, row, block, od, pitch): by one thread, the blocks of the tile's rows from `row`
     on, gated: as many from `od + row` on."""
     packed, gated = config.packed, config.gated
-    folded, box_columns, halves, box_bytes = packed.folded, packed.box_columns, packed.halves, packed.box_bytes
+    folded, box_columns, box_bytes = packed.folded, packed.box_columns, packed.box_bytes
+    halves, half_bytes = packed.halves, packed.half_bytes
     block_bytes, part = packed.block_bytes, config.outputs // packed.folded * packed.box_columns
     landing = folded * halves * part * (1 + gated)
 
@@ -32,7 +32,7 @@ def _copy_boxes(config: W4A16Config) -> DeviceFunction:
         place = types.uint32(slot)
         for _i in range(folded):
             for half in range(halves):
-                target = types.uint32(place + half * HALF_BYTES)
+                target = types.uint32(place + half * half_bytes)
                 ptx.tma_load_2d(target, source, landed, x + half * box_columns, line)
                 if gated:
                     ptx.tma_load_2d(target + part, source, landed, x + half * box_columns, other)
@@ -46,27 +46,27 @@ def move_weights(config: W4A16Config) -> DeviceFunction:
     """(source, first slot, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group,
     thread): bring the blocks of all tiles of this thread block. `source` is the address of the weights'
     tensor map, `pitch` the bytes of a row of the matrix."""
-    slots, slot_bytes, outputs = config.slots, config.slot_bytes, config.outputs
+    slots, slot_bytes, rows, outputs = config.slots, config.slot_bytes, config.rows, config.outputs
     place, expand, copy = config.packed.place, config.packed.expand, _copy_boxes(config)
     advance = config.slot_ring.advance
 
     @device_function
+    @unrolled
     def finish(slot, thread):
         """Expand the scales of all rows."""
-        row = types.int32(thread)
-        while row < ROWS:
-            block, scales = place(slot, row)
-            expand(block, scales)
-            row = types.int32(row + THREADS)
+        for first in unroll(0, rows, THREADS):
+            if first + THREADS <= rows or thread < rows - first:
+                block, scales = place(slot, types.int32(first + thread))
+                expand(block, scales)
 
     @device_function
     def move(
         source, first, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group, thread
     ):
-        tiles = token_tiles * output_tiles
+        tiles = types.int32(token_tiles * output_tiles)
         total = types.int32(ptx.udiv_u32(tiles - tile + step - 1, step) * blocks)
-        slot, parity = types.uint32(0), types.uint32(0)
-        next_slot, next_parity = types.uint32(0), types.uint32(1)
+        # Blocks are copied slots - 1 ahead of where they are expanded: into the slot before that one.
+        slot, parity = types.uint32(1), types.uint32(1)
         row, block = types.int32(0), types.int32(0)
         done = types.int32(1 - slots)
         while done < total:
@@ -75,22 +75,23 @@ def move_weights(config: W4A16Config) -> DeviceFunction:
                 finish(types.uint32(first + slot * slot_bytes), thread)
                 ptx.syncwarp()
                 ptx.mbarrier_arrive_if(ready + 8 * slot, (thread & 31) == 0)
-                slot, parity = advance(slot, parity)
             if tile < tiles:
                 if block == 0:
                     _, column = tile_xy(tile, token_tiles, output_tiles, group)
                     row = types.int32(column * outputs)
-                ptx.mbarrier_wait(landed + 8 * (slots + next_slot), next_parity)
+                wraps = types.uint32(slot == 0)
+                before = ptx.select_u32(wraps, slots - 1, slot - 1)
+                ptx.mbarrier_wait(landed + 8 * (slots + before), parity ^ wraps)
                 if thread == 0:
                     # Scales were written where TMA writes next.
                     ptx.fence_proxy_async()
-                    target = types.uint32(first + next_slot * slot_bytes)
-                    copy(source, target, landed + 8 * next_slot, row, block, od, pitch)
-                next_slot, next_parity = advance(next_slot, next_parity)
+                    target = types.uint32(first + before * slot_bytes)
+                    copy(source, target, landed + 8 * before, row, block, od, pitch)
                 block = types.int32(block + 1)
                 if block == blocks:
                     block = types.int32(0)
                     tile = types.int32(tile + step)
+            slot, parity = advance(slot, parity)
             done = types.int32(done + 1)
 
     return move
