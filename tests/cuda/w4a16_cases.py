@@ -16,6 +16,11 @@ from tests.cuda.parity import Case
 DTYPES = {"f16": np.float16, "f32": np.float32}
 
 
+def whole_rows(config: W4A16Config, od: int) -> int:
+    """At least `od` rows of weights that its tensor map can hold."""
+    return -(-od // config.packed.folded) * config.packed.folded
+
+
 @dataclass
 class Product:
     """C = A W^T (+ bias): inputs, a poisoned C, and the bound that every element must keep.

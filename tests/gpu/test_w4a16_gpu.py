@@ -8,7 +8,7 @@ from minfer.cuda import runtime
 from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.w4a16 import choose, w4a16
 from tests.cuda.block_data import random_matrix
-from tests.cuda.w4a16_cases import Product
+from tests.cuda.w4a16_cases import Product, whole_rows
 from tests.gpu.gemm_cases import milliseconds
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -29,7 +29,7 @@ def short(kernel) -> str:
 @pytest.mark.parametrize("kernel", KERNELS, ids=short)
 def test_ragged(kernel, shape):
     config, (nt, od, blocks) = kernel.config, shape
-    od = -(-od // config.packed.folded) * config.packed.folded
+    od = whole_rows(config, od)
     width = -(-od // 8) * 8 if config.store == "tma" else od
     rows = 2 * od if config.gated else od
     Product.random(config, nt, rows, blocks, width).case(runtime.device().sms).run_on_gpu()

@@ -4,7 +4,7 @@ import pytest
 
 from minfer.cuda.trace import Op, Trace, check, shared_lines
 from minfer.cuda.w4a16 import W4A16Config
-from tests.cuda.w4a16_cases import Product
+from tests.cuda.w4a16_cases import Product, whole_rows
 
 
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
@@ -30,8 +30,7 @@ from tests.cuda.w4a16_cases import Product
 )
 def test_product(format, tile, shape, multiprocessors):
     config, (nt, od, blocks) = W4A16Config(format, **tile), shape
-    od = -(-od // config.packed.folded) * config.packed.folded
-    Product.random(config, nt, od, blocks).case(multiprocessors).run_simulated(seed=0)
+    Product.random(config, nt, whole_rows(config, od), blocks).case(multiprocessors).run_simulated(seed=0)
 
 
 @pytest.mark.parametrize(("format", "gated"), [("Q4_K", False), ("Q4_K", True), ("Q6_K", False)])
@@ -39,4 +38,6 @@ def test_traced_run_has_no_race_and_no_conflict(format, gated):
     product, trace = Product.random(W4A16Config(format, 64, gated=gated), 64, 128, 3), Trace()
     product.case(1).run_simulated(trace=trace)
     assert check(trace) == []
-    assert {line.degree for line in shared_lines(trace) if line.op is Op.STMATRIX} == {1}
+    lines = shared_lines(trace)
+    assert {line.degree for line in lines if line.op is Op.STMATRIX} == {1}
+    assert {line.degree for line in lines if line.place.function in ("prepare", "four_bytes")} == {1}

@@ -75,8 +75,8 @@ class W4A16Config(PackedTile):
         if self.shared_bytes > MAX_SHARED_BYTES or (self.store == "tma" and self.buffers < 1):
             raise ConfigRefused(
                 f"w4a16: {self.stages} stages of {self.stage_bytes} bytes and {self.slots} slots of "
-                f"{self.slot_bytes} leave no room for the epilogue's {self.consumers * self.chunk_bytes} bytes in "
-                f"{MAX_SHARED_BYTES} of shared memory: use fewer stages"
+                f"{self.slot_bytes} leave no room for the epilogue's {self.consumers * self.chunk_bytes} "
+                f"bytes in {MAX_SHARED_BYTES} of shared memory: use fewer stages"
             )
 
     def __str__(self) -> str:
