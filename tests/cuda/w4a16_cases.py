@@ -16,11 +16,6 @@ from tests.cuda.parity import Case
 DTYPES = {"f16": np.float16, "f32": np.float32}
 
 
-def whole_rows(config: W4A16Config, od: int) -> int:
-    """At least `od` rows of weights that its tensor map can hold."""
-    return -(-od // config.packed.folded) * config.packed.folded
-
-
 @dataclass
 class Product:
     """C = A W^T (+ bias): inputs, a poisoned C, and the bound that every element must keep.
@@ -78,8 +73,7 @@ class Product:
         def seen(name, array):
             return tensor_map(array, *boxes[name]) if name in boxes else array
 
-        weights = seen("w", config.matrix(blocks))
-        arrays = (seen("a", a), weights, *((bias,) if config.bias else ()), seen("c", c))
+        arrays = (seen("a", a), seen("w", blocks), *((bias,) if config.bias else ()), seen("c", c))
         return (*arrays, nt, od, depth, 0, width, config.group(nt))
 
     def grid(self, multiprocessors: int) -> tuple[int, int, int]:
@@ -96,6 +90,7 @@ class Product:
             named,
             {"c": self.check},
             name=name,
+            whole_chunks=() if "w" in self.config.boxes else ("w",),
             boxes=self.config.boxes,
         )
 

@@ -82,7 +82,6 @@ def _elementwise() -> Iterator[Case | list[Case]]:
     yield cases.rope_case(3, 2, 32, 32, interleaved=False)
     yield cases.rope_store_case(3, 4, 2, 32, 32, False, True, "f16")
     yield cases.embedding_case("Q4_K", 256, [0, 8, 3])
-    yield cases.advance_case(6)
     yield cases.argmax_cases(np.random.default_rng(0).normal(size=1003).astype(np.float32))
 
 
@@ -108,7 +107,7 @@ def _w4a16() -> Iterator[Case]:
     from tests.cuda.w4a16_cases import Product
 
     yield Product.random(W4A16Config("Q4_K", 128, 4), 70, 72, 3).case(2)
-    yield Product.random(W4A16Config("Q6_K", 152, 4, store="direct"), 70, 72, 2).case(2)
+    yield Product.random(W4A16Config("Q6_K", 152, 4, store="direct"), 70, 67, 2).case(2)
     yield Product.random(W4A16Config("Q4_K", 128, 4, gated=True), 130, 2 * 136, 1).case(2)
 
 

@@ -8,7 +8,7 @@ from minfer.cuda import runtime
 from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.w4a16 import choose, w4a16
 from tests.cuda.block_data import random_matrix
-from tests.cuda.w4a16_cases import Product, whole_rows
+from tests.cuda.w4a16_cases import Product
 from tests.gpu.gemm_cases import milliseconds
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -29,7 +29,6 @@ def short(kernel) -> str:
 @pytest.mark.parametrize("kernel", KERNELS, ids=short)
 def test_ragged(kernel, shape):
     config, (nt, od, blocks) = kernel.config, shape
-    od = whole_rows(config, od)
     width = -(-od // 8) * 8 if config.store == "tma" else od
     rows = 2 * od if config.gated else od
     Product.random(config, nt, rows, blocks, width).case(runtime.device().sms).run_on_gpu()
@@ -47,7 +46,7 @@ def test_at_the_model_s_sizes(shape, measure):
     out = torch.full((nt, od), float("nan"), device="cuda", dtype=torch.float16)
     torch.cuda.synchronize()
     blocks = runtime.to_device(packed)
-    arrays = {"a": a, "w": config.matrix(blocks), "c": out}
+    arrays = {"a": a, "w": blocks, "c": out}
     boxes = config.boxes
     seen = [runtime.tensor_map(x, *boxes[n]) if n in boxes else x for n, x in arrays.items()]
     bound = runtime.load(w4a16(config)).prepare(

@@ -4,7 +4,7 @@ import pytest
 
 from minfer.cuda.trace import Op, Trace, check, shared_lines
 from minfer.cuda.w4a16 import W4A16Config
-from tests.cuda.w4a16_cases import Product, whole_rows
+from tests.cuda.w4a16_cases import Product
 
 
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
@@ -29,8 +29,7 @@ from tests.cuda.w4a16_cases import Product, whole_rows
     ids=str,
 )
 def test_product(format, tile, shape, multiprocessors):
-    config, (nt, od, blocks) = W4A16Config(format, **tile), shape
-    Product.random(config, nt, whole_rows(config, od), blocks).case(multiprocessors).run_simulated(seed=0)
+    Product.random(W4A16Config(format, **tile), *shape).case(multiprocessors).run_simulated(seed=0)
 
 
 @pytest.mark.parametrize(("format", "gated"), [("Q4_K", False), ("Q4_K", True), ("Q6_K", False)])
@@ -40,4 +39,5 @@ def test_traced_run_has_no_race_and_no_conflict(format, gated):
     assert check(trace) == []
     lines = shared_lines(trace)
     assert {line.degree for line in lines if line.op is Op.STMATRIX} == {1}
-    assert {line.degree for line in lines if line.place.function in ("prepare", "four_bytes")} == {1}
+    if format == "Q4_K":  # Q6_K blocks start anywhere
+        assert {line.degree for line in lines if line.place.function in ("prepare", "four_bytes")} == {1}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from minfer.cuda.gemm import MAX_SHARED_BYTES
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.tile.hopper import BOX_COLUMNS
 from minfer.cuda.tile.transposed import CHUNK_ROWS
 from minfer.cuda.w4a16.formats import QUARTERS, PackedFormat
-from minfer.cuda.w4a16.packed_tile import CONSUMER_ROWS, CONSUMERS, REGISTERS, PackedTile
+from minfer.cuda.w4a16.packed_tile import CONSUMER_ROWS, CONSUMERS, MOVERS, REGISTERS, PackedTile
 from minfer.cuda.w4a16.q4_k import q4_k
 from minfer.cuda.w4a16.q6_k import q6_k
 
@@ -103,6 +102,11 @@ class W4A16Config(PackedTile):
         return self.packed.slot_bytes
 
     @property
+    def landing_arrivals(self) -> int:
+        """One, or one a warp, when it has noted where blocks start, and each thread's copies."""
+        return 1 if self.packed.by_tma else MOVERS + 32 * MOVERS
+
+    @property
     def buffers(self) -> int:
         """Chunks of C that a consumer may have in flight; a direct store needs none."""
         return super().buffers if self.store == "tma" else 0
@@ -110,27 +114,18 @@ class W4A16Config(PackedTile):
     @property
     def boxes(self) -> dict[str, tuple[int, int, int]]:
         """Argument -> (rows, columns, swizzle) of its tensor map's boxes; weights are bytes."""
-        packed = self.packed
-        boxes = {
-            "a": (self.tokens, BOX_COLUMNS, 128),
-            "w": (self.outputs // packed.folded, packed.box_columns, packed.swizzle),
-        }
+        boxes = {"a": (self.tokens, BOX_COLUMNS, 128)}
+        if self.packed.by_tma:
+            boxes["w"] = (self.outputs, self.packed.block_bytes, 0)
         if self.store == "tma":
             columns = self.outputs // self.consumers
             boxes["c"] = (CHUNK_ROWS, columns, 2 * columns)
         return boxes
 
-    def matrix(self, blocks: Any) -> Any:
-        """Weights, uint8 (rows, row bytes), as their tensor map is made of: several rows may be one."""
-        rows, row_bytes = blocks.shape
-        return blocks.reshape(rows // self.packed.folded, self.packed.folded * row_bytes)
-
     def check(self, nt: int, od: int, depth: int, width: int) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C."""
         if min(nt, od, depth) < 1 or depth % 256:
             raise ConfigRefused(f"w4a16: {nt} x {od} x {depth}: sizes from 1, id a multiple of 256")
-        if od % self.packed.folded:
-            raise ConfigRefused(f"w4a16: {od} rows of {self.format}: a multiple of {self.packed.folded}")
         if self.store == "tma" and width % 8:
             raise ConfigRefused(
                 f"w4a16: rows of {width} f16: TMA stores rows of whole 16 bytes: take the direct store"

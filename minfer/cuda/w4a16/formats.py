@@ -33,12 +33,11 @@ class PackedFormat:
 
     Attributes:
         block_bytes: a block of 256 weights.
-        folded: rows of the matrix that make a row of its tensor map.
-        box_columns, swizzle: bytes of a box's row, and of its swizzle.
-        halves: boxes that hold a block.
-        half_bytes: from one of these boxes to the other in shared memory.
-        box_bytes: from the boxes of a row of the matrix to those of the next, if rows are folded.
-        slot_bytes: the blocks of a tile and their expanded scales.
+        pitch: bytes from a row's block to the next row's in shared memory.
+        by_tma: the blocks of a tile are one TMA box (rows of whole 16 bytes); else cp.async copies the
+            aligned chunks that a block lies in, and where each row's block starts is noted.
+        notes_start: where in a slot these notes are, 4 bytes a row.
+        slot_bytes: the blocks of a tile, their expanded scales, and the notes.
         words: registers of packed weights that `prepare` keeps from an eighth to the next.
         magic: a constant that `prepare` finds in the last of these, 0: none. The assembler must not know it:
             it would make it prmt's immediate operand, and copy the other constant, the selector, into a
@@ -53,12 +52,9 @@ class PackedFormat:
     """
 
     block_bytes: int
-    folded: int
-    box_columns: int
-    swizzle: int
-    halves: int
-    half_bytes: int
-    box_bytes: int
+    pitch: int
+    by_tma: bool
+    notes_start: int
     slot_bytes: int
     words: int
     magic: int

@@ -36,8 +36,8 @@ def w4a16(config: W4A16Config) -> Kernel:
     """The kernel of a config: (a, w, [bias], c, nt, od, depth, first, width, group). With `gated` c is
     silu(gate) * up of products with od rows each, which follow each other in w.
 
-    a is the tensor map of A [nt, depth] f16, w that of the blocks of `od` rows (gated: 2 od), uint8
-    [rows, row bytes], as `config.matrix` shapes it. bias is f32 [od]. c is C [nt, width],
+    a is the tensor map of A [nt, depth] f16. w holds the blocks of `od` rows (gated: 2 od): a tensor map of
+    uint8 [rows, row bytes] for Q4_K, the uint8 array itself for Q6_K. bias is f32 [od]. c is C [nt, width],
     f16 or f32: a tensor map with store="tma", else the array; the product's columns start at `first`. (Boxes
     and swizzles: `config.boxes`.) Sizes are int32; depth is a multiple of 256; group is `config.group(nt)`,
     the grid `config.grid`.
@@ -66,7 +66,7 @@ def w4a16(config: W4A16Config) -> Kernel:
     accumulators, words, magic = tokens // 2, config.packed.words, config.packed.magic
     # The ring holds whole blocks, so that a quarter's stage is known when the kernel is compiled.
     laps, block_stages = stages // QUARTERS, QUARTERS
-    stored_by_tma, biased = config.store == "tma", config.bias
+    by_tma, stored_by_tma, biased = config.packed.by_tma, config.store == "tma", config.bias
     # Gates and the ups that belong to them are rows g and g + 8 of the fragments.
     combine = silu_product_by if config.gated else None
     gated, consumer_outputs = config.gated, outputs // config.consumers
@@ -237,7 +237,8 @@ def w4a16(config: W4A16Config) -> Kernel:
         warpgroup = ptx.uniform(thread >> 7)
         if thread == 0:
             ptx.prefetch_tensor_map(a_map)
-            ptx.prefetch_tensor_map(source)
+            if by_tma:
+                ptx.prefetch_tensor_map(source)
             if stored_by_tma:
                 ptx.prefetch_tensor_map(c)
         base, barriers = start()
@@ -267,17 +268,21 @@ def w4a16(config: W4A16Config) -> Kernel:
     pitch_of_256 = config.packed.block_bytes
 
     def w4a16_tiles(a, w, bias, c, nt, od, depth, first, width, group):
+        if by_tma:
+            source = ptx.tensor_map_address(w)
+        else:
+            source = ptx.global_address(w)
         if stored_by_tma:
             target = ptx.tensor_map_address(c)
         else:
             target = ptx.global_address(c)
         pitch = types.int32((depth >> 8) * pitch_of_256)
-        a_map, source, added = ptx.tensor_map_address(a), ptx.tensor_map_address(w), ptx.global_address(bias)
+        a_map, added = ptx.tensor_map_address(a), ptx.global_address(bias)
         work(a_map, source, added, target, nt, od, depth, first, width, group, pitch)
 
     arguments = (
         Argument("a", "tensor_map", "float16"),
-        Argument("w", "tensor_map", "uint8"),
+        Argument("w", "tensor_map" if by_tma else "in", "uint8"),
         Argument("bias", "in", "float32", present=config.bias),
         Argument("c", "tensor_map", "float16", stored=True)
         if stored_by_tma

@@ -1,5 +1,9 @@
-"""The warps that bring weights: blocks of a tile's rows into a ring of slots, by TMA. When they have landed
-the warps expand the scales of every row to f16.
+"""The warps that bring weights: blocks of a tile's rows into a ring of slots; when they have landed the warps
+expand the scales of every row to f16.
+
+Q4_K blocks of 144 bytes are one TMA box of all rows. Q6_K blocks are copied by cp.async: seven threads a
+row, two aligned chunks of 16 bytes each, and an mbarrier counts the copies as they land. A warp spends few
+instructions on a row: what a multiprocessor has of them limits this, where the copies do not.
 """
 
 from __future__ import annotations
@@ -15,29 +19,90 @@ from minfer.cuda.w4a16.packed_tile import MOVERS
 THREADS = 32 * MOVERS
 
 
-def _copy_boxes(config: W4A16Config) -> DeviceFunction:
-    """(source, slot, landed, row, block, od, pitch): by one thread, the blocks of the tile's rows from `row`
-    on, gated: as many from `od + row` on."""
-    packed, gated = config.packed, config.gated
-    folded, box_columns, box_bytes = packed.folded, packed.box_columns, packed.box_bytes
-    halves, half_bytes = packed.halves, packed.half_bytes
-    block_bytes, part = packed.block_bytes, config.outputs // packed.folded * packed.box_columns
-    landing = folded * halves * part * (1 + gated)
+#: Threads that copy a row's 14 chunks, rows copied at once, and bytes from a thread's chunk to its other.
+ROW_THREADS = 7
+ROWS_AT_ONCE = THREADS // ROW_THREADS
+FAR = 16 * ROW_THREADS
+
+
+def _copy_box(config: W4A16Config) -> DeviceFunction:
+    block_bytes, half, gated = config.packed.block_bytes, config.outputs * config.packed.pitch, config.gated
+    box_bytes = config.rows * config.packed.pitch
 
     @device_function
-    def copy(source, slot, landed, row, block, od, pitch):
-        ptx.mbarrier_arrive_expect_tx(landed, landing)
-        line, other = types.int32(row // folded), types.int32((od + row) // folded)
-        x = types.int32(block * block_bytes)
-        place = types.uint32(slot)
-        for _i in range(folded):
-            for half in range(halves):
-                target = types.uint32(place + half * half_bytes)
-                ptx.tma_load_2d(target, source, landed, x + half * box_columns, line)
-                if gated:
-                    ptx.tma_load_2d(target + part, source, landed, x + half * box_columns, other)
-            x = types.int32(x + pitch)
-            place = types.uint32(place + box_bytes)
+    def copy(source, slot, landed, row, block, od, pitch, thread):
+        if thread == 0:
+            ptx.mbarrier_arrive_expect_tx(landed, box_bytes)
+            ptx.tma_load_2d(slot, source, landed, block * block_bytes, row)
+            if gated:
+                ptx.tma_load_2d(slot + half, source, landed, block * block_bytes, od + row)
+
+    return copy
+
+
+def _copy_rows(config: W4A16Config, exact: bool) -> DeviceFunction:
+    """(source, slot, row, block, od, pitch, line, part): a thread's chunks `part` and `part + 7` of a tile's
+    rows `line`, `line + 13`, ... `exact`: some rows may lie past the matrix's end, or their chunks reach
+    beyond it. Then rows past the end take the last row again: their outputs are not stored."""
+    packed, rows, gated, block_bytes = config.packed, config.rows, config.gated, config.packed.block_bytes
+    half, row_bytes, notes, whole = rows // 2, packed.pitch, packed.notes_start, 0xFFFFFFFFFFFFFFF0
+
+    @device_function
+    def row_of(row, line, od):
+        """The matrix's row: gated, the tile's second half are rows of the second matrix."""
+        if gated and line >= half:
+            return types.int32(row + line + (od - half))
+        return types.int32(row + line)
+
+    @device_function
+    @unrolled
+    def copy(source, slot, row, block, od, pitch, line, part):
+        within = types.uint64(types.uint32(block * block_bytes + 16 * part))
+        target = types.uint32(slot + line * row_bytes)
+        step = types.uint64(types.uint32(pitch))
+        last = types.int32(od * (1 + gated) - 1)
+        end = source + types.uint64(types.uint32(last + 1)) * step
+        at = source + types.uint64(types.uint32(row + line)) * step + within
+        for first in unroll(0, rows, ROWS_AT_ONCE):
+            if first + ROWS_AT_ONCE <= rows or line < rows - first:
+                if exact:
+                    clamped = min(row_of(row, line + first, od), last)
+                    at = source + types.uint64(types.uint32(clamped)) * step + within
+                elif gated and first + ROWS_AT_ONCE > half:
+                    at = source + types.uint64(types.uint32(row_of(row, line + first, od))) * step + within
+                chunk = at & types.uint64(whole)
+                place = types.uint32(target + first * row_bytes + 16 * part)
+                ptx.cp_async_cg_16(place, chunk, 16)
+                inside = types.uint32(16)
+                if exact:
+                    inside = types.uint32(min(end - chunk - types.uint64(FAR), types.uint64(16)))
+                ptx.cp_async_cg_16(place + FAR, chunk + types.uint64(FAR), inside)
+                if part == 0:
+                    start = types.uint32(at) & types.uint32(15)
+                    ptx.st_shared_u32(slot + notes + (line + first) * 4, target + first * row_bytes + start)
+            at += types.uint64(types.uint32(ROWS_AT_ONCE * pitch))
+
+    return copy
+
+
+def _copy_chunks(config: W4A16Config) -> DeviceFunction:
+    """Seven threads a row; the last five of all only arrive."""
+    outputs, block_bytes = config.outputs, config.packed.block_bytes
+    inner, outer = _copy_rows(config, False), _copy_rows(config, True)
+
+    @device_function
+    def copy(source, slot, landed, row, block, od, pitch, thread):
+        line = types.int32(ptx.udiv_u32(thread, ROW_THREADS))
+        part = types.int32(thread - ROW_THREADS * line)
+        if line < ROWS_AT_ONCE:
+            # A row's last block may end where memory ends, a tile of the last rows may have none.
+            if row + outputs < od or (row + outputs == od and (block + 1) * block_bytes < pitch):
+                inner(source, slot, row, block, od, pitch, line, part)
+            else:
+                outer(source, slot, row, block, od, pitch, line, part)
+        ptx.cp_async_mbarrier_arrive(landed)
+        ptx.syncwarp()
+        ptx.mbarrier_arrive_if(landed, (thread & 31) == 0)
 
     return copy
 
@@ -45,9 +110,10 @@ def _copy_boxes(config: W4A16Config) -> DeviceFunction:
 def move_weights(config: W4A16Config) -> DeviceFunction:
     """(source, first slot, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group,
     thread): bring the blocks of all tiles of this thread block. `source` is the address of the weights'
-    tensor map, `pitch` the bytes of a row of the matrix."""
+    tensor map (Q4_K) or of the weights, whose rows are `pitch` bytes apart."""
     slots, slot_bytes, rows, outputs = config.slots, config.slot_bytes, config.rows, config.outputs
-    place, expand, copy = config.packed.place, config.packed.expand, _copy_boxes(config)
+    place, expand = config.packed.place, config.packed.expand
+    copy = _copy_box(config) if config.packed.by_tma else _copy_chunks(config)
     advance = config.slot_ring.advance
 
     @device_function
@@ -82,11 +148,8 @@ def move_weights(config: W4A16Config) -> DeviceFunction:
                 wraps = types.uint32(slot == 0)
                 before = ptx.select_u32(wraps, slots - 1, slot - 1)
                 ptx.mbarrier_wait(landed + 8 * (slots + before), parity ^ wraps)
-                if thread == 0:
-                    # Scales were written where TMA writes next.
-                    ptx.fence_proxy_async()
-                    target = types.uint32(first + before * slot_bytes)
-                    copy(source, target, landed + 8 * before, row, block, od, pitch)
+                target = types.uint32(first + before * slot_bytes)
+                copy(source, target, landed + 8 * before, row, block, od, pitch, thread)
                 block = types.int32(block + 1)
                 if block == blocks:
                     block = types.int32(0)

@@ -35,6 +35,8 @@ class PackedTile:
     stage_bytes: int
     slot_bytes: int
     consumers: int = CONSUMERS
+    #: Arrivals that, with the bytes of TMA, say that a slot's weights have landed.
+    landing_arrivals: int = 1
 
     @property
     def threads(self) -> int:
@@ -64,7 +66,7 @@ class PackedTile:
     @cached_property
     def slot_ring(self) -> MbarrierRing:
         """Of the weights' slots: every consumer warp arrives, since each reads them by itself."""
-        return MbarrierRing(self.slots, 4 * self.consumers)
+        return MbarrierRing(self.slots, 4 * self.consumers, self.landing_arrivals)
 
     @property
     def ready_start(self) -> int:

@@ -103,12 +103,9 @@ def q4_k(rows: int) -> PackedFormat:
 
     return PackedFormat(
         block_bytes=BYTES,
-        folded=1,
-        box_columns=BYTES,
-        swizzle=0,
-        halves=1,
-        half_bytes=0,
-        box_bytes=0,
+        pitch=BYTES,
+        by_tma=True,
+        notes_start=0,
         slot_bytes=rows * BYTES + QUARTERS * quarter_bytes,
         words=4,
         magic=0,

@@ -1,15 +1,9 @@
 """Q6_K blocks: 128 bytes of low nibbles, 64 bytes of two high bits, sixteen int8 scales, d.
 
-They have 210 bytes, and a row of them need not be the whole 16 bytes that TMA asks of a matrix's rows; eight
-rows are. So eight rows of the matrix are one row of its tensor map, whose coordinates may be any byte: a box
-takes every eighth row of the tile, 128 bytes from where a block begins, a second box the 128 bytes that
-follow. Eight such pairs make a tile.
-
-A row of a box is a line of 128 bytes, swizzled: its 16-byte unit n is where the line begins with bits 4 to 6
-of the address XORed with n. Between the pairs lies an odd number of lines, so that the eight rows which a
-warp reads at a time are swizzled differently: no bank conflicts. In a line of the second box units 0 to 3
-hold the high bits, 4 the scales, and 5 begins with d; 6 and 7, which hold what follows in the matrix, are
-overwritten with the scales as f16.
+They have 210 bytes and start anywhere at even addresses; TMA copies from multiples of 16 only (a box's first
+coordinate too: any other is an illegal instruction). So the 14 aligned chunks of 16 bytes that a block lies
+in are copied by cp.async, and where it starts in them is noted. The f16 scales
+lie behind the rows, a quarter of a block after the other.
 """
 
 from __future__ import annotations
@@ -21,16 +15,19 @@ from numba.cuda.types import uint32
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.w4a16.formats import PackedFormat, and_or, four_bytes
+from minfer.cuda.w4a16.formats import QUARTERS, PackedFormat, and_or, four_bytes
 
-FOLDED = 8
-LINE_BYTES = 128
+BYTES = BLOCKS["Q6_K"].size
+#: 15 chunks, 14 of them copied: rows start 28 banks apart.
+PITCH = 240
+#: A row's f16 scales of a quarter of a block.
+SCALE_BYTES = 8
 
 
 @device_function
-def _times_two(word, selector, d):
-    """d times two of a word's int8, as f16: 1024 + 128 + s without a conversion, minus 1152."""
-    biased = ptx.prmt(word, 0x64646464, selector) ^ 0x00800080
+def _times_two(address, d):
+    """d times the two int8 at an address, as f16: 1024 + 128 + s without a conversion, minus 1152."""
+    biased = ptx.prmt(ptx.ld_shared_u16(address), 0x64646464, 0x4140) ^ 0x00800080
     return ptx.hmul2(ptx.hadd2(biased, 0xE480E480), d)
 
 
@@ -60,31 +57,23 @@ def _finish(a, numbers, pairs):
 
 @cache
 def q6_k(rows: int) -> PackedFormat:
-    """Tiles of `rows` rows, a multiple of 64."""
-    half_bytes = rows // FOLDED * LINE_BYTES
-    box_bytes = 2 * half_bytes + LINE_BYTES
+    """Tiles of `rows` rows: the blocks, the scales of all rows, and where each row's block starts."""
+    quarter_bytes, scales_start = rows * SCALE_BYTES, rows * PITCH
+    notes_start = scales_start + QUARTERS * quarter_bytes
 
     @device_function
     def place(slot, row):
-        """Where unit 0 of the row's line is; unit n is there with bits 4 to 6 of the address XORed with n."""
-        box, line = row & (FOLDED - 1), row >> 3
-        block = uint32(slot + box * box_bytes + line * LINE_BYTES + (((box + line) & 7) << 4))
-        return block, uint32((block ^ 0x60) + half_bytes)
+        start = ptx.ld_shared_u32(slot + notes_start + row * 4)
+        return uint32(start), uint32(slot + scales_start + row * SCALE_BYTES)
 
     @device_function
     def expand(block, scales):
-        d = ptx.ld_shared_u16((block ^ 0x50) + half_bytes)
+        d = ptx.ld_shared_u16(block + 208)
         d = ptx.prmt(d, d, 0x1010)
-        s0, s1, s2, s3 = ptx.ld_shared_v4_u32((block ^ 0x40) + half_bytes)
-        for late in range(2):
-            low, high = (s2, s3) if late else (s0, s1)
-            ptx.st_shared_v4_u32(
-                scales ^ (16 * late),
-                _times_two(low, 0x4140, d),
-                _times_two(low, 0x4342, d),
-                _times_two(high, 0x4140, d),
-                _times_two(high, 0x4342, d),
-            )
+        for quarter in range(QUARTERS):
+            four = uint32(block + 192 + 4 * quarter)
+            target = uint32(scales + quarter * quarter_bytes)
+            ptx.st_shared_v2_u32(target, _times_two(four, d), _times_two(four + 2, d))
 
     @device_function
     @unrolled
@@ -93,33 +82,28 @@ def q6_k(rows: int) -> PackedFormat:
     ):  # fmt: skip
         """Four eighths share their bytes: two take low nibbles, two high ones."""
         if eighth & 3 == 0:
-            near, far = uint32(first + byte), uint32(second + byte)
+            nibbles, bits = uint32(16 * eighth) + byte, uint32(128 + 8 * eighth) + byte
             for part in unroll(4):
-                unit = 16 * (eighth + part)
-                raw[2 * part] = four_bytes(near ^ unit)
-                raw[2 * part + 1] = four_bytes(far ^ unit)
+                raw[2 * part] = four_bytes(first + nibbles + 16 * part)
+                raw[2 * part + 1] = four_bytes(second + nibbles + 16 * part)
             for half in unroll(2):
-                unit = 16 * (eighth // 2 + half)
-                raw[8 + 2 * half] = four_bytes((near ^ unit) + half_bytes)
-                raw[9 + 2 * half] = four_bytes((far ^ unit) + half_bytes)
+                raw[8 + 2 * half] = four_bytes(first + bits + 16 * half)
+                raw[9 + 2 * half] = four_bytes(second + bits + 16 * half)
         if eighth & 1 == 0:
-            unit, offset = 16 * (eighth // 4), 4 * (eighth & 2)
-            pairs[0], pairs[2] = ptx.ld_shared_v2_u32((first_scales ^ unit) + offset)
-            pairs[1], pairs[3] = ptx.ld_shared_v2_u32((second_scales ^ unit) + offset)
+            quarter = quarter_bytes * (eighth >> 1)
+            pairs[0], pairs[2] = ptx.ld_shared_v2_u32(first_scales + quarter)
+            pairs[1], pairs[3] = ptx.ld_shared_v2_u32(second_scales + quarter)
         for o in unroll(4):
             # Word o is of step o / 2, row o % 2.
             low, at = raw[4 * (eighth & 1) + o], 8 * (eighth & 1) + 4 * (o // 2) + o % 2
             _numbers(numbers, at, low, raw[8 + o], raw[12], eighth)
 
     return PackedFormat(
-        block_bytes=BLOCKS["Q6_K"].size,
-        folded=FOLDED,
-        box_columns=LINE_BYTES,
-        swizzle=128,
-        halves=2,
-        half_bytes=half_bytes,
-        box_bytes=box_bytes,
-        slot_bytes=FOLDED * box_bytes,
+        block_bytes=BYTES,
+        pitch=PITCH,
+        by_tma=False,
+        notes_start=notes_start,
+        slot_bytes=notes_start + 4 * rows,
         words=13,
         magic=0x64646464,
         place=place,

@@ -53,7 +53,7 @@ class W4A16Products:
         boxes = config.boxes
         seen = [
             self._tensor_map(array, boxes[name]) if name in boxes else array
-            for name, array in (("a", a), ("w", config.matrix(run.blocks)), ("c", c))
+            for name, array in (("a", a), ("w", run.blocks), ("c", c))
         ]
         grid = config.grid(nt, rows, sms)
         self.device.launch(kernel(w4a16, config), grid, *seen, nt, rows, depth, 0, width, config.group(nt))
