@@ -7,6 +7,7 @@ project's kernels use.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -344,22 +345,26 @@ def shared_limit(arch: str) -> int:
     return shared_kb * 1024 - _RESERVED
 
 
+_PLACES = {"NVIDIA", "GEFORCE", "SXM", "SXM2", "SXM4", "SXM5"}
+
+
 def by_name(name: str) -> Device | None:
-    """The table's device for a name as the driver reports it ("NVIDIA A100-SXM4-80GB"), or None.
+    """The table's device for a name as the driver reports it ("NVIDIA A100-SXM4-80GB"), or None: another
+    model's, such as a Ti, a laptop's or a PCIe card's, which has the same words and others.
 
-    The longest run of the table's own words wins, so that an A100 is told by its memory size.
+    The memory size, where both say it, must agree.
     """
-    words = set(name.upper().replace("-", " ").split())
-    best, score = None, 0
+    model, size = _model(name)
     for candidate in DEVICES.values():
-        own = set(candidate.name.upper().replace("-", " ").split())
-        model = _model_words(candidate)
-        if model <= words and len(own & words) > score:
-            best, score = candidate, len(own & words)
-    return best
+        own_model, own_size = _model(candidate.name)
+        if model == own_model and (size is None or own_size is None or size == own_size):
+            return candidate
+    return None
 
 
-def _model_words(d: Device) -> set[str]:
-    """The words without which a driver's name is another model ("RTX", "4090")."""
-    ignore = {"NVIDIA", "GEFORCE", "SXM", "SXM4", "SXM5", "40GB", "80GB", "141GB"}
-    return set(d.name.upper().split()) - ignore
+def _model(name: str) -> tuple[frozenset[str], str | None]:
+    """(the words that tell a model from others, its memory size or None) of a device's name."""
+    words = set(name.upper().replace("-", " ").split())
+    sizes = {word for word in words if re.fullmatch(r"\d+GB", word)}
+    memory = {word for word in words if word.startswith("HBM")}
+    return frozenset(words - sizes - memory - _PLACES), min(sizes, default=None)

@@ -8,10 +8,8 @@ from pathlib import Path
 
 from minfer.arithmetic.devices import by_name
 from minfer.arithmetic.reference import FOLDER
+from minfer.campaign.record import TIMING_ERROR
 from minfer.campaign.workload import Work
-
-TOLERANCE = 0.03
-"""Timing's own error: so much above the ceiling is let pass."""
 
 
 class AboveCeiling(RuntimeError):
@@ -46,7 +44,7 @@ class Ceilings:
             limits.append((f"{work.dtype} operations", work.flop, self.tensor[work.dtype]))
         for unit, amount, ceiling in limits:
             rate = amount / seconds
-            if rate > ceiling * (1 + TOLERANCE):
+            if rate > ceiling * (1 + TIMING_ERROR):
                 raise AboveCeiling(
                     f"{what}: {rate:.3g} {unit} a second, the ceiling is {ceiling:.3g} ({self.source}): "
                     "prove that the kernels ran, on cold inputs, and that the work is charged right"

@@ -12,8 +12,8 @@ from typing import Any
 from minfer.campaign.ceilings import ceilings_of
 from minfer.campaign.decomposition import buckets
 from minfer.campaign.environment import environment, stamps
-from minfer.campaign.launch_times import GRAPHS, Pass, class_graphs, graph_ms, timer
-from minfer.campaign.observe import ObservedRuntime, observing
+from minfer.campaign.launch_times import DECODES, GRAPHS, Pass, class_graphs, graph_ms, timer
+from minfer.campaign.observe import Observed, ObservedRuntime, observing
 from minfer.campaign.prefills import REST_S, SharedModel
 from minfer.campaign.telemetry import Watch, reader_of
 from minfer.campaign.wall_record import Wall
@@ -72,8 +72,8 @@ def decompose(
         phase: "prefill" of `tokens` tokens, or "decode" of one token, after `context` tokens, by separate
             kernels: one that does a whole token has no classes.
         passes: observed ones, and as many that are not before and after them.
-        source: "auto", "cupti", "events" (see `timer`) for a prefill; "auto" or "graphs" for a decode (see
-            `class_graphs`).
+        source: "graphs" (see `class_graphs`; "auto" of a decode) or "cupti"; for a prefill "auto" and
+            "events" too (see `timer`).
 
     Raises:
         EngineError: buckets and gaps do not add up to the wall clock, or a decode by events.
@@ -81,15 +81,19 @@ def decompose(
     """
     gpu = shared.device.gpu
     watch = Watch(*reader_of(gpu))
-    step = _step(shared, phase, tokens, context)
     if phase == "decode":
-        if source not in ("auto", "graphs"):
-            raise EngineError("a decode is one CUDA graph, whose classes are timed: take --source graphs")
+        if source == "events":
+            raise EngineError(
+                "a decode is one CUDA graph, and events see nothing in it: take --source graphs"
+            )
+        source = "graphs" if source == "auto" else source
         route = replace(route, token_kernel=False)
-        taken = _decode(shared, route, step, passes, watch)
+    if source == "graphs":
+        taken = by_class(shared, route, phase, tokens, context, passes, watch)
     else:
-        made, why = timer(source)
-        taken = _prefill(shared, route, step, passes, watch, made, why)
+        step, (made, why) = _step(shared, phase, tokens, context), timer(source)
+        take = _decode if phase == "decode" else _prefill
+        taken = take(shared, route, step, passes, watch, made, why)
     say(f"launches timed by {taken.source}{f' ({taken.why})' if taken.why else ''}")
     known = ceilings_of(gpu.name)
     config = shared.model.config
@@ -180,24 +184,58 @@ def _prefill(
     plain, seen = shared.session(route), shared.session(route, device, ObservedRuntime)
     walls = [_wall(step, plain, watch, REST_S) for _ in range(passes + 1)][1:]
     with made:
-        observed = [_observed(step, seen, device, made) for _ in range(passes + 1)][1:]
+        chosen = _observed(step, seen, device, made, passes)
     walls += [_wall(step, plain, watch, REST_S) for _ in range(passes)]
-    chosen = sorted(observed, key=lambda one: one.total)[len(observed) // 2]
     graph = graph_ms(chosen.launches, device, samples=passes, rest=REST_S)
     shared.forget(device)
     return Taken(walls, graph, chosen, made.source, why)
 
 
-def _decode(shared: SharedModel, route: Route, step: Step, passes: int, watch: Watch) -> Taken:
-    """Passes, and what they launch in graphs by class."""
-    device, runtimes = ObservingGpu(), []
+def _decode(
+    shared: SharedModel, route: Route, step: Step, passes: int, watch: Watch, made: Any, why: str
+) -> Taken:
+    """Passes, replays under a timer, and what they launch in a graph."""
+    device = ObservingGpu()
     plain = shared.session(route)
-    seen = shared.session(route, device, lambda inner: _kept(runtimes, inner))
-    _wall(step, seen, watch)
     walls = [_wall(step, plain, watch) for _ in range(2 * passes + 1)][1:]
-    chosen = class_graphs(runtimes[0].captured, device)
+    with made:
+        seen = shared.session(route, device, ObservedRuntime)
+        _wall(step, seen, watch)  # captures the decode
+        chosen = _observed(step, seen, device, made, passes)
+    graph = graph_ms(chosen.launches, device, **DECODES)
+    shared.forget(device)
+    return Taken(walls, graph, chosen, made.source, why)
+
+
+def by_class(
+    shared: SharedModel, route: Route, phase: str, tokens: int, context: int, passes: int, watch: Watch
+) -> Taken:
+    """Passes, and what they launch in graphs by class. Nothing has to add up: a class alone may find in L2
+    what it would not beside the others."""
+    device = ObservingGpu()
+    step, plain = _step(shared, phase, tokens, context), shared.session(route)
+    walls = [_wall(step, plain, watch) for _ in range(2 * passes + 1)][1:]
+    chosen = class_graphs(observed_launches(shared, route, phase, tokens, context, device), device)
     shared.forget(device)
     return Taken(walls, chosen.total, chosen, GRAPHS)
+
+
+def observed_launches(
+    shared: SharedModel, route: Route, phase: str, tokens: int, context: int, device: Any = None
+) -> list[Observed]:
+    """What a pass launches: the second one of a session.
+
+    Args:
+        device: one that observes; None: the shared model's own does.
+    """
+    device = shared.device if device is None else device
+    step = _step(shared, phase, tokens, context)
+    session = shared.session(replace(route, token_kernel=False), device, ObservedRuntime)
+    step(session)()
+    run = step(session)
+    device.observed = []
+    run()
+    return list(device.observed)
 
 
 def _wall(step: Step, session: Session, watch: Watch, rest: float = 0.0) -> float:
@@ -211,12 +249,11 @@ def _wall(step: Step, session: Session, watch: Watch, rest: float = 0.0) -> floa
     return took
 
 
-def _kept(kept: list[ObservedRuntime], inner: Any) -> ObservedRuntime:
-    kept.append(ObservedRuntime(inner))
-    return kept[-1]
-
-
-def _observed(step: Step, session: Session, device: Any, made: Any) -> Pass:
-    run = step(session)
-    time.sleep(REST_S)
-    return made.observe(run, device)
+def _observed(step: Step, session: Session, device: Any, made: Any, passes: int) -> Pass:
+    """The pass of median length of some observed ones, after one that warms up."""
+    found = []
+    for _ in range(passes + 1):
+        run = step(session)
+        time.sleep(REST_S)
+        found.append(made.observe(run, device))
+    return sorted(found[1:], key=lambda one: one.total)[passes // 2]

@@ -1,9 +1,9 @@
 """Charging a pass's milliseconds to classes of work, and what follows from it. Pure: no GPU.
 
 What a launch is charged is the time in which it alone held the device: from its start, or the end of the
-launch before it where that is later (launches overlap at their seams), to its end. What no launch holds is
-the gap. So buckets and gaps add up to the observed pass, and the check is that they also add up to the wall
-clock of passes that nobody observed.
+launch before it where that is later (launches overlap at their seams), to its end. The gap comes from other
+passes: it is what the wall clock of those that nobody observed has beside all launches in one CUDA graph. So
+the check, that buckets and gap add up to that wall clock, compares three measurements.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from minfer.campaign.observe import INT8_KERNELS, PRODUCTS, Observed
+from minfer.campaign.observe import INT8_KERNELS, PRODUCTS, TAIL, Observed
 from minfer.campaign.wall_record import Bucket, Wall
 
 GAP = "host gap"
+CLASSES = (
+    "GEMM", "gate+up", "down", "q+o", "k+v", "FA", "convert", "quantize", "swiglu", "add/rms/rope", "lm_head",
+    TAIL, GAP,
+)  # fmt: skip
+"""The seed's classes, in the order of its table; GEMM is the sum of the four behind it."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,10 @@ def rows(wall: Wall) -> list[dict]:
 
     Each row: bucket, ms, share (of the wall clock), launches, GMAC, us/GMAC, TFLOPS, GB/s, memory SOL and
     compute SOL (shares of what the device reaches: memory as measured, tensor cores as specified for f16 or
-    int8, whichever a product takes), if free (tokens a second without the bucket), gain.
-    A quantity that a bucket does not have is None.
+    int8, whichever a product takes), if free (tokens a second without the bucket), gain; where counters were
+    read, "ncu <counter>" of the bucket's largest launch. A quantity that a bucket does not have is None.
     """
+    counted = list(dict.fromkeys(name for values in wall.counters.values() for name in values))
     copy = wall.ceilings.get("copy_gb_s")
     made = []
     for bucket in sorted(wall.buckets, key=lambda bucket: -bucket.ms):
@@ -99,25 +105,14 @@ def rows(wall: Wall) -> list[dict]:
                 "TFLOPS": tflops,
                 "GB/s": rate,
                 "memory SOL": rate / copy if rate and copy else None,
-                "compute SOL": _compute_sol(wall, bucket),
+                "compute SOL": wall.compute_sol(bucket),
             }
             | _free(wall, bucket.ms)
+            | {f"ncu {name}": wall.counters.get(bucket.name, {}).get(name) for name in counted}
         )
     gap = {"bucket": GAP, "ms": wall.gap_ms, "share": wall.gap_ms / wall.ms, "launches": 0}
     empty = dict.fromkeys(("GMAC", "us/GMAC", "TFLOPS", "GB/s", "memory SOL", "compute SOL"))
-    return [*made, gap | empty | _free(wall, wall.gap_ms)]
-
-
-def _compute_sol(wall: Wall, bucket: Bucket) -> float | None:
-    """What the tensor cores take at their rates, over the bucket's time; None: unknown, or no products."""
-    ms = 0.0
-    for dtype, gmac in (("f16", bucket.gmac - bucket.int8_gmac), ("int8", bucket.int8_gmac)):
-        if gmac > 0:
-            tops = wall.ceilings.get(f"{dtype}_tops")
-            if tops is None:
-                return None
-            ms += 2 * gmac / tops
-    return ms / bucket.ms if ms and bucket.ms else None
+    return [*made, gap | empty | _free(wall, wall.gap_ms) | {f"ncu {name}": None for name in counted}]
 
 
 def _free(wall: Wall, ms: float) -> dict:
@@ -191,18 +186,11 @@ def what_if(
     return wall.tokens / ms * 1e3
 
 
-def seed_classes(wall: Wall) -> dict[str, float]:
-    """Shares of the wall clock in the seed's classes (seed 002 section 5.1): gate+up, down, q+o, FA, convert,
-    swiglu and all GEMMs. A product of q, k and v together is divided by their multiply-accumulates."""
-    ms = {bucket.name: bucket.ms for bucket in wall.buckets}
-    shape_q = wall.settings.get("q_share", 1.0)
-    qo = ms.get("o", 0.0) + float(shape_q) * ms.get("q+k+v", 0.0)
-    return {
-        "GEMM": products_ms(wall) / wall.ms,
-        "gate+up": ms.get("gate+up", 0.0) / wall.ms,
-        "down": ms.get("down", 0.0) / wall.ms,
-        "q+o": qo / wall.ms,
-        "FA": ms.get("FA", 0.0) / wall.ms,
-        "convert": ms.get("convert", 0.0) / wall.ms,
-        "swiglu": ms.get("swiglu", 0.0) / wall.ms,
-    }
+def class_shares(wall: Wall) -> dict[str, float]:
+    """Shares of the wall clock in the seed's classes (seed 002 section 3.1), the gap among them, and of all
+    products as "GEMM". A product of q, k and v together is divided by their multiply-accumulates."""
+    ms = {bucket.name: bucket.ms for bucket in wall.buckets} | {GAP: wall.gap_ms}
+    qkv = ms.pop("q+k+v", 0.0)
+    q = float(wall.settings.get("q_share", 1.0)) * qkv
+    ms |= {"GEMM": products_ms(wall), "q+o": ms.pop("o", 0.0) + q, "k+v": qkv - q}
+    return {name: ms.pop(name, 0.0) / wall.ms for name in CLASSES} | {n: v / wall.ms for n, v in ms.items()}

@@ -50,7 +50,7 @@ def from_path(path: Path) -> list[Probe]:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ProbeError(f"{path}: {type(error).__name__}: {error}") from error
     return _declared(module, str(path))
@@ -86,7 +86,11 @@ def choose(names: Iterable[str], paths: Iterable[Path] = ()) -> list[Probe]:
 
 def _declared(module: ModuleType, where: str) -> list[Probe]:
     found = getattr(module, "PROBES", None)
-    found = [getattr(module, "PROBE", None)] if found is None else list(found)
-    if not found or not all(isinstance(probe, Probe) for probe in found):
+    found = [getattr(module, "PROBE", None)] if found is None else found
+    if (
+        not isinstance(found, list | tuple)
+        or not found
+        or not all(isinstance(probe, Probe) for probe in found)
+    ):
         raise ProbeError(f"{where}: declare PROBE = Probe(...), or PROBES, a list of them")
-    return found
+    return list(found)

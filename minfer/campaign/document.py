@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from minfer.arithmetic.reference import figure
-from minfer.campaign.decomposition import byte_width_rows, products_us_per_gmac, rows, seed_classes, what_if
+from minfer.campaign.decomposition import byte_width_rows, class_shares, products_us_per_gmac, rows, what_if
 from minfer.campaign.discovery import shipped
 from minfer.campaign.probe import Probe
+from minfer.campaign.record import origins
 from minfer.campaign.records import ProbeRun, Record, RecordError, Wall
-from minfer.campaign.table import probe_rows
+from minfer.campaign.table import newest_runs, probe_rows
 
 SHARES = {
     "GEMM": "wall.share.gemm",
@@ -73,7 +75,7 @@ def html(tables: Iterable[Table], title: str = "The campaign") -> str:
         )
         parts.append(
             f"<h2>{escape(table.title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            f"<p>{escape(table.note)}</p>"
+            f"<p>{_html(table.note)}</p>"
         )
     style = (
         "body{font:15px/1.45 system-ui,sans-serif;color:#1f2933;margin:2em auto;max-width:80em;padding:0 1em}"
@@ -87,7 +89,12 @@ def html(tables: Iterable[Table], title: str = "The campaign") -> str:
 
 
 def _cell(text: str, words: bool) -> str:
-    return f"<td{'' if words else ' class=n'}>{escape(text)}</td>"
+    return f"<td{'' if words else ' class=n'}>{_html(text)}</td>"
+
+
+def _html(text: str) -> str:
+    """Escaped; what Markdown's backticks hold is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def campaign_table(
@@ -95,7 +102,7 @@ def campaign_table(
 ) -> Table:
     """Every probe: the seed's verdict beside ours on a device, and why they differ."""
     runs = [record for record in records if isinstance(record, ProbeRun)]
-    made, origins = [], set()
+    made, measured = [], []
     for row in probe_rows(shipped() if probes is None else probes, runs):
         run = row["runs"].get(device)
         if run is None:
@@ -103,7 +110,7 @@ def campaign_table(
                 (f"`{row['probe']}`", row["title"], row["seed verdict"] or "-", "not run", "", "", "")
             )
             continue
-        origins.add(run["origin"])
+        measured.append(newest_runs(row["probe"], runs)[device])
         gain = "-" if run["gain"] is None else f"{run['gain']:+.1%}"
         if run["most"] is not None:
             gain = f"{run['most']:+.1%} *"
@@ -128,8 +135,8 @@ def campaign_table(
         "Kernels: the changed kernels alone, timed apart from the prefill; those of the MMQ probes read "
         "Q4_K, and the model's prefill has Q6_K besides."
     )
-    if origins:
-        note += f"\nMeasured on {'; '.join(sorted(origins))}."
+    if measured:
+        note += f"\nMeasured on {origins(measured)}."
     columns = (
         "probe",
         "question",
@@ -159,15 +166,22 @@ def wall_table(wall: Wall) -> Table:
     }  # fmt: skip
     if wall.phase == "decode":
         formats |= {"GMAC": ",.3f", "TFLOPS": ",.2f", "if free (tok/s)": ",.1f"}
+    table = rows(wall)
+    formats |= {name: ".0%" for name in table[0] if name.startswith("ncu ")}
     made = [
         (row["bucket"], *("" if row[key] is None else format(row[key], f) for key, f in formats.items()))
-        for row in rows(wall)
+        for row in table
     ]
     note = (
         f"Wall clock {wall.ms:.3f} ms, {wall.tok_s:,.0f} tokens a second; buckets and gaps add up to "
         f"{wall.conservation:+.2%} of it. {wall.source}. SOL: share of what memory was measured to copy, and "
         f"of the tensor cores' specified rate, f16 or int8. {'. '.join(wall.notes)}. {wall.origin}."
     )
+    if wall.counters:
+        note += (
+            " ncu: the class's largest launch, profiled by itself: the busiest unit of the memory system, "
+            "DRAM, the busiest unit of the multiprocessors, and resident warps, as shares of their peaks."
+        )
     if disturbed := wall.unquiet():
         note += f" Not quiet: {'; '.join(disturbed)}."
     what = f"{wall.tokens} tokens" if wall.phase == "prefill" else f"one token after {wall.context}"
@@ -176,10 +190,14 @@ def wall_table(wall: Wall) -> Table:
 
 def shares_table(walls: Sequence[Wall]) -> Table:
     """The seed's split of a prefill beside ours."""
-    split = {wall.route: seed_classes(wall) for wall in walls}
+    split = {wall.route: class_shares(wall) for wall in walls}
     made = [
-        (name, f"{figure('002', key).value:.1f} %", *(f"{found[name]:.1%}" for found in split.values()))
-        for name, key in SHARES.items()
+        (
+            name,
+            f"{figure('002', SHARES[name]).value:.1f}%" if name in SHARES else "",
+            *(f"{found.get(name, 0.0):.1%}" for found in split.values()),
+        )
+        for name in dict.fromkeys(name for found in split.values() for name in found)
     ]
     made.append(
         (
@@ -190,9 +208,9 @@ def shares_table(walls: Sequence[Wall]) -> Table:
     )
     note = (
         f"Seed 002: {figure('002', 'wall.tokens').value:,} tokens on a GB10; ours: {walls[0].tokens:,} "
-        f"tokens on {'; '.join(sorted({wall.origin for wall in walls}))}. Where q, k and v are one product, "
-        "its q part is told by MACs. The rest of a wall: k and v, norms, residuals and RoPE, the output "
-        "projection, gaps. 0.0 %: fused into another class."
+        f"tokens on {origins(walls)}. Where q, k and v are one product, "
+        "their parts are told by MACs. tail: the last layer past its K and V, for the last token alone. "
+        "Empty: the seed does not tell. 0.0%: no such pass, or part of another class's kernels."
     )
     return Table("The seed's split beside ours", ("class", "seed", *split), made, note)
 

@@ -14,7 +14,8 @@ from minfer.campaign.decomposition import Span, exclusive
 from minfer.campaign.observe import Observed
 
 BUFFER_BYTES = 8 << 20
-_DECODES = {"copies": 5, "samples": 17}
+DECODES = {"copies": 5, "samples": 17}
+"""How `graph_ms` times what is as short as a decoded token."""
 GRAPHS = "CUDA graphs, one of each class's launches"
 
 
@@ -120,11 +121,11 @@ def class_graphs(launches: Sequence[Observed], device: Any) -> Pass:
     some times over, and they share its time evenly. For a decode, whose launches are so short that
     recording each of them within the graph costs more than they do.
     """
-    whole = graph_ms(launches, device, **_DECODES)
+    whole = graph_ms(launches, device, **DECODES)
     held = {}
     for name in dict.fromkeys(launch.bucket for launch in launches):
         own = [launch for launch in launches if launch.bucket == name]
-        held[name] = graph_ms(own, device, **_DECODES) / len(own)
+        held[name] = graph_ms(own, device, **DECODES) / len(own)
     return Pass(list(launches), [held[launch.bucket] for launch in launches], whole)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from minfer.cuda.kernel import Kernel
 
-ROW_KERNELS = ("rmsnorm", "rope", "bias_add", "residual_add", "embedding", "store_kv", "argmax", "advance")
+ROW_KERNELS = ("rmsnorm", "rope", "bias_add", "residual_add", "embedding", "store_kv", "argmax")
 CLASSES = (
     (("convert",), "convert"),
     (("dequantize",), "dequantize"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from minfer.campaign.probe import Probe
 from minfer.campaign.trial import kernels_of
@@ -62,7 +63,10 @@ def precompile(
 
     Kernels of a user's own modules, and what does not compile, are left to their launch.
     """
-    kernels = [kernel for probe in probes for kernel in kernels_of(probe, arch)]
+    kernels: list[Kernel] = []
+    for probe in probes:
+        with suppress(Exception):  # a probe's code may raise anything: its run says so
+            kernels += kernels_of(probe, arch)
     if model is not None:
         for route in dict.fromkeys([*routes_of(probes, arch), *routes]):
             try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from minfer.arithmetic.work import ModelShape, prefill_gmac
 from minfer.campaign.probe_record import Comparison
 from minfer.campaign.telemetry import Watch
 from minfer.campaign.timing import interleave
@@ -108,6 +109,13 @@ class Prefills:
         self.routes = baseline, variant
         self.sessions = [shared.session(route) for route in self.routes]
 
+    @property
+    def flop(self) -> float:
+        """The least operations of a prefill: of its products and attention."""
+        c = self.shared.model.config
+        shape = ModelShape(c.n_layers, c.hidden, c.n_heads, c.n_kv_heads, c.head_dim, c.ffn, c.vocab_size)
+        return 2e9 * sum(prefill_gmac(shape, self.tokens).values())
+
     def logits(self, tokens: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """The last token's logits of one random prompt, on both routes."""
         ids = self.shared.prompt(tokens, seed)
@@ -133,7 +141,7 @@ class Prefills:
                 raise RuntimeError(f"route {route.name}: the logits changed while they were timed")
         error = float(abs(before[0] - before[1]).max() / before[0].std())
         return Comparison.of(
-            f"prefill of {self.tokens} tokens", 1, *samples,
+            f"prefill of {self.tokens} tokens", 1, *samples, flop=self.flop,
             outputs=f"logits of the last token differ by at most {error:.3f} of their deviation",
         )  # fmt: skip
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from minfer.campaign.gates import DEFAULT_GATES, Gate
@@ -20,7 +21,7 @@ BAR = 0.03
 
 
 class ProbeError(ValueError):
-    """A probe that cannot be: a bad name, an unknown one, or a file that declares none."""
+    """A probe that cannot be: a bad name or field, an unknown one, or a file that declares none."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ class Prediction:
 
     gain: float | None
     text: str
+
+    def __post_init__(self) -> None:
+        if self.gain is not None and not _is_number(self.gain):
+            raise ProbeError(f"a prediction's gain is a number or None, not {self.gain!r}")
+        if not isinstance(self.text, str):
+            raise ProbeError(f"a prediction's text is a str, not {self.text!r}")
 
     def __str__(self) -> str:
         return self.text if self.gain is None else f"at most {self.gain:+.1%} of the wall clock: {self.text}"
@@ -73,14 +80,37 @@ class Probe:
     measure: str = "ab"
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", self.name):
+        if not isinstance(self.name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", self.name):
             raise ProbeError(f"probe {self.name!r}: a name has small letters, digits, dots and hyphens")
+        for wrong in self._wrong():
+            raise ProbeError(f"probe {self.name}: {wrong}")
+
+    def _wrong(self) -> Iterator[str]:
+        """What is wrong with the fields."""
+        for field in ("title", "hypothesis", "mechanism", "retry"):
+            if not isinstance(getattr(self, field), str):
+                yield f"{field}={getattr(self, field)!r} is no text"
+        if not (isinstance(self.prediction, Prediction) or callable(self.prediction)):
+            yield f"prediction={self.prediction!r} is no Prediction and no function that computes one"
         if self.measure not in ("ab", "wall"):
-            raise ProbeError(f"probe {self.name}: measure={self.measure!r} is neither ab nor wall")
-        if self.measure == "ab" and None in (self.workload, self.baseline, self.variant):
-            raise ProbeError(f"probe {self.name}: an A/B needs a workload, a baseline and a variant")
-        if not 0 < self.bar < 1:
-            raise ProbeError(f"probe {self.name}: a bar of {self.bar} is no gain between 0 and 1")
+            yield f"measure={self.measure!r} is neither ab nor wall"
+        if not _is_number(self.bar) or not 0 < self.bar < 1:
+            yield f"a bar of {self.bar!r} is no gain between 0 and 1"
+        if not isinstance(self.labels, tuple) or [type(label) for label in self.labels] != [str, str]:
+            yield f"labels={self.labels!r}: two texts, for baseline and variant"
+        if self.measure == "ab":
+            yield from self._wrong_sides()
+
+    def _wrong_sides(self) -> Iterator[str]:
+        """What is wrong with the fields of an A/B."""
+        if self.workload is None or self.baseline is None or self.variant is None:
+            yield "an A/B needs a workload, a baseline and a variant"
+        elif not isinstance(self.workload, Workload):
+            yield f"workload={self.workload!r} is no Workload (an object, not its class)"
+        elif not self.workload.cases or not self.workload.small or not self.workload.compared:
+            yield "its workload needs cases to measure, small ones to check, and names of outputs to compare"
+        if not self.gates or not all(hasattr(gate, "check") and hasattr(gate, "name") for gate in self.gates):
+            yield f"gates={self.gates!r}: at least one Gate, which has a name and a check"
 
     @property
     def sides(self) -> tuple[tuple[str, Any], tuple[str, Any]]:
@@ -93,5 +123,20 @@ class Probe:
         return verdicts().get(self.name)
 
     def predicted(self) -> Prediction:
-        """The prediction, computed."""
-        return self.prediction if isinstance(self.prediction, Prediction) else self.prediction()
+        """The prediction, computed. Raises ProbeError where its function fails."""
+        if isinstance(self.prediction, Prediction):
+            return self.prediction
+        try:
+            made = self.prediction()
+        except Exception as error:
+            raise ProbeError(
+                f"probe {self.name}: its prediction fails: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(made, Prediction):
+            raise ProbeError(f"probe {self.name}: its prediction gives {made!r}, no Prediction")
+        return made
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)

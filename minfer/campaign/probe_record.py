@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import compress
+from statistics import median
 from typing import Any, ClassVar
 
 from minfer.campaign.record import Environment, Record, Telemetry, checked_positive
-from minfer.campaign.statistics import VERDICTS, decide, keep, ratio, upper_bound
+from minfer.campaign.statistics import VERDICTS, Gain, decide, keep, ratio, upper_bound
 
 
 @dataclass(frozen=True)
@@ -98,33 +100,22 @@ class Comparison:
         """Median milliseconds of baseline and variant over the rounds that count."""
         mask = keep(self.baseline, self.variant, self.again)
 
-        def median(side: list[float]) -> float:
-            kept = sorted(value for value, kept in zip(side, mask, strict=True) if kept)
-            middle = len(kept) // 2
-            return kept[middle] if len(kept) % 2 else (kept[middle - 1] + kept[middle]) / 2
+        a, b = (median(compress(side, mask)) for side in (self.baseline, self.variant))
+        return a, b
 
-        return median(self.baseline), median(self.variant)
+    @property
+    def gain(self) -> Gain:
+        """What the variant gains."""
+        rounds = len(self.baseline) - self.dropped
+        return Gain(self.ratio - 1, self.low - 1, self.high - 1, self.noise, rounds)
 
-
-@dataclass(frozen=True)
-class Gain:
-    """The gain of a prefill that was timed as a whole: 0.03 is 3 % more tokens a second.
-
-    Attributes:
-        value, low, high: the gain and its 95 % interval. noise: the A/A floor. rounds: that count.
-    """
-
-    value: float
-    low: float
-    high: float
-    noise: float
-    rounds: int
-
-    @classmethod
-    def of(cls, prefill: Comparison) -> Gain:
-        """What its samples give."""
-        rounds = len(prefill.baseline) - prefill.dropped
-        return cls(prefill.ratio - 1, prefill.low - 1, prefill.high - 1, prefill.noise, rounds)
+    def __str__(self) -> str:
+        a, b = self.ms
+        dropped = f", {self.dropped} of {len(self.baseline)} rounds dropped" if self.dropped else ""
+        return (
+            f"{self.case}: {a:.4f} -> {b:.4f} ms, {self.ratio - 1:+.2%} speed "
+            f"[{self.low - 1:+.2%}, {self.high - 1:+.2%}], A/A noise {self.noise:.2%}{dropped}"
+        )
 
 
 @dataclass(frozen=True)
@@ -186,7 +177,7 @@ class ProbeRun(Record):
     @property
     def gain(self) -> Gain | None:
         """Of the wall clock; None: no whole prefill was timed, or a gate failed."""
-        return Gain.of(self.wall[0]) if self.wall else None
+        return self.wall[0].gain if self.wall else None
 
     @property
     def most(self) -> float | None:
@@ -221,20 +212,26 @@ class ProbeRun(Record):
         follows = decide(
             gates_passed=self.gates_passed,
             quiet=self.quiet,
+            prefill=self.gain,
+            kernels=[comparison.gain for comparison in self.kernels],
             bar=self.bar,
-            **effect(self.gain),
         )
         if self.verdict != follows:
             raise ValueError(f"verdict: {self.verdict}, but {follows} follows from gates and gain")
+
+    @property
+    def summary(self) -> str:
+        """Its figures in one line; "" where nothing was timed."""
+        told = []
+        if self.wall:
+            a, b = (self.settings["prefill tokens"] / ms * 1e3 for ms in self.wall[0].ms)
+            told.append(f"prefill {a:,.0f} -> {b:,.0f} tok/s")
+        if self.kernels:
+            a, b = self.kernel_ms()
+            told.append(f"kernels {a:,.2f} -> {b:,.2f} ms")
+        return "; ".join(told)
 
     def kernel_ms(self) -> tuple[float, float]:
         """Milliseconds of a whole prefill's runs of the kernels, baseline and variant."""
         pairs = [(c.count * c.ms[0], c.count * c.ms[1]) for c in self.kernels]
         return sum(a for a, _ in pairs), sum(b for _, b in pairs)
-
-
-def effect(gain: Gain | None) -> dict[str, Any]:
-    """A gain as `decide` takes it."""
-    if gain is None:
-        return {"interval": None, "rounds": 0, "noise": 0.0}
-    return {"interval": (gain.low, gain.high), "rounds": gain.rounds, "noise": gain.noise}

@@ -13,6 +13,10 @@ SCHEMA = 2
 """The newest layout of records: 2 brought the kinds "probe" and "wall", and the time of each bench result."""
 
 
+TIMING_ERROR = 0.03
+"""So much above what a device can reach is let pass: timing's own error."""
+
+
 class RecordError(ValueError):
     """A record that cannot be used; the message names the file and the field."""
 

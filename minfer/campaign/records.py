@@ -8,11 +8,12 @@ be today.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
-import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from minfer.campaign.record import SCHEMA, Record, RecordError, Telemetry, check
 from minfer.campaign.schema import build, plain
 from minfer.campaign.wall_record import Wall
 from minfer.engine.bench import BenchResult
+from minfer.model.whole_file import whole_file
 
 __all__ = [
     "FOLDER",
@@ -245,8 +247,8 @@ def read_record(path: Path) -> Record:
     """
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RecordError(f"{path.name}: no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path.name}: no JSON: {error}") from None
     try:
         return _record(entry, path.name)
     except ValueError as error:
@@ -256,7 +258,7 @@ def read_record(path: Path) -> Record:
 def _record(entry: Any, file: str) -> Record:
     if not isinstance(entry, dict):
         raise ValueError(f"a record is an object, not {type(entry).__name__}")
-    kind = KINDS.get(entry.get("kind"))
+    kind = KINDS.get(str(entry.get("kind")))
     if kind is None:
         raise ValueError(f"kind: {entry.get('kind')!r} is unknown; known: {', '.join(KINDS)}")
     schema = entry.get("schema", 1)
@@ -304,11 +306,23 @@ def write_record(record: Record, folder: Path = FOLDER, *, stem: str) -> Path:
     """
     target = folder / (record.device_key or _slug(record.device))
     target.mkdir(parents=True, exist_ok=True)
-    path, number = target / f"{stem}-{record.day}.json", 2
-    while path.exists():
-        path, number = target / f"{stem}-{record.day}-{number}.json", number + 1
-    _replace(path, record)
+    with _alone(target):
+        path, number = target / f"{stem}-{record.day}.json", 2
+        while path.exists():
+            path, number = target / f"{stem}-{record.day}-{number}.json", number + 1
+        _replace(path, record)
     return path
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process does this in the folder at the same time."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def annotate(path: Path, **words: str) -> ProbeRun:
@@ -336,20 +350,13 @@ def _replace(path: Path, record: Record) -> None:
     entry = {"kind": record.kind, "schema": SCHEMA} | {
         name: value for name, value in entry.items() if name not in ("file", "schema")
     }
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)  # no .json: nobody reads it
-    part = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(entry, file, indent=1, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-        part.chmod(0o644)
+    text = json.dumps(entry, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    with whole_file(path, len(text), RecordError) as part:
+        part.write_text(text, encoding="utf-8")
         back = _record(json.loads(part.read_text(encoding="utf-8")), path.name)
         names = [f.name for f in fields(record) if f.name != "file"]
         if unlike := [n for n in names if plain(getattr(back, n)) != plain(getattr(record, n))]:
             raise RecordError(f"{path.stem}: not written: {', '.join(unlike)} would not read back")
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _slug(device: str) -> str:

@@ -18,6 +18,7 @@ from minfer.campaign.document import campaign_table, markdown_table, newest_wall
 from minfer.campaign.peers import Peer, llamacpp
 from minfer.campaign.record import origins
 from minfer.campaign.records import Bench, Record, RecordError, Sweep, load_records, newest_measured
+from minfer.model.whole_file import whole_file
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 MODEL = "qwen2.5-7b, synthetic, seed 0"
@@ -228,7 +229,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.check:
         print(f"{README.name} differs from the records: run minfer report --readme", file=sys.stderr)
         return 1
-    README.write_text(fresh, encoding="utf-8")
+    with whole_file(README, len(fresh), RecordError) as part:
+        part.write_text(fresh, encoding="utf-8")
     return 0
 
 

@@ -11,7 +11,7 @@ from minfer.engine.bench import BenchResult, OnSample, bench_session, longest_te
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import compile_ahead
 from minfer.engine.cuda.devices import GpuDevice
-from minfer.engine.cuda.routes import choose_route
+from minfer.engine.cuda.routes import Route, check_route, choose_route
 
 
 def bench_routes(
@@ -23,14 +23,18 @@ def bench_routes(
     sustained: float = 0.0,
     on_sample: OnSample | None = None,
     say: Callable[[str], None] = print,
+    on_failure: Callable[[Route, Exception], None] | None = None,
 ) -> Iterator[list[BenchResult]]:
     """The results of each route in turn, on the GPU in use; see `minfer.engine.bench.bench_session`.
 
     Args:
         path: a GGUF file, or the name of a pulled model. names: of `minfer.engine.cuda.routes`.
         say: gets what takes time, and the memory plans.
+        on_failure: gets a route that cannot run, and the others go on; None: its error ends all.
     """
     n_ctx = longest_test(prompts, generations)
+    for name in names:
+        check_route(name)
     device = GpuDevice()
     chosen = [choose_route(name, device.arch, os.environ) for name in dict.fromkeys(names)]
     shared = SharedModel(path, device, n_ctx, say, chunk=min(n_ctx, CudaBackend.default_chunk))
@@ -41,4 +45,12 @@ def bench_routes(
     ]
     compile_ahead(list(dict.fromkeys(kernels)), device.arch, say)
     for route in chosen:
-        yield bench_session(shared.session(route), prompts, generations, repetitions, sustained, on_sample)
+        try:
+            session = shared.session(route)
+            results = bench_session(session, prompts, generations, repetitions, sustained, on_sample)
+        except Exception as error:
+            if on_failure is None:
+                raise
+            on_failure(route, error)
+        else:
+            yield results

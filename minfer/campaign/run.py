@@ -12,13 +12,14 @@ from minfer.campaign.environment import environment, stamps
 from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.prefills import REST_S, Prefills, SharedModel
 from minfer.campaign.probe import Probe
-from minfer.campaign.probe_record import Bound, Comparison, Gain, GateResult, ProbeRun, Side, effect
+from minfer.campaign.probe_record import Bound, Comparison, GateResult, ProbeRun, Side
 from minfer.campaign.reasons import newest_wall, only_bounded, small_share
 from minfer.campaign.records import Record, Wall
 from minfer.campaign.statistics import OUTLIER_RULE, QUIET_RULE, decide, unquiet
 from minfer.campaign.telemetry import Watch, reader_of
 from minfer.campaign.timing import compare_kernels
 from minfer.campaign.trial import Trial
+from minfer.campaign.workload import Work
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
 
 CANNOT_RUN = (ConfigRefused, LaunchRefused, CompileError)
@@ -80,18 +81,24 @@ def run_probe(
         ceilings = ceilings_of(device.gpu.name)
         for case in probe.workload.cases:
             kernels.append(compare_kernels(trial, case, rounds, watch, ceilings))
-            say(line(kernels[-1]))
+            say(str(kernels[-1]))
         if trial.prefills is not None:
             wall.append(trial.prefills.compare(prefill_rounds, watch))
-            say(line(wall[-1]))
+            say(str(wall[-1]))
+            if ceilings is not None:
+                own = probe.workload.work(probe.workload.cases[0])
+                work = Work(wall[0].flop, 0.0, "f16" if own is None else own.dtype)
+                for label, ms in zip(probe.labels, wall[0].ms, strict=True):
+                    ceilings.check(f"{wall[0].case}, {label}", work, ms / 1e3)
     disturbed = sorted({
         found for c in (*kernels, *wall) for found in unquiet(c.baseline, c.dropped, watch.busy)
     })  # fmt: skip
     verdict = decide(
         gates_passed=passed,
         quiet=not disturbed,
+        prefill=wall[0].gain if wall else None,
+        kernels=[comparison.gain for comparison in kernels],
         bar=probe.bar,
-        **effect(Gain.of(wall[0]) if wall else None),
     )
     stamped = stamps(device.gpu)
     record = ProbeRun(
@@ -197,16 +204,6 @@ def bound_of(probe: Probe, device: str, records: Sequence[Record]) -> Bound | No
     names = PRODUCTS if bucket == "products" else (bucket,)
     ms = sum(b.ms for b in newest.buckets if b.name in names)
     return Bound(bucket, ms / newest.ms, newest.file) if ms else None
-
-
-def line(c: Comparison) -> str:
-    """A comparison in one line."""
-    a, b = c.ms
-    dropped = f", {c.dropped} of {len(c.baseline)} rounds dropped" if c.dropped else ""
-    return (
-        f"{c.case}: {a:.4f} -> {b:.4f} ms, {c.ratio - 1:+.2%} speed "
-        f"[{c.low - 1:+.2%}, {c.high - 1:+.2%}], A/A noise {c.noise:.2%}{dropped}"
-    )
 
 
 def _side(trial: Trial, label: str, config: Any, loaded: bool) -> Side:

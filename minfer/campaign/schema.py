@@ -73,4 +73,6 @@ def _is(value: Any, wanted: type, where: str) -> Any:
         raise ValueError(f"{where}: {value!r} is no {wanted.__name__}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}: {value} is no finite number")
+    if isinstance(value, int) and abs(value) >= 2**63:  # sums and rates of them would not be floats
+        raise ValueError(f"{where}: a number of {len(str(abs(value)))} digits: 64 bits hold 18")
     return value

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,6 +26,11 @@ from minfer.model.model import Model
 GATE_TOKENS = SameTokens().tokens
 
 
+def asked(probe: Probe) -> str:
+    """What a run is about: it stands before the gates."""
+    return f"{probe.name}: {probe.title}\nhypothesis: {probe.hypothesis}\nprediction: {probe.predicted()}"
+
+
 def simulate(probes: Sequence[Probe], say: Callable[[str], None]) -> list[str]:
     """Run the gates of probes in the simulator, on their small cases; the names of those that failed.
 
@@ -31,11 +38,16 @@ def simulate(probes: Sequence[Probe], say: Callable[[str], None]) -> list[str]:
     """
     failed = []
     for probe in probes:
-        say(f"{probe.name}: {probe.title}")
+        say(asked(probe))
         if probe.measure != "ab":
             say("the wall is measured on a GPU: nothing to simulate")
             continue
-        gates = run_gates(Trial(probe, SimulatedDevice("sm_90a", 4)), say)
+        try:
+            gates = run_gates(Trial(probe, SimulatedDevice("sm_90a", 4)), say)
+        except Exception as error:  # a probe's own code may raise anything
+            say(f"{probe.name}: failed: {_told(error, probe)}")
+            failed.append(probe.name)
+            continue
         if not all(gate.passed for gate in gates):
             failed.append(probe.name)
     return failed
@@ -64,6 +76,8 @@ def run(
     walls = [probe.name for probe in probes if probe.measure == "wall"]
     if walls and model is None:
         raise ProbeError(f"{', '.join(walls)}: takes the wall of a model apart: give one with -m")
+    for probe in probes:
+        probe.predicted()  # one that fails, fails before anything is measured
     end = time.monotonic() + within_s
     device = GpuDevice()
     if ahead:
@@ -82,7 +96,7 @@ def run(
         if time.monotonic() > end:
             say(f"{probe.name}: not begun: {within_s:g} s are over")
             continue
-        say(f"\n{probe.name}: {probe.title}\n{probe.hypothesis}\nprediction: {probe.predicted()}")
+        say(f"\n{asked(probe)}")
         if probe.measure == "wall":
             walls, refused = decompose_all(shared, tokens, say)
             for wall in walls:
@@ -102,8 +116,8 @@ def run(
                 records=known,
                 say=say,
             )
-        except (RuntimeError, MemoryError) as error:  # a figure above a ceiling, a kernel that fails
-            say(f"{probe.name}: not recorded: {type(error).__name__}: {error}")
+        except Exception as error:  # a figure above a ceiling, a kernel that fails, a probe's own code
+            say(f"{probe.name}: not recorded: {_told(error, probe)}")
             failed.append(probe.name)
             continue
         keep(record)
@@ -121,6 +135,15 @@ def prepare(
         dict.fromkeys((max(tokens, DECODE_CONTEXT + 1), tokens, GATE_TOKENS, WARM_UP_TOKENS, *context))
     )
     precompile(probes, arch, model=loaded, routes=routes, prompts=prompts, say=say)
+
+
+def _told(error: Exception, probe: Probe) -> str:
+    """An error in a line, with the place in the probe's file, or else where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = sys.modules[type(probe.workload).__module__].__file__
+    place = [frame for frame in frames if frame.filename == own] or frames
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words} ({Path(place[-1].filename).name}:{place[-1].lineno})"
 
 
 def _known() -> list[Record]:

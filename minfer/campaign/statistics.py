@@ -50,6 +50,26 @@ class Ratio:
     dropped: int
 
 
+@dataclass(frozen=True)
+class Gain:
+    """More work a second, 0.03 is 3 %: of a prefill that was timed as a whole, or of kernels.
+
+    Attributes:
+        value, low, high: the gain and its 95 % interval. noise: the A/A floor. rounds: that count.
+    """
+
+    value: float
+    low: float
+    high: float
+    noise: float
+    rounds: int
+
+    @property
+    def in_noise(self) -> bool:
+        """Whether the interval reaches into the noise."""
+        return self.low <= self.noise and self.high >= -self.noise
+
+
 def keep(*sides: Sequence[float]) -> np.ndarray:
     """Which rounds count: a mask over the rounds, by `OUTLIER_RULE`.
 
@@ -115,29 +135,25 @@ def unquiet(baseline: Sequence[float], dropped: int, busy: float | None) -> list
 
 
 def decide(
-    *,
-    gates_passed: bool,
-    quiet: bool,
-    interval: Sequence[float] | None,
-    rounds: int,
-    noise: float,
-    bar: float,
+    *, gates_passed: bool, quiet: bool, prefill: Gain | None, kernels: Sequence[Gain] = (), bar: float
 ) -> str:
-    """The verdict.
+    """The verdict. Only a whole prefill lands. What stays in the noise is "null": the prefill, or, where none
+    was timed, every case of the kernels. Fewer rounds than `LEAST_ROUNDS` decide nothing.
 
     Args:
-        interval: of the wall clock's gain (0.03: 3 % more tokens a second); None: it was not measured.
-        rounds: that count for it; fewer than `LEAST_ROUNDS` decide nothing.
-        noise: the A/A floor of the same gain. bar: the gain that the interval's low end must reach.
+        prefill: the wall clock's gain; None: it was not measured. kernels: theirs, case by case.
+        bar: the gain that the low end of the prefill's interval must reach.
     """
     if not gates_passed:
         return "REVERTED"
-    if interval is None or not quiet or rounds < LEAST_ROUNDS:
+    gains = kernels if prefill is None else [prefill]
+    if not gains or not quiet or min(gain.rounds for gain in gains) < LEAST_ROUNDS:
         return "MEAS-ONLY"
-    low, high = interval
-    if low <= noise and high >= -noise:
+    if all(gain.in_noise for gain in gains):
         return "null"
-    return "LANDED" if low >= bar else "REVERTED"
+    if prefill is None:
+        return "MEAS-ONLY"
+    return "LANDED" if prefill.low >= bar else "REVERTED"
 
 
 def upper_bound(share: float, factor: float = 0.0) -> float:

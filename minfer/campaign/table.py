@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from textwrap import fill
+from typing import Any
 
 from minfer.campaign.probe import Probe
 from minfer.campaign.probe_record import ProbeRun
-from minfer.campaign.run import line
 from minfer.campaign.seeds import SeedVerdict
 
 
@@ -23,7 +23,7 @@ def newest_runs(name: str, runs: Iterable[ProbeRun]) -> dict[str, ProbeRun]:
 def probe_rows(probes: Iterable[Probe], runs: Sequence[ProbeRun]) -> list[dict]:
     """A row a probe: what it asks, the seed's verdict and figures, and of each device's newest run verdict,
     gain (or None), most (the bound of a gain that was not measured, or None), kernels (speed of the kernels
-    alone, or None), mechanism, reason, origin."""
+    alone, or None), figures, mechanism, reason, origin."""
     return [
         {
             "probe": probe.name,
@@ -49,6 +49,7 @@ def _run_row(run: ProbeRun) -> dict:
         "most": run.most,
         "kernels": a / b - 1 if b else None,
         "kernel ms": [a, b] if b else [],
+        "figures": run.summary,
         "mechanism": run.mechanism,
         "retry": run.retry,
         "reason": run.reason,
@@ -65,7 +66,8 @@ def describe(probe: Probe, runs: Sequence[ProbeRun]) -> str:
     parts.append(_named("prediction", str(probe.predicted())))
     if probe.measure == "ab":
         parts += [_named(label, str(config)) for label, config in probe.sides]
-    parts.append(_named("gates", ", ".join(gate.name for gate in probe.gates) or "conservation"))
+    gates = [gate.name for gate in probe.gates] if probe.measure == "ab" else ["conservation of every wall"]
+    parts.append(_named("gates", ", ".join(gates) or "none"))
     parts.append(_named("bar", f"{probe.bar:+.0%} of the wall clock"))
     if probe.seed is not None:
         parts.append(_seed(probe.seed))
@@ -78,7 +80,9 @@ def describe_run(run: ProbeRun) -> str:
     """A run in full: gates, A/B, verdict."""
     lines = [f"{run.verdict} on {run.origin}"]
     lines += [f"  gate {g.name}: {'passed' if g.passed else 'FAILED'}: {g.found}" for g in run.gates]
-    lines += [f"  {line(c)}" for c in (*run.kernels, *run.wall)]
+    for side in (run.baseline, run.variant):
+        lines += [f"  {side.label}: {kernel}: {_used(facts)}" for kernel, facts in side.facts.items()]
+    lines += [f"  {comparison}" for comparison in (*run.kernels, *run.wall)]
     if run.gain is not None:
         g = run.gain
         found = f"wall clock {g.value:+.2%} [{g.low:+.2%}, {g.high:+.2%}], A/A noise {g.noise:.2%}"
@@ -92,6 +96,15 @@ def describe_run(run: ProbeRun) -> str:
         if getattr(run, name):
             lines.append(f"  {name}: {getattr(run, name)}")
     return "\n".join(lines)
+
+
+def _used(facts: dict[str, Any]) -> str:
+    """What a side's kernel uses, by the assembler and the driver."""
+    spilled = f", {facts['spill_bytes']} bytes spilled" if facts["spill_bytes"] else ""
+    return (
+        f"{facts['registers']} registers, {facts['shared_bytes']:,} bytes of shared memory, "
+        f"{facts['threads']} threads, {facts['blocks_sm']} blocks an SM{spilled}"
+    )
 
 
 def bound_words(run: ProbeRun) -> str:

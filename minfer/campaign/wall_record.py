@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, ClassVar
 
 from minfer.campaign import statistics
-from minfer.campaign.record import Environment, Record, Telemetry, checked_positive
+from minfer.campaign.record import TIMING_ERROR, Environment, Record, Telemetry, checked_positive
 
 CONSERVATION = 0.02
 """The sum of buckets and gaps agrees with the wall clock to so much, or the decomposition is refused."""
@@ -45,9 +46,12 @@ class Wall(Record):
         phase: "prefill" or "decode". tokens: of the pass. context: tokens in the cache before it.
         route, settings: the kernels. source: how launches were timed.
         wall_ms: samples of the same pass, not observed, host clock.
-        buckets: in the order of their first launch. gap_ms: time in which no kernel ran.
-        ceilings: "read_gb_s", "copy_gb_s", "f16_tflops", ...: what the device was measured to reach.
+        buckets: in the order of their first launch.
+        gap_ms: what the wall clock has beside all launches in one CUDA graph.
+        ceilings: "read_gb_s", "copy_gb_s": as measured on the device; "f16_tops", "int8_tops": as specified.
         notes: what a reader must know (products that are fused, what timing costs).
+        counters: by bucket, shares of peaks that a profiler read of its largest launch
+            (`minfer.campaign.counters`); empty: none were read.
     """
 
     kind: ClassVar[str] = "wall"
@@ -66,13 +70,12 @@ class Wall(Record):
     gap_ms: float
     ceilings: dict[str, float]
     notes: list[str]
+    counters: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def ms(self) -> float:
         """The wall clock: the median of its samples."""
-        ordered = sorted(self.wall_ms)
-        middle = len(ordered) // 2
-        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        return median(self.wall_ms)
 
     @property
     def stem(self) -> str:
@@ -113,13 +116,29 @@ class Wall(Record):
             f"{self.file} has no bucket {name!r}; it has {', '.join(b.name for b in self.buckets)}"
         )
 
+    def compute_sol(self, bucket: Bucket) -> float | None:
+        """What the tensor cores take at their rates, over the bucket's time; None: no rates or products."""
+        ms = 0.0
+        for dtype, gmac in (("f16", bucket.gmac - bucket.int8_gmac), ("int8", bucket.int8_gmac)):
+            if gmac > 0:
+                tops = self.ceilings.get(f"{dtype}_tops")
+                if tops is None:
+                    return None
+                ms += 2 * gmac / tops
+        return ms / bucket.ms if ms and bucket.ms else None
+
     def check(self) -> None:
         super().check()
+        if strangers := self.counters.keys() - {bucket.name for bucket in self.buckets}:
+            raise ValueError(f"counters: no bucket is called {', '.join(sorted(strangers))}")
         if self.phase not in ("prefill", "decode"):
             raise ValueError(f"phase: {self.phase!r} is neither prefill nor decode")
         if not self.wall_ms or min(self.wall_ms) <= 0:
             raise ValueError("wall_ms: at least one sample, all above 0")
         checked_positive(self, "tokens")
+        share = self.settings.get("q_share", 1.0)
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ValueError(f"settings['q_share']: {share!r} is no share above 0 and up to 1")
         if self.gap_ms < -NANOSECOND:
             raise ValueError(f"gap_ms: {self.gap_ms:.3f}: launches hold more time than their pass took")
         for place, bucket in enumerate(self.buckets):
@@ -127,6 +146,8 @@ class Wall(Record):
                 raise ValueError(f"buckets[{place}]: {bucket.ms} ms in {bucket.launches} launches")
             if not 0 <= bucket.int8_gmac <= bucket.gmac * (1 + 1e-9):
                 raise ValueError(f"buckets[{place}].int8_gmac: {bucket.int8_gmac} of {bucket.gmac} GMAC")
+            if (sol := self.compute_sol(bucket) or 0.0) > 1 + TIMING_ERROR:
+                raise ValueError(f"buckets[{place}]: {sol:.0%} of what the tensor cores can reach")
             if not math.isclose(math.fsum(bucket.kernels.values()), bucket.ms, rel_tol=1e-6, abs_tol=1e-9):
                 raise ValueError(
                     f"buckets[{place}].ms: {bucket.ms:.6g}, but its kernels add up to another sum"

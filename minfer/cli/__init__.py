@@ -115,8 +115,13 @@ def _command():
 
 
 def _describe(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename else f"cannot write the output: {reason}"
+    if error.strerror is None:  # raised by us, with a message of its own
+        return str(error)
+    return (
+        f"{error.filename}: {error.strerror}"
+        if error.filename
+        else f"cannot write the output: {error.strerror}"
+    )
 
 
 def _show_warning(message: Warning | str, *_where: object) -> None:

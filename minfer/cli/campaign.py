@@ -47,10 +47,16 @@ def decompose(
     source: Annotated[
         Source,
         typer.Option(
-            help="CUPTI (package cupti-python), CUDA events, or, for a decode, a CUDA graph of each class's "
-            "launches; auto: the first that can be had."
+            help="CUPTI (package cupti-python), CUDA events, or a CUDA graph of each class's launches; auto: "
+            "CUPTI where it can be had, graphs for a decode."
         ),
     ] = Source.auto,
+    counters: Annotated[
+        bool,
+        typer.Option(
+            "--counters", help="Read hardware counters of each class's largest launch too, by Nsight Compute."
+        ),
+    ] = False,
     record: Annotated[bool, typer.Option(help="Keep a record.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the record [default: data/records].")] = None,
     as_json: JsonOption = False,
@@ -60,27 +66,34 @@ def decompose(
     Fails if classes and gaps together differ from the wall clock by more than 2 %.
     """
     import os
+    from dataclasses import replace
 
+    from minfer.campaign.counters import read_counters
     from minfer.campaign.decompose import decompose as take_apart
     from minfer.campaign.document import wall_table
     from minfer.campaign.prefills import SharedModel
     from minfer.campaign.records import FOLDER, write_record
     from minfer.campaign.schema import plain
     from minfer.engine.cuda.devices import GpuDevice
-    from minfer.engine.cuda.routes import choose_route
+    from minfer.engine.cuda.routes import check_route, choose_route
 
+    check_route(route)
     device = GpuDevice()
     chosen = choose_route(route, device.arch, os.environ)
+    before = context if phase is Phase.decode else 0
+    # First, and in a process of its own, which needs the GPU's memory.
+    counted = read_counters(model, phase.value, route, tokens, before) if counters else {}
     shared = SharedModel(model, device, max(tokens, context + 64), _tell)
     wall = take_apart(
         shared,
         chosen,
         phase.value,
         tokens=tokens,
-        context=context if phase is Phase.decode else 0,
+        context=before,
         source=source.value,
         say=_tell,
     )
+    wall = replace(wall, counters=counted)
     if as_json:
         print_json(plain(wall))
     else:
@@ -109,9 +122,15 @@ def report(
     """Write the campaign's tables from the records: the probes with the seed's verdicts, the walls."""
     from minfer.campaign import document
     from minfer.campaign import report as readme_tables
-    from minfer.campaign.records import FOLDER, load_records
+    from minfer.campaign.records import FOLDER, RecordError, load_records
+    from minfer.model.whole_file import whole_file
 
     if readme or check:
+        if output is not None or records is not None or style is not Format.markdown or device != "h200":
+            raise typer.BadParameter(
+                "README.md's tables are of the repository's records: leave out --format, --output, --device "
+                "and --records"
+            )
         if status := readme_tables.main(["--check"] if check else []):
             raise typer.Exit(status)
         typer.echo(f"{readme_tables.README.name} is what the records give")
@@ -121,7 +140,8 @@ def report(
     if output is None:
         typer.echo(text, nl=False)
     else:
-        output.write_text(text, encoding="utf-8")
+        with whole_file(output, len(text), RecordError) as part:
+            part.write_text(text, encoding="utf-8")
         typer.echo(str(output))
 
 

@@ -55,6 +55,7 @@ def bench(
         typer.Option(
             "--sustained",
             min=0,
+            max=3600,
             metavar="SECONDS",
             help="Run each test so long, and until its speed is steady, before it is timed; 0: a burst.",
         ),
@@ -131,7 +132,7 @@ def bench(
         chosen, why = choose_backend(backend.value, route, weights.value)
         if keep and chosen.name != "cuda":
             raise typer.BadParameter(f"records are of a GPU's speeds: leave out --record and --out ({why})")
-        runs = [measure(loaded, chosen, **tests, kv_dtype=kv_type.value)]
+        runs = [measure(loaded, chosen, **tests, kv_dtype=kv_type.value, progress=loading_bar())]
     found = []
     for results in runs:
         found += results

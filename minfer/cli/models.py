@@ -26,14 +26,22 @@ def pull(
 
 def synth(
     preset: Annotated[str, typer.Argument(help="qwen2-tiny, qwen2.5-0.5b, qwen2.5-1.5b or qwen2.5-7b.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The GGUF file to write.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="The GGUF file to write [default: among the pulled models, where -m PRESET-synth finds it].",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed, other weights.")] = 0,
 ) -> None:
     """Write a GGUF file of a real model's shape with random weights."""
+    from minfer.model.registry import synthetic_path
     from minfer.model.synth import synth as write
 
-    write(preset, output, seed=seed, progress=True)
-    print(output)
+    print(write(preset, output or synthetic_path(preset), seed=seed, progress=True))
 
 
 def inspect(

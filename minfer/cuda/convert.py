@@ -13,7 +13,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_threads
+from minfer.cuda.checks import check_threads, check_types
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 
 
@@ -30,6 +30,7 @@ class ConvertConfig:
     threads: int = 256
 
     def __post_init__(self) -> None:
+        check_types("convert", self)
         if self.vector not in (1, 8):
             raise ConfigRefused(f"convert: {self.vector} elements a thread; the variants are 1 and 8")
         check_threads("convert", self.threads)
@@ -111,6 +112,7 @@ class StoreKvConfig:
     threads: int = 128
 
     def __post_init__(self) -> None:
+        check_types("store_kv_f16", self)
         if self.vector not in (1, 4):
             raise ConfigRefused(f"store_kv_f16: {self.vector} dims a thread; the variants are 1 and 4")
         check_threads("store_kv_f16", self.threads)

@@ -13,7 +13,7 @@ from numba.cuda.types import int32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS, block_of, four_weights
-from minfer.cuda.checks import check_threads
+from minfer.cuda.checks import check_threads, check_types
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 
 
@@ -32,6 +32,7 @@ class DequantizeConfig:
     threads: int = 128
 
     def __post_init__(self) -> None:
+        check_types("dequantize", self)
         block_of("dequantize", self.format, self.dim)
         check_threads("dequantize", self.threads)
         if self.dim % 8:

@@ -17,15 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from minfer.cuda.checks import check_whole
+from minfer.cuda.checks import check_sizes, check_types, check_whole
 from minfer.cuda.kernel import (
     MAX_SHARED_BYTES,
-    MAX_SM_THREADS,
     MAX_THREAD_REGISTERS,
     Argument,
     ConfigRefused,
     Kernel,
-    require_integers,
 )
 
 SM_REGISTERS = 65_536
@@ -45,8 +43,7 @@ class GemmConfig:
     tile_n x tile_m is the block's tile (tokens x outputs), tile_k the k-step in elements; `warps_n` warps
     share the tokens and warps / warps_n the outputs. `layout`: "padded" rows (16 bytes more), "swizzled"
     chunks, or "plain" rows with their bank conflicts. `out` is C's type. `pitch`: elements from one row
-    of C to the next, where C is some columns of a wider matrix. `min_blocks` asks the compiler for so few
-    registers that so many blocks fit."""
+    of C to the next, where C is some columns of a wider matrix."""
 
     tile_n: int = 64
     tile_m: int = 64
@@ -58,12 +55,10 @@ class GemmConfig:
     a_source: str = "f16"
     b_source: str = "f16"
     out: str = "f32"
-    min_blocks: int | None = None
     pitch: int | None = None
 
     def __post_init__(self):
-        optional = [name for name in ("min_blocks", "pitch") if getattr(self, name) is not None]
-        require_integers("gemm", self, "tile_n", "tile_m", "tile_k", "stages", "warps", "warps_n", *optional)
+        check_types("gemm", self)
         for name, value, allowed in (
             ("layout", self.layout, LAYOUTS),
             ("a_source", self.a_source, A_SOURCES),
@@ -94,11 +89,6 @@ class GemmConfig:
                 )
         if self.pitch is not None:
             check_whole("gemm: pitch", self.pitch, 1)
-        if self.min_blocks is not None and not 1 <= self.min_blocks <= MAX_SM_THREADS // self.threads:
-            raise ConfigRefused(
-                f"gemm: at least {self.min_blocks} blocks of {self.threads} threads, a multiprocessor holds "
-                f"{MAX_SM_THREADS} threads: use 1 to {MAX_SM_THREADS // self.threads}"
-            )
         if self.registers > MAX_THREAD_REGISTERS:
             raise ConfigRefused(
                 f"gemm: about {self.registers} registers a thread ({self.accumulators} accumulators), the "
@@ -125,8 +115,6 @@ class GemmConfig:
             text += f" B {self.b_source}"
         if self.warps_n != 2:
             text += f" {self.warps_n} along nt"
-        if self.min_blocks is not None:
-            text += f" min {self.min_blocks} blocks"
         if self.pitch is not None:
             text += f" pitch {self.pitch}"
         return text + (f" -> {self.out}" if self.out != "f32" else "")
@@ -160,12 +148,11 @@ class GemmConfig:
         return self.accumulators + self.warp_tile[0] // 16 * 4 + 4 + 32
 
     @property
-    def bound_blocks(self) -> int | None:
-        """The blocks that bound the compiler's registers: as asked; unasked 4 for a small tile of Q8_0, which
-        ptxas 13.5, left alone, squeezes to the same 64 registers with a spill (sm_86)."""
-        if self.min_blocks is None and self.b_source == "Q8_0" and (self.accumulators, self.warps) == (16, 8):
-            return 4
-        return self.min_blocks
+    def min_blocks(self) -> int | None:
+        """The blocks that bound the compiler's registers: 4 for a small tile of Q8_0, which ptxas 13.5, left
+        alone, squeezes to the same 64 registers with a spill (sm_86)."""
+        small = (self.accumulators, self.warps) == (16, 8)
+        return 4 if small and self.b_source == "Q8_0" else None
 
     @cached_property
     def tiles(self):
@@ -220,8 +207,7 @@ class GemmConfig:
 
     def check(self, nt: int, od: int, depth: int) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute."""
-        for name, size in (("nt", nt), ("od", od), ("id", depth)):
-            check_whole(f"gemm: {name}", size, 1, 2**31 - 1)
+        check_sizes("gemm", nt=nt, od=od, id=depth)
         multiple = 8
         if self.b_source != "f16":
             multiple = self.sources[1].block.weights
@@ -383,7 +369,9 @@ def make_gemm(config: GemmConfig) -> Kernel:
         threads=threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
-        min_blocks=config.bound_blocks,
+        min_blocks=config.min_blocks,
+        # ptxas puts a register or two of the mirror's aside to fit three blocks (13.5: sm_100a, 13.0: Q4_K).
+        allowed_spill_bytes=16 if config.a_source == "f32_mirror" else 0,
     )
 
 
@@ -403,8 +391,7 @@ def seed_config(environment: Mapping[str, str] = os.environ) -> GemmConfig:
     if switch("MINFER_GEMM_K64", ("0", "1"), "0") == "1":
         config = replace(config, tile_k=64)
     if switch("MINFER_GEMM_AF32", ("0", "1"), "0") == "1":
-        # Left alone, ptxas squeezes the mirror's kernels for occupancy until they spill (sm_100a).
-        config = replace(config, a_source="f32_mirror", min_blocks=1 if tile_m == 256 else 2)
+        config = replace(config, a_source="f32_mirror")
     return config
 
 

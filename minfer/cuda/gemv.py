@@ -18,7 +18,7 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.block_dots import DOTS
 from minfer.cuda.blocks import BLOCKS, block_of
-from minfer.cuda.checks import check_choice
+from minfer.cuda.checks import check_choice, check_types, check_whole
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
@@ -58,6 +58,7 @@ class GemvConfig:
     resident: int = 2
 
     def __post_init__(self) -> None:
+        check_types("gemv", self)
         block_of("gemv", self.format)
         unit = DOTS[self.format].weights
         if self.dim <= 0 or self.dim % unit:
@@ -65,6 +66,7 @@ class GemvConfig:
         check_choice("gemv", "rows", self.rows, tuple(2**i for i in range(self.lane_groups.bit_length())))
         check_choice("gemv", "warps", self.warps, tuple(range(1, 17)))
         check_choice("gemv", "slots", self.slots, (1, 2, 3, 4))
+        check_whole("gemv: resident blocks an SM", self.resident, 1)
         if not 1 <= self.slices <= self.blocks or (self.slices > 1 and self.rows > 1):
             raise ConfigRefused(
                 f"gemv: {self.slices} slices of {self.blocks} units with {self.rows} rows; take 1 of either"

@@ -82,14 +82,6 @@ class CompileError(RuntimeError):
         super().__init__(f"{kernel} [{config}] for {arch}: {reason}")
 
 
-def require_integers(family: str, config: Any, *fields: str) -> None:
-    """Refuse (ConfigRefused) a config with a field that is no whole number (64.0 is none)."""
-    for field in fields:
-        value = getattr(config, field)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ConfigRefused(f"{family}: {field} = {value!r} is no whole number: give an int")
-
-
 def grid_shape(grid: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int, int]:
     """(x, y, z) of a launch's grid: blocks along x alone, or up to three counts; what is left out is 1.
 

@@ -17,7 +17,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads
+from minfer.cuda.checks import check_choice, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import load8_f16
 from minfer.cuda.instruction import device_function
@@ -49,6 +49,7 @@ class QuantizeQ8Config:
     pdl: bool = False
 
     def __post_init__(self) -> None:
+        check_types("quantize_q8", self)
         check_threads("quantize_q8", self.threads)
 
     def __str__(self) -> str:
@@ -119,6 +120,7 @@ class QuantizePad40Config:
     threads: int = 256
 
     def __post_init__(self) -> None:
+        check_types("quantize_q8_0_pad40", self)
         name = "quantize_q8_0_pad40"
         check_choice(name, "form", self.form, FORMS)
         check_choice(name, "source", self.source, ("f32", "f16"))
@@ -255,6 +257,7 @@ class DequantizePad40Config:
     threads: int = 256
 
     def __post_init__(self) -> None:
+        check_types("dequantize_pad40", self)
         check_threads("dequantize_pad40", self.threads)
 
     def __str__(self) -> str:

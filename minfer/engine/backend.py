@@ -146,6 +146,10 @@ def choose_backend(
     """
     if name not in BACKENDS:
         raise InputError(f"backend {name!r} is unknown: choose one of {', '.join(BACKENDS)}")
+    if route != "auto":
+        from minfer.engine.cuda.routes import check_route
+
+        check_route(route)
     if name == "host":
         if route != "auto":
             raise InputError(f"route {route!r} is of the cuda backend: the host backend has none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 import time
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 import minfer
-from minfer.engine.backend import Backend, KvDtype
+from minfer.engine.backend import Backend, KvDtype, Progress
 from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 from minfer.model.model import Model
@@ -76,9 +77,10 @@ def bench(
     chunk: int | None = None,
     sustained: float = 0.0,
     on_sample: OnSample | None = None,
+    progress: Progress | None = None,
 ) -> list[BenchResult]:
-    """`bench_session` in a session of its own, long enough for the longest test."""
-    session = Session(model, backend, longest_test(prompts, generations), kv_dtype, chunk)
+    """`bench_session` in a session of its own, long enough for the longest test. progress: of its loading."""
+    session = Session(model, backend, longest_test(prompts, generations), kv_dtype, chunk, progress)
     return bench_session(session, prompts, generations, repetitions, sustained, on_sample)
 
 
@@ -109,8 +111,10 @@ def bench_session(
     Raises InputError for lengths that the session's context does not hold, EngineError where logits are not
     finite after a run: what was timed was no forward then.
     """
-    if repetitions < 1 or sustained < 0:
-        raise InputError("there must be at least 1 repetition, and the seconds must not be negative")
+    if repetitions < 1:
+        raise InputError(f"{repetitions} repetitions: there must be at least 1")
+    if not 0 <= sustained < math.inf:
+        raise InputError(f"{sustained} seconds before a test: must be at least 0, and finite")
     tests = [("pp", n) for n in prompts if n] + [("tg", n) for n in generations if n]
     ids = np.random.default_rng(0).integers(0, session.config.vocab_size, longest_test(prompts, generations))
 

@@ -109,10 +109,11 @@ def _softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     if math.isinf(largest):  # only infinities compete
         exponentials = (logits == largest).astype(np.float64)
     else:
-        exponentials = np.exp((logits - largest) / temperature)
+        with np.errstate(over="ignore"):  # so cold that a quotient is -infinity: its exponential is 0
+            exponentials = np.exp((logits - largest) / temperature)
     return exponentials / exponentials.sum()
 
 
 def _check(name: str, value: float, holds: bool, wanted: str) -> None:
-    if not math.isfinite(value) or not holds:
-        raise InputError(f"{name} is {value}: it must be {wanted}")
+    if not holds or not math.isfinite(value):
+        raise InputError(f"{name} is {value}: it must be {wanted}, and finite")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
+from minfer.campaign.decomposition import GAP, buckets
 from minfer.campaign.host_wall import Apart, Part
 from minfer.lab import decomposition_view, style
 from minfer.lab.errors import EXPECTED, sentence
@@ -22,8 +25,6 @@ COLOURS = {
     "embedding": style.QUIET,
 }
 """Class of work -> its colour, as in the decompositions of notebook 5."""
-GPU_TOKENS = 512
-"""Of the prefill that a GPU is timed with: a short prompt would time the host."""
 PLACES = {name: place for place, name in enumerate(COLOURS)}
 
 
@@ -45,7 +46,7 @@ class TakenApart:
         """How the parts compare with the pass as it is, a sentence for each."""
         return "\n".join(
             f"{one.phase} of {one.tokens} token{'s' * (one.tokens > 1)}: {one.wall_ms:.2f} ms as it is, "
-            f"{one.observed_ms:.2f} ms one operation at a time"
+            f"{one.observed_ms:.2f} ms in parts"
             for one in self.passes
         )
 
@@ -62,8 +63,8 @@ class TakenApart:
 
 
 def take_apart(request: Request) -> TakenApart:
-    """Run a request's prompt, and a few tokens, with every operation timed, on the device that the request's
-    backend chooses; on a GPU a prefill of `GPU_TOKENS`."""
+    """Run a request's prompt, and a token after it, with every class of work timed, on the device that the
+    request's backend chooses."""
     from minfer.campaign import host_wall
     from minfer.engine.backend import choose_backend
 
@@ -74,16 +75,17 @@ def take_apart(request: Request) -> TakenApart:
             backend, _ = choose_backend(request.backend)
             if backend.name == "host":
                 return TakenApart(host_wall.take_apart(model, ids))
-            return TakenApart([_on_gpu(request.model, min(model.config.context_length, GPU_TOKENS))])
+            return TakenApart(_on_gpu(request.model, len(ids)))
     except (*EXPECTED, RuntimeError) as error:  # a pass that cannot be told apart
         return TakenApart(why=sentence(error))
 
 
-def _on_gpu(path: Path, tokens: int) -> Apart:
-    """A prefill, launch by launch; a decode is one CUDA graph, which `minfer decompose` takes apart."""
-    from minfer.campaign.decompose import decompose
+def _on_gpu(path: Path, tokens: int) -> list[Apart]:
+    """Prefill and decode in CUDA graphs, one for each class; the host's part is what they leave."""
+    from minfer.campaign.decompose import PASSES, by_class
     from minfer.campaign.precompile import precompile
     from minfer.campaign.prefills import SharedModel
+    from minfer.campaign.telemetry import Watch
     from minfer.engine.cuda.devices import GpuDevice
     from minfer.engine.cuda.routes import choose_route
 
@@ -91,12 +93,20 @@ def _on_gpu(path: Path, tokens: int) -> Apart:
         pass
 
     device = GpuDevice()
-    shared = SharedModel(path, device, tokens, silent)
-    route = choose_route("auto", device.arch, {})
+    shared = SharedModel(path, device, tokens + 1, silent)
+    route = replace(choose_route("auto", device.arch, {}), token_kernel=False)  # one kernel has no classes
     precompile([], device.arch, model=shared.model, routes=[route], prompts=[tokens], say=silent)
-    wall = decompose(shared, route, "prefill", tokens=tokens, say=silent)
-    parts = [Part(b.name, b.ms, b.launches, round(b.nbytes)) for b in wall.buckets]
-    return Apart("prefill", wall.tokens, str(device.gpu), wall.ms, (*parts, Part("gaps", wall.gap_ms)))
+    found = []
+    for phase, count, context in (("prefill", tokens, 0), ("decode", 1, tokens)):
+        taken = by_class(shared, route, phase, count, context, PASSES, Watch(None, "nobody reads it"))
+        wall = statistics.median(taken.walls)
+        parts = [
+            Part(bucket.name, bucket.ms, bucket.launches, round(bucket.nbytes))
+            for bucket in buckets(taken.chosen.launches, taken.chosen.times)
+        ]
+        parts.append(Part(GAP, max(wall - taken.graph, 0.0)))
+        found.append(Apart(phase, count, str(device.gpu), wall, tuple(parts)))
+    return found
 
 
 def draw_apart(taken: TakenApart) -> Picture:
@@ -123,7 +133,7 @@ def draw_apart(taken: TakenApart) -> Picture:
         ax.set_yticks([])
         ax.set_xlim(0, left)
         ax.grid(False)
-        style.label(ax, "time of the observed pass (ms)")
+        style.label(ax, "time of the parts (ms)")
         tokens = f"{one.tokens} tokens" if one.tokens > 1 else "one token"
         style.title(ax, f"{one.phase.capitalize()} of {tokens}", one.where)
     shown = {name: patches[name] for name in sorted(patches, key=lambda name: PLACES.get(name, len(PLACES)))}

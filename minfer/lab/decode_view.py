@@ -62,8 +62,7 @@ def draw_launches(records: Sequence[Record], kernels: int) -> Picture:
     for place, row in enumerate(reversed(rows)):
         colour = style.BLUE if row["whose time"] == "host" else style.GREEN
         ax.barh(place, row["ms a token"], height=0.62, color=colour)
-        text = f"  {row['ms a token']:.3g} ms"
-        ax.text(row["ms a token"], place, text, va="center", fontsize=8.5, color=style.INK)
+        style.beside(ax, row["ms a token"], place, f"{row['ms a token']:.3g} ms")
     for whose, colour in (("host time", style.BLUE), ("device time", style.GREEN)):
         ax.barh(0, 0, color=colour, label=whose)
     ax.axvline(least, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
@@ -212,7 +211,7 @@ def draw_time(records: Sequence[Record]) -> Picture:
     ax.set_xlim(0, left * 1.02)
     ax.grid(axis="y", visible=False)
     style.label(ax, "one decoded token (ms)")
-    style.legend(ax, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.34))
+    style.legend_below(fig, ax)
     benches = routes(records)
     newest_bench = max(benches.values(), key=lambda bench: bench.date)
     rate = max(bench.result(DECODE).avg_ts for bench in benches.values())

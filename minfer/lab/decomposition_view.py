@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from html import escape
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from minfer.arithmetic.devices import by_name
 from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.reference import figure
+from minfer.campaign.counters import METRICS
 from minfer.campaign.decomposition import (
     GAP,
     byte_width_rows,
+    class_shares,
     products_us_per_gmac,
     rows,
-    seed_classes,
     what_if,
 )
 from minfer.campaign.document import SHARES
@@ -63,8 +63,19 @@ FORMATS = {
     "compute SOL": ".0%",
     "if free (tok/s)": ",.0f",
     "gain": "+.1%",
+    **{f"ncu {name}": ".0%" for name in METRICS},
 }
 """How a table shows a decomposition's rows."""
+CONSERVATION_FORMATS = {
+    "wall clock (ms)": ".3f",
+    "buckets (ms)": ".3f",
+    "gaps (ms)": ".3f",
+    "off": "+.2%",
+    "allowed": ".0%",
+}
+"""How a table shows `conservation_rows`."""
+RATES = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20)
+"""Microseconds a GMAC to suppose, beside the routes' own."""
 
 
 def wall_rows(walls: Sequence[Wall]) -> list[dict]:
@@ -92,7 +103,7 @@ def draw_walls(walls: Sequence[Wall], note: str = "") -> Picture:
                 text = f"{row['ms']:.1f}" if longest >= 10 else f"{row['ms']:.2f}"
                 _write(ax, left + row["ms"] / 2, place, text, row["bucket"])
             left += row["ms"]
-        ax.text(left, place, f"  {wall.ms:,.4g} ms, {wall.tok_s:,.0f} tok/s", va="center", fontsize=8.5)
+        style.beside(ax, left, place, f"{wall.ms:,.4g} ms, {wall.tok_s:,.0f} tok/s")
     for name in dict.fromkeys(row["bucket"] for row in sorted(found, key=lambda row: _place(row["bucket"]))):
         ax.barh(0, 0, color=COLOURS.get(name, style.QUIET), label=name)
     ax.set_yticks(range(len(walls)), [wall.route for wall in reversed(walls)], color=style.INK)
@@ -100,7 +111,7 @@ def draw_walls(walls: Sequence[Wall], note: str = "") -> Picture:
     ax.grid(axis="y", visible=False)
     phase = walls[0].phase
     style.label(ax, f"{phase} of {walls[0].tokens:,} token{'s' if walls[0].tokens > 1 else ''} (ms)")
-    _legend_below(fig, ax)
+    style.legend_below(fig, ax)
     style.title(ax, f"Where a {phase}'s time goes", note)
     names = ", ".join(wall.route for wall in walls)
     return Picture(fig, f"Stacked milliseconds of a {phase} by class of work, routes {names}", found)
@@ -114,7 +125,7 @@ def share_rows(walls: Sequence[Wall]) -> list[dict]:
         if name != "GEMM"
     ]
     for wall in walls:
-        split = seed_classes(wall)
+        split = class_shares(wall)
         found += [
             {"who": wall.route, "class": name, "share": split[name]} for name in SHARES if name != "GEMM"
         ]
@@ -145,7 +156,7 @@ def draw_shares(walls: Sequence[Wall], note: str = "") -> Picture:
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     ax.grid(axis="y", visible=False)
     style.label(ax, "share of the wall clock (%)")
-    _legend_below(fig, ax)
+    style.legend_below(fig, ax)
     style.title(ax, "The seed's split and ours", note)
     return Picture(fig, "Shares of a prefill's wall clock by class, the seed's and ours", found)
 
@@ -186,9 +197,7 @@ def draw_bounds(wall: Wall, bar: float = 0.03, note: str = "") -> Picture:
         reaches = row["gain"] >= bar
         colour = COLOURS.get(row["bucket"], style.QUIET)
         ax.barh(place, row["gain"], height=0.66, color=colour if reaches else style.tint(colour, 0.6))
-        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-        x = row["gain"] + 0.008 * found[0]["gain"]
-        ax.text(x, place, f"{row['gain']:+.1%}", va="center", fontsize=8.5, color=style.INK, bbox=ground)
+        style.beside(ax, row["gain"], place, f"{row['gain']:+.1%}")
     ax.axvline(bar, color=style.RED, linewidth=1.2, linestyle=(0, (4, 3)))
     ax.text(bar, -0.95, f" the bar, {bar:+.0%}", color=style.RED, fontsize=8.5, va="center")
     ax.set_yticks(range(len(found)), [row["bucket"] for row in reversed(found)], color=style.INK)
@@ -232,16 +241,17 @@ def width_rows(walls: Sequence[Wall]) -> list[dict]:
 
 
 def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
-    """us/GMAC over bits a weight, on logarithmic axes; the line is the tensor cores' f16 rate."""
+    """us/GMAC over bits a weight, on logarithmic axes; the lines are the tensor cores' rates."""
     found = width_rows(walls)
     fig, (ax,) = style.figure(9.6, 4.6)
     routes = list(dict.fromkeys(row["route"] for row in found))
     colours = len(style.SEQUENCE)
     for place, route in enumerate(routes):
         points = [row for row in found if row["route"] == route]
+        aside = 2 ** (0.016 * (place - (len(routes) - 1) / 2))  # so that no route hides another
         ax.plot(
-            [row["bits a weight"] for row in points], [row["us/GMAC"] for row in points],
-            "os^"[place // colours], markersize=10.5 - 0.6 * place, markeredgecolor="white", label=route,
+            [row["bits a weight"] * aside for row in points], [row["us/GMAC"] for row in points],
+            "os^"[place // colours], markersize=7, markeredgecolor="white", label=route,
             color=OTHERS.get(route, style.SEQUENCE[place % colours]),
         )  # fmt: skip
     known = by_name(walls[0].device)
@@ -259,8 +269,8 @@ def draw_widths(walls: Sequence[Wall], note: str = "") -> Picture:
     ax.set_yticks([], minor=True)
     ax.set_xlim(4, 18.5)
     ax.set_ylim(0.8, 90)
-    style.label(ax, "stored size of a weight (bits)", "time of a GMAC (us)")
-    _legend_below(fig, ax)
+    style.label(ax, "stored size of a weight (bits); routes stand side by side", "time of a GMAC (us)")
+    style.legend_below(fig, ax)
     style.title(ax, "Byte width and what a product costs", note)
     return Picture(fig, "Microseconds a GMAC of each product over its stored bits a weight", found)
 
@@ -309,7 +319,7 @@ def suppose(
     parts[GAP] = (wall.gap_ms, 0.0 if no_gaps else wall.gap_ms)
     said = []
     if us_per_gmac is not None:
-        said.append(f"products at {us_per_gmac:g} us/GMAC instead of {products_us_per_gmac(wall):.2f}")
+        said.append(f"products at {us_per_gmac:.4g} us/GMAC instead of {products_us_per_gmac(wall):.2f}")
     said += [
         f"{name} x {factor:g}"
         for name, factor in (("FA", attention), ("row-wise passes", row_passes))
@@ -331,9 +341,7 @@ def draw_what_if(report: WhatIf) -> Picture:
             found.append({"wall": label, "bucket": name, "ms": ms})
             left += ms
         rate = report.target if which else report.tok_s
-        ax.text(
-            left, place, f"  {rate:,.0f} tok/s", va="center", fontsize=9, fontweight="bold", color=style.INK
-        )
+        style.beside(ax, left, place, f"{rate:,.0f} tok/s", fontweight="bold")
     for name in sorted(report.parts, key=_place):
         ax.barh(0, 0, color=COLOURS.get(name, style.QUIET), label=name)
     longest = max(sum(part[which] for part in report.parts.values()) for which in (0, 1))
@@ -341,7 +349,7 @@ def draw_what_if(report: WhatIf) -> Picture:
     ax.set_yticks([0, 1], ["supposed", "measured"], color=style.INK)
     ax.grid(axis="y", visible=False)
     style.label(ax, f"{report.wall.phase} (ms)")
-    _legend_below(fig, ax)
+    style.legend_below(fig, ax)
     style.title(ax, f"{report.wall.route}: {report.target / report.tok_s - 1:+.1%}", report.supposed)
     return Picture(fig, f"The wall of {report.wall.route}, measured and supposed", found)
 
@@ -366,15 +374,17 @@ def what_if_html(report: WhatIf) -> str:
 def what_if_explorer(walls: Sequence[Wall]) -> Explorer:
     """Sliders over `suppose`."""
     by_route = {wall.route: wall for wall in walls}
-    measured = {
-        f"{name}'s {products_us_per_gmac(wall):.2f}": products_us_per_gmac(wall)
+    rates = {rate: f"{rate:g}" for rate in RATES} | {
+        products_us_per_gmac(wall): f"{products_us_per_gmac(wall):.2f} ({name})"
         for name, wall in by_route.items()
     }
-    rates = {"as measured": 0.0} | measured | {f"{rate:g}": float(rate) for rate in (2, 2.5, 3, 4, 6, 10)}
+    stops = {"as measured": 0.0} | {
+        rates[rate]: float(rate) for rate in sorted(rates)
+    }  # None would be no stop
     factors = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0]
     controls = {
         "route": dropdown({name: name for name in by_route}, walls[-1].route, "route"),
-        "us_per_gmac": dropdown(rates, 0.0, "us/GMAC"),  # None would show as nothing
+        "us_per_gmac": slider(stops, 0.0, "us/GMAC"),
         "attention": slider(factors, 1.0, "attention x"),
         "row_passes": slider(factors, 1.0, "row passes x"),
         "no_gaps": checkbox("no gaps"),
@@ -384,12 +394,6 @@ def what_if_explorer(walls: Sequence[Wall]) -> Explorer:
         return suppose(by_route[route], us_per_gmac or None, **chosen)
 
     return Explorer("what if", controls, report, draw_what_if, what_if_html)
-
-
-def _legend_below(fig: Figure, ax: Axes) -> None:
-    handles, labels = ax.get_legend_handles_labels()
-    columns = len(labels) if len(labels) <= 7 else -(-len(labels) // 2)
-    fig.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8.5, frameon=False)
 
 
 def _write(ax: Axes, x: float, y: float, text: str, bucket: str) -> None:

@@ -126,10 +126,11 @@ def disconnected() -> widgets.HTML:
     ).add_class("minfer-no-kernel")
 
 
-def slider(options: list, value, description: str) -> widgets.SelectionSlider:
-    """A slider over a few values, which acts when it is let go."""
+def slider(options: list | dict[str, Any], value, description: str) -> widgets.SelectionSlider:
+    """A slider over a few values (or name shown -> value), which acts when it is let go."""
+    named = options if isinstance(options, dict) else {str(option): option for option in options}
     return widgets.SelectionSlider(
-        options=[(str(option), option) for option in options],
+        options=list(named.items()),
         value=value,
         description=description,
         continuous_update=False,

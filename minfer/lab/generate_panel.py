@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ipywidgets as widgets
 
-from minfer.lab.errors import sentence
+from minfer.lab.errors import notice, sentence
 from minfer.lab.explorer import disconnected
 from minfer.lab.generate import BackgroundRun, Report, Request, StreamedText, available_models, run
 
@@ -147,4 +147,4 @@ class GeneratePanel(widgets.VBox):
         self.text.value = StreamedText(self._pieces)._repr_html_()
 
     def _show_error(self, sentence: str) -> None:
-        self.status.value = f'<span style="color: #b00020">{html.escape(sentence)}</span>'
+        self.status.value = notice(html.escape(sentence))

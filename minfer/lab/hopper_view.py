@@ -78,10 +78,7 @@ def draw_gemm(records: Sequence[Record]) -> Picture:
 def _ladder_bars(ax, rows: Sequence[dict], key: str, form: str) -> None:
     for place, row in enumerate(reversed(rows)):
         ax.barh(place, row[key], height=0.66, color=COLOURS[row["family"]])
-        ax.annotate(
-            form.format(row[key]), (row[key], place), (6, 0), textcoords="offset points", va="center",
-            fontsize=8.5, color=style.INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-        )  # fmt: skip
+        style.beside(ax, row[key], place, form.format(row[key]))
     for family in dict.fromkeys(row["family"] for row in rows):
         ax.barh(0, 0, color=COLOURS[family], label=family)
     ax.set_yticks(range(len(rows)), [row["step"] for row in reversed(rows)], color=style.INK)

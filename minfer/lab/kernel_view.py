@@ -8,11 +8,11 @@ from html import escape
 from textwrap import shorten
 from typing import Any
 
-import ipywidgets
 from matplotlib.axes import Axes
 
 from minfer.lab import style
 from minfer.lab.background import BackgroundCompiler, Compilation
+from minfer.lab.compile_status import CompileStatus
 from minfer.lab.explorer import Explorer, checkbox, dropdown, integers, notice
 from minfer.lab.kernel_code import Line, Listing, class_rows, difference, short
 from minfer.lab.picture import Picture
@@ -42,8 +42,7 @@ def draw_classes(listings: Sequence[Listing], source: int) -> Picture:
     text = shorten(listings[0].text_of(source), 42, placeholder=" ...")
     open_call = text.endswith("(")
     style.title(axes[1], f"Line {source}", f"{text}...)" if open_call else text)
-    handles, labels = axes[0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=8.5, frameon=False)
+    style.legend_below(fig, axes[0])
     what = " and ".join(code.kernel for code in listings)
     data = [{"of": "kernel", **row} for row in rows] + [{"of": f"line {source}", **row} for row in own]
     return Picture(fig, f"Machine instructions by class of {what}, and of line {source}", data)
@@ -178,10 +177,7 @@ class KernelView(Explorer):
         self.compiler.notify = self._compiled
         first = next(iter(self.configs))
         names = {name: name for name in self.configs}
-        self.status = ipywidgets.HTML()
-        hidden = ipywidgets.Layout(width="180px", display="none")
-        self.cancel = ipywidgets.Button(description="Cancel compile", layout=hidden)
-        self.cancel.on_click(lambda _: self.compiler.cancel())
+        self.status = CompileStatus(self.compiler)
         self._first = True
         controls = {
             "config": dropdown(names, first, "config"),
@@ -193,7 +189,7 @@ class KernelView(Explorer):
         self.panel.layout.flex = "1 1 100%"
         self.panel.layout.margin = "8px 0 0 0"
         left = self.box.children[0]
-        left.children = (*left.children, self.status, self.cancel)
+        left.children = (*left.children, self.status)
 
     def _draw(self, code: Code) -> Picture:
         return draw_classes(code.listings, code.line)
@@ -206,7 +202,7 @@ class KernelView(Explorer):
             compilation = self.compiler.known(self.configs[name], self.arch) or ask(
                 self.configs[name], self.arch
             )
-            self._show(compilation)
+            self.status.show(compilation)
             if compilation.state == "failed":
                 raise ValueError(compilation.error)
             if compilation.listing is None:
@@ -222,14 +218,9 @@ class KernelView(Explorer):
         return Code(tuple(found), line, whole)
 
     def _compiled(self, compilation: Compilation) -> None:
-        self._show(compilation)
+        self.status.show(compilation)
         if compilation.state in ("done", "failed") and self.report is not None:
             self.refresh()
-
-    def _show(self, compilation: Compilation) -> None:
-        busy = compilation.state in ("waiting", "compiling")
-        self.cancel.layout.display = "" if busy else "none"
-        self.status.value = f"<small>{escape(str(compilation))}</small>"
 
 
 def gemm_view(arch: str = "sm_90a") -> KernelView:

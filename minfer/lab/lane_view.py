@@ -135,7 +135,7 @@ def _memory(ax: Axes, frame: Frame) -> None:
         picture[word["word"] // 32, word["bank"]] = _rgb(_word_colour(word))
     _cells(ax, picture)
     if height <= MOST_LABELLED:
-        _numbers(ax, [(word["word"] // 32, word["bank"], word["lane"]) for word in frame.words])
+        _numbers(ax, [(word["word"] // 32, word["bank"], word["lane"]) for word in frame.words], height)
     for name, tile in frame.film.tiles.items():
         first, size = tile.start / 128, (max(tile.words) + 1) * 4 / 128 - tile.start / 128
         ax.plot([32.25, 32.25], [first + 0.1, first + size - 0.1], color=style.QUIET, lw=1.5, clip_on=False)
@@ -144,7 +144,7 @@ def _memory(ax: Axes, frame: Frame) -> None:
         ax.text(32.5, first + size / 2, name.replace(", stage ", "") if crowded else name, **look)
     ax.set_xlim(-0.1, 33.6)
     ax.set_ylim(height + 0.05, -0.05)
-    step = max(height // 8, 1)
+    step = 1 << max(height // 8, 1).bit_length() - 1  # rows a tick: round numbers of bytes
     ax.set_yticks([r + 0.5 for r in range(0, height, step)], [f"{r * 128:,}" for r in range(0, height, step)])
     ax.set_xticks([b + 0.5 for b in range(0, 32, 4)], [str(b) for b in range(0, 32, 4)])
     ax.tick_params(length=0)
@@ -155,6 +155,16 @@ def _memory(ax: Axes, frame: Frame) -> None:
 def _load(ax: Axes, frame: Frame) -> list[int]:
     colours = [CONFLICT if count > 1 else TOUCHED for count in frame.load]
     ax.bar([bank + 0.5 for bank in range(32)], frame.load, width=0.86, color=colours)
+    if not any(frame.load):
+        ax.text(
+            16,
+            2.2,
+            "in this step no lane asks a bank",
+            ha="center",
+            va="center",
+            color=style.QUIET,
+            fontsize=8.5,
+        )
     ax.set_ylim(0, max(4, *frame.load) * 1.1)
     ax.set_xticks([b + 0.5 for b in range(0, 32, 4)], [str(b) for b in range(0, 32, 4)])
     ax.grid(axis="x", visible=False)
@@ -184,7 +194,7 @@ def _tile(ax: Axes, frame: Frame) -> None:
         picture[word["row"], word["byte"] // 4] = _rgb(_word_colour(word))
     _cells(ax, picture)
     if tile.rows <= MOST_LABELLED:
-        _numbers(ax, sorted((word["row"], word["byte"] // 4, word["lane"]) for word in mine))
+        _numbers(ax, sorted((word["row"], word["byte"] // 4, word["lane"]) for word in mine), tile.rows)
     ax.set_xlim(-0.1, width + 0.1)
     ax.set_ylim(tile.rows + 0.1, -0.1)
     every = max(width // 8, 1)
@@ -204,19 +214,17 @@ def _cells(ax: Axes, colours: np.ndarray) -> None:
         ax.imshow(colours, extent=(0, width, height, 0), aspect="auto", interpolation="nearest")
 
 
-def _numbers(ax: Axes, cells: list[tuple[int, int, int]]) -> None:
-    """The lanes of (row, column, lane), one number for neighbours of one lane."""
+def _numbers(ax: Axes, cells: list[tuple[int, int, int]], height: int) -> None:
+    """The lanes of (row, column, lane), one number for neighbours of one lane, in a map of `height` rows."""
     runs: list[list[int]] = []
     for row, column, lane in cells:
         if runs and runs[-1][:2] == [row, lane] and runs[-1][3] == column:
             runs[-1][3] += 1
         else:
             runs.append([row, lane, column, column + 1])
+    look = {"ha": "center", "va": "center", "fontsize": 6.5 if height < 32 else 5.5, "color": "white"}
     for row, lane, first, end in runs:
-        x = (first + end) / 2
-        ax.text(x, row + 0.54, lane, ha="center", va="center", fontsize=6.5, color="white").set_in_layout(
-            False
-        )
+        ax.text((first + end) / 2, row + 0.54, lane, **look).set_in_layout(False)
 
 
 def _word_colour(word: dict) -> str:

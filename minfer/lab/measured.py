@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from minfer.arithmetic.devices import DEVICES, Device, by_name
 from minfer.campaign.peers import Peer, llamacpp
@@ -18,11 +19,12 @@ from minfer.lab.errors import EXPECTED, sentence
 from minfer.lab.speed_view import DECODED, TOKENS
 from minfer.lab.table import Table
 from minfer.model.errors import ModelFileError
-from minfer.model.registry import models_dir, resolve
+from minfer.model.registry import resolve
 
-SYNTHETIC = "qwen2.5-7b-synth.gguf"
-"""The synthetic 7B's file among the pulled models."""
-PULLED = "qwen2.5-7b"
+if TYPE_CHECKING:
+    from minfer.engine.cuda.routes import Route
+
+PULLED, SYNTHETIC = "qwen2.5-7b", "qwen2.5-7b-synth"
 
 
 @dataclass(frozen=True)
@@ -81,40 +83,38 @@ def from_records(records: Sequence[Record], why: str = "") -> Speeds:
     return Speeds(benches, sweep, llamacpp(), DEVICES[DEVICE], False, f"From records: {origins(used)}", why)
 
 
-def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | None = None) -> Speeds:
+Taken = tuple[dict[str, Bench], dict[str, str]]
+"""Benches by route, and why other routes could not run."""
+
+
+def speeds(records: Sequence[Record], measure: Callable[[Path], Taken] | None = None) -> Speeds:
     """The speeds of this machine's GPU with the 7B, or those of the records and the reason.
 
     Measuring takes a minute or two: `minfer bench -p 2048 -n 128` on every route that the GPU has. A route
     that cannot run (no memory, a launch that the driver refuses) is left out, and the reason is told.
 
     Args:
-        measure: runs one route on a model file.
+        measure: runs every route on a model file.
     """
     from minfer.engine.cuda.backend import why_unavailable
 
     reason = why_unavailable()
     model = find_model()
     if reason is None and model is None:
-        reason = (
-            f"the 7B is not here; run `minfer pull {PULLED}`, or `minfer synth qwen2.5-7b -o {SYNTHETIC}` in "
-            "the folder of the pulled models"
-        )
+        reason = f"the 7B is not here; run `minfer pull {PULLED}`, or `minfer synth {PULLED}`"
     if reason is not None:
         return from_records(records, reason)
-    from minfer.campaign.decompose import prefill_routes
     from minfer.cuda.runtime import device
 
     gpu = device()
     known = by_name(gpu.name)
     if known is None:
         return from_records(records, f"the bandwidth of {gpu.name} is not in the table of devices")
-    benches, failed = {}, []
-    for route in (route.name for route in prefill_routes(gpu.arch)):
-        try:
-            benches[route] = (measure or bench_route)(route, model)
-        except EXPECTED as error:
-            failed.append(f"{route}: {sentence(error)}")
-    why = "; ".join(failed)
+    try:
+        benches, failed = (measure or bench_all)(model)
+    except EXPECTED as error:
+        return from_records(records, sentence(error))
+    why = "; ".join(f"{route}: {reason}" for route, reason in failed.items())
     if not benches:
         return from_records(records, why)
     benches = dict(sorted(benches.items(), key=lambda entry: entry[1].result(PREFILL).avg_ts))
@@ -123,37 +123,43 @@ def speeds(records: Sequence[Record], measure: Callable[[str, Path], Bench] | No
 
 
 def find_model() -> Path | None:
-    """The pulled 7B, else the synthetic one in the folder of the pulled models; None: neither is there."""
-    try:
-        return resolve(PULLED)
-    except ModelFileError:
-        pass
-    try:
-        path = models_dir() / SYNTHETIC
-    except ModelFileError:
-        return None
-    return path if path.is_file() else None
+    """The pulled 7B, else the synthetic one; None: neither is there."""
+    for name in (PULLED, SYNTHETIC):
+        with contextlib.suppress(ModelFileError):
+            return resolve(name)
+    return None
 
 
-def bench_route(route: str, path: Path) -> Bench:
-    """`minfer bench -p 2048 -n 128` of one route, as a record that no file holds.
+def bench_all(path: Path) -> Taken:
+    """`minfer bench -p 2048 -n 128` of every route of the GPU, on one copy of the weights, as records that no
+    file holds.
 
     Raises:
-        EngineError, ModelFileError: as the engine and the model files do.
+        EngineError, ModelFileError: as the engine and the model files do, where no route can run.
     """
+    from minfer.campaign.decompose import prefill_routes
+    from minfer.campaign.route_benches import bench_routes
     from minfer.cuda.runtime import device
-    from minfer.engine.bench import bench
-    from minfer.engine.cuda.backend import CudaBackend
-    from minfer.model.model import Model
 
-    backend: Any = CudaBackend(route, on_plan=lambda line: None)
-    results = bench(Model.load(path), backend, prompts=[TOKENS], generations=[DECODED])
-    return Bench(
-        file="measured here",
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        commit="this code",
-        device=device().name,
-        driver=f"of CUDA {device().cuda_version}",
-        command=f"minfer bench -p {TOKENS} -n {DECODED} --route {route}",
-        results=results,
+    gpu, failed = device(), {}
+
+    def told(route: Route, error: Exception) -> None:
+        if not isinstance(error, EXPECTED):
+            raise error
+        failed[route.name] = sentence(error)
+
+    names = [route.name for route in prefill_routes(gpu.arch)]
+    runs = bench_routes(str(path), names, [TOKENS], [DECODED], say=lambda line: None, on_failure=told)
+    made = (
+        Bench(
+            file="measured here",
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            commit="this code",
+            device=gpu.name,
+            driver=f"of CUDA {gpu.cuda_version}",
+            command=f"minfer bench -p {TOKENS} -n {DECODED} --route {','.join(names)}",
+            results=results,
+        )
+        for results in runs
     )
+    return {bench.route: bench for bench in made}, failed

@@ -11,7 +11,7 @@ from minfer.campaign.record import origins
 from minfer.campaign.records import Record, Wall
 from minfer.campaign.report import DEVICE
 from minfer.lab.errors import EXPECTED, sentence
-from minfer.lab.measured import SYNTHETIC, find_model
+from minfer.lab.measured import PULLED, find_model
 
 TOKENS = 2048
 
@@ -58,7 +58,7 @@ def walls(records: Sequence[Record], measure: Callable[[Path], Taken] | None = N
     model = find_model()
     reason = why_unavailable()
     if reason is None and model is None:
-        reason = f"the 7B is not here (`minfer synth qwen2.5-7b -o {SYNTHETIC}` among the pulled models)"
+        reason = f"the 7B is not here (`minfer synth {PULLED}` makes one)"
     if reason is not None:
         return from_records(records, reason)
     try:

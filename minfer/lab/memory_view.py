@@ -222,7 +222,7 @@ def draw_memory(report: MemoryReport) -> Picture:
             ax.barh(place, size / GB, left=left, height=0.52, color=shade, edgecolor="white")
             left += size / GB
         weight = "bold" if dark else "normal"
-        ax.text(left, place, f"  {left:.1f} GB", va="center", fontsize=9, color=style.INK, fontweight=weight)
+        style.beside(ax, left, place, f"{left:.1f} GB", fontweight=weight)
     ax.axvline(report.limit / GB, color=style.RED, linewidth=1.4)
     top = max(sum(parts.values()) for parts in report.choices.values())
     ax.set_xlim(0, max(min(report.limit, 2 * top), top) * 1.18 / GB)

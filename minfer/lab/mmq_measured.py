@@ -3,12 +3,9 @@ and lost."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING
 
-from minfer.arithmetic.reference import FOLDER
 from minfer.campaign.decomposition import products_us_per_gmac
 from minfer.campaign.document import newest_walls
 from minfer.campaign.observe import PRODUCTS
@@ -16,7 +13,7 @@ from minfer.campaign.peers import llamacpp
 from minfer.campaign.records import Record
 from minfer.campaign.report import PREFILL, routes
 from minfer.lab import style
-from minfer.lab.figures import newest, nothing
+from minfer.lab.figures import newest, nothing, origin
 from minfer.lab.picture import Picture
 
 if TYPE_CHECKING:
@@ -98,30 +95,11 @@ def _figure(config: MmqConfig, product: str) -> str:
     return f"mmq {config} {od}x{depth} {NT} tokens: us/GMAC"
 
 
-@cache
-def _singly() -> dict[str, tuple[float, str]]:
-    """Kernels timed one by one, outside the GPU tests: figure -> (us a GMAC, where and when)."""
-    entry, found = json.loads((FOLDER / "mmq-h200.json").read_text()), {}
-    for run in entry["runs"]:
-        commit = f"commit {run['commit']}" if run["commit"] else "an earlier commit"
-        origin = f"{entry['device']}, driver {entry['driver']}, {run['date']}, {commit}, timed singly"
-        found |= {name: (time, origin) for name, time in run["us_per_gmac"].items()}
-    return found
-
-
-def _measured(records: Sequence[Record], config: MmqConfig, product: str) -> tuple[float, str] | None:
-    """(us a GMAC, where and when) by the newest run of the GPU tests that timed it, else as timed singly;
-    None: nothing did."""
-    name = _figure(config, product)
-    if not records:
-        return None
-    record = newest(records, name)
-    return _singly().get(name) if record is None else (record.figure(name), record.origin)
-
-
 def _time(records: Sequence[Record], config: MmqConfig, product: str) -> float | None:
-    found = _measured(records, config, product)
-    return None if found is None else found[0]
+    """us a GMAC by the newest run of the GPU tests that timed it; None: nothing did."""
+    name = _figure(config, product)
+    record = newest(records, name)
+    return None if record is None else record.figure(name)
 
 
 def _rows(records: Sequence[Record], steps: Sequence[Step]) -> list[dict]:
@@ -171,10 +149,7 @@ def draw_ladder(records: Sequence[Record], weight_type: str = "Q4_K") -> Picture
         for product, up in zip(SHAPES, (0.19, -0.19), strict=True):
             label = product if place == 0 else None
             ax.barh(place + up, row[product], height=0.36, color=COLOURS[product], label=label)
-            ax.annotate(
-                f"{row[product]:.1f}", (row[product], place + up), (6, 0), textcoords="offset points",
-                va="center", fontsize=8, color=style.INK,
-            )  # fmt: skip
+            style.beside(ax, row[product], place + up, f"{row[product]:.1f}", fontsize=8)
     ax.axvline(peer, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
     ax.text(peer, len(rows) - 0.42, f" llama.cpp {peer:g}", va="bottom", fontsize=8.5, color=style.RED)
     ax.set_yticks(range(len(rows)), [row["step"] for row in reversed(rows)], color=style.INK)
@@ -183,10 +158,6 @@ def draw_ladder(records: Sequence[Record], weight_type: str = "Q4_K") -> Picture
     ax.grid(axis="y", visible=False)
     style.label(ax, f"us a GMAC, {NT:,} tokens")
     style.legend(ax, loc="lower right")
-    used = [_measured(records, step.config, "down") for step in ladder(weight_type)]
-    style.title(
-        ax,
-        f"{weight_type} on an H200: from R1 to {rows[-1]['step']}",
-        "\n".join(dict.fromkeys(found[1] for found in used if found)),
-    )
+    runs = (newest(records, _figure(step.config, "down")) for step in ladder(weight_type))
+    style.title(ax, f"{weight_type} on an H200: from R1 to {rows[-1]['step']}", origin(*runs))
     return Picture(fig, f"us a GMAC of {len(rows)} steps of the {weight_type} ladder against llama.cpp", rows)

@@ -244,7 +244,7 @@ def draw_shared(devices: Sequence[Device]) -> Picture:
     ax.set_xlim(0, max(device.shared_per_block for device in devices) * 1.08)
     style.kib_axis(ax)
     style.label(ax, "shared memory of a block (KiB)")
-    style.legend(ax, loc="center right", bbox_to_anchor=(0.9, 0.5))
+    style.legend_below(fig, ax)
     note = "raw weights come in whole super-blocks at any KD; dashed: what a block may use"
     style.title(ax, "KD doubles the activations, not the raw weights", note)
     return Picture(fig, "Shared memory of the MMQ kernels by purpose, and the devices' caps", rows)
@@ -258,8 +258,7 @@ def _stack(ax, names: list[str], rows: list[dict]) -> None:
             ax.barh(range(len(names)), sizes, left=left, height=0.62, color=colour, label=part)
         left += sizes
     for place, total in enumerate(left):
-        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-        ax.text(total, place, f" {total:,.0f} B", va="center", fontsize=8, color=style.INK, bbox=ground)
+        style.beside(ax, total, place, f"{total:,.0f} B", fontsize=8)
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
@@ -278,14 +277,14 @@ def draw_depth(found: Depth) -> Picture:
     left.set_xlim(0, 1.25 * max(cap, found.config.shared_bytes))
     left.set_ylim(0.9, -0.6)
     style.kib_axis(left)
-    style.legend(left, loc="lower center", ncols=2)
+    style.legend_below(fig, left)
     style.label(left, "shared memory of a block (KiB)")
     verdict = "over the cap" if found.held.refusal else "fits"
     style.title(left, f"{found.config.shared_bytes:,} B: {verdict}", f"{device.name} allows {cap:,} B")
     rows += [{"panel": "limits", **row} for row in draw_limits(right, found.held)]
     blocks = found.held.blocks
-    note = "" if found.held.refusal else f"limited by {LIMITERS[found.held.limiter]}"
-    style.title(right, "refused" if not blocks else f"{blocks} block{'s' * (blocks > 1)} an SM", note)
+    verdict = f"{blocks} block{'s' * (blocks > 1)} an SM" if blocks else "refused"
+    style.title(right, verdict, f"limited by {LIMITERS[found.held.limiter]}")
     alt = f"Shared memory of the {found.kernel} kernel at KD={kd} on {device.name}: {found.held}"
     return Picture(fig, alt, rows)
 

@@ -75,6 +75,7 @@ def draw_curves(device: Device, threads: int, registers: int, marks: Mapping[str
     style.label(axes[1], "registers a thread", "resident warps an SM")
     note = f"limited by {LIMITERS[here.limiter]} here"
     style.title(axes[1], f"{name}: {amount:,} B of shared memory", note)
+    style.legend_below(fig, *axes)
     rows += [{"axis": "registers", **row} for row in by_registers]
     alt = f"Resident warps on {device.name} against shared memory and registers a block"
     return Picture(fig, alt, rows)
@@ -101,15 +102,8 @@ def draw_limits(ax, occupancy: Occupancy) -> list[dict]:
         colour = COLOURS[by_name[row["resource"]]]
         pale = style.tint(colour, 0.72)
         ax.barh(place, row["blocks"], height=0.62, color=colour if row["limiting"] else pale)
-        ax.text(
-            row["blocks"] + top * 0.02,
-            place,
-            f"{row['blocks']}",
-            va="center",
-            fontsize=9,
-            color=style.INK,
-            fontweight="bold" if row["limiting"] else "normal",
-        )
+        weight = "bold" if row["limiting"] else "normal"
+        style.beside(ax, row["blocks"], place, f"{row['blocks']}", fontweight=weight)
     ax.set_yticks(range(len(rows)), [row["resource"] for row in reversed(rows)], color=style.INK)
     ax.set_xlim(0, top * 1.12)
     ax.grid(axis="y", visible=False)
@@ -141,7 +135,6 @@ def _staircase(ax, rows: list[dict], key: str, device: Device) -> None:
     ax.text(0, device.warps_per_sm, " all warps", va="bottom", fontsize=8, color=style.QUIET)
     ax.set_ylim(0, device.warps_per_sm * 1.13)
     ax.set_xlim(left=0)
-    style.legend(ax, loc="upper right", bbox_to_anchor=(1, 0.88))
 
 
 def _marks(ax, device: Device, threads: int, registers: int, marks: Mapping[str, int]) -> None:
@@ -156,7 +149,7 @@ def _marks(ax, device: Device, threads: int, registers: int, marks: Mapping[str,
         ha="right",
         fontsize=8.5,
         color=style.RED,
-        bbox={"boxstyle": "round,pad=.1", "fc": "white", "ec": "none"},
+        path_effects=style.RIM,
     )
     edge = max([cap, *marks.values()])
     ax.set_xlim(0, edge * 1.04)
@@ -191,6 +184,6 @@ def _marks(ax, device: Device, threads: int, registers: int, marks: Mapping[str,
             va="bottom",
             fontsize=8,
             color=style.INK,
-            bbox={"boxstyle": "round,pad=.15", "fc": "white", "ec": "none", "alpha": 0.75},
+            path_effects=style.RIM,
             arrowprops={"arrowstyle": "-", "color": style.QUIET, "lw": 0.7},
         )

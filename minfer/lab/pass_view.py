@@ -10,8 +10,9 @@ from matplotlib.patches import Rectangle
 
 from minfer.arithmetic.banks import LINE_BYTES, SECTOR_BYTES
 from minfer.arithmetic.devices import Device
-from minfer.campaign.records import GpuTests, load_records, newest_measured
+from minfer.campaign.records import GpuTests, Record, load_records, newest_measured
 from minfer.lab import style
+from minfer.lab.figures import newest
 from minfer.lab.picture import Picture
 
 READ_BYTES, WRITE_BYTES = 4, 2  # an element of an f32 -> f16 pass
@@ -323,3 +324,31 @@ def draw_measured(record: GpuTests, device: Device) -> Picture:
     style.label(ax, "bytes read and written a second (GB/s)")
     style.title(ax, "Passes that only move data", f"measured: {record.origin}")
     return Picture(fig, f"Bandwidth of the elementwise passes on {record.origin}", rows)
+
+
+FUSED = {
+    "residual add; RMS norm to f16": "add and norm",
+    "bias; RoPE; queries to f16; K and V stored": "bias rope and store",
+    "swiglu; convert to f16": "swiglu and convert",
+}
+"""Passes of a layer that one kernel does at once, and what the GPU tests call them."""
+
+
+def fused_rows(records: Sequence[Record]) -> list[dict]:
+    """Microseconds of the passes as kernels of their own and as one, for 2048 tokens of the 7B, by the newest
+    run on the H200 that timed them all. Empty: none did."""
+    figures = {
+        passes: [_fused_figure(name, way) for way in ("apart", "fused")] for passes, name in FUSED.items()
+    }
+    record = newest(records, *(name for pair in figures.values() for name in pair))
+    if record is None:
+        return []
+    rows = []
+    for passes, pair in figures.items():
+        apart, fused = map(record.figure, pair)
+        rows.append({"passes": passes, "apart (us)": apart, "fused (us)": fused, "saved": 1 - fused / apart})
+    return rows
+
+
+def _fused_figure(name: str, way: str) -> str:
+    return f"{name}, 2048 tokens, {way}: us"

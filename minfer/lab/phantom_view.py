@@ -321,7 +321,7 @@ def draw_walls(found: Walls) -> Picture:
         left += sizes
     ax.barh(len(bars), found.f16, height=0.55, color=style.RULE, label="f16 route, whole")
     for place, total in enumerate([*left, found.f16]):
-        ax.text(total, place, f" {total:.2f} s = {TOKENS / total:,.0f} tok/s", va="center", fontsize=8.5)
+        style.beside(ax, total, place, f"{total:.2f} s = {TOKENS / total:,.0f} tok/s")
     ax.set_yticks(range(len(bars) + 1), [*bars, "f16"])
     ax.invert_yaxis()
     ax.set_xlim(0, 1.22 * found.r1)
@@ -350,7 +350,7 @@ def draw_attempt(tried: Attempt, kernel: str, kd: int, stages: int = 2) -> Pictu
     left.set_ylim(0.9, -0.6)
     left.set_yticks([])
     style.kib_axis(left)
-    style.legend(left, loc="lower center", ncols=2)
+    style.legend_below(fig, left)
     style.label(left, "shared memory of a block (KiB)")
     excess = f"{tried.asked - tried.allowed:,} B over the cap" if over else "under the cap"
     style.title(left, f"{tried.asked:,} B: {excess}", f"{tried.device} allows {tried.allowed:,} B")

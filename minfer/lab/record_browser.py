@@ -38,7 +38,7 @@ class Browsed:
 def verdict_rows(
     probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str, shown: str = ALL
 ) -> list[dict]:
-    """A row a probe: the seed's verdict, ours, gain of the wall clock and of the kernels, the seed's figures.
+    """A row a probe: the seed's verdict, ours, gain of the wall clock and of the kernels, both figures.
 
     shown: one of `FILTERS`: a verdict of ours, those that differ from the seed's, or those without a run.
 
@@ -61,6 +61,7 @@ def verdict_rows(
                     "gain": None if run is None else run["gain"],
                     "kernels": None if run is None else run["kernels"],
                     "the seed's figures": row["seed figures"],
+                    "our figures": "" if run is None else run["figures"],
                 }
             )
     return found
@@ -98,7 +99,6 @@ def draw_verdicts(probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str
                 }
             )
     fig, (ax,) = style.figure(9.6, 1.3 + 0.3 * max(len(found), 1))
-    widest = max((abs(row["gain"]) for row in found), default=0.1)
     for place, row in enumerate(reversed(found)):
         colour = COLOURS[row["ours"]]
         ax.barh(place, row["gain"], height=0.62, color=style.tint(colour, 0.25))
@@ -106,9 +106,7 @@ def draw_verdicts(probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str
         text = f"{row['gain']:+.1%} {row['ours']}" + (
             "" if row["seed"] == row["ours"] else f" (seed: {row['seed']})"
         )
-        x = max(row["gain"], row["high"], 0.0) + 0.012 * widest
-        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-        ax.text(x, place, text, va="center", fontsize=8.2, color=style.INK, bbox=ground)
+        style.beside(ax, max(row["gain"], row["high"], 0.0), place, text)
     ax.axvline(0, color=style.QUIET, linewidth=0.9)
     ax.axvline(0.03, color=style.RED, linewidth=1.1, linestyle=(0, (4, 3)))
     ax.text(0.03, len(found) - 0.35, " the bar, +3 %", color=style.RED, fontsize=8.5)
@@ -129,7 +127,7 @@ def draw_run(browsed: Browsed) -> Picture:
     run = browsed.run
     comparisons: list[Comparison] = [] if run is None else [*run.wall, *run.kernels]
     count = max(1, min(len(comparisons), 5))
-    fig, axes = style.figure(9.6, 2.9, columns=count)
+    fig, axes = style.figure(9.6, 3.2, columns=count)
     found = []
     for ax, comparison in zip(axes, comparisons[:count], strict=False):
         kept = keep(comparison.baseline, comparison.variant, comparison.again)
@@ -138,7 +136,15 @@ def draw_run(browsed: Browsed) -> Picture:
             (run.variant.label, comparison.variant, style.ORANGE),
             (f"{run.baseline.label} again", comparison.again, style.SKY),
         ):
-            ax.plot(side, ".", markersize=4.5, color=colour, label=label)
+            ax.plot(
+                side,
+                "o",
+                markersize=4.5,
+                markeredgecolor="white",
+                markeredgewidth=0.5,
+                color=colour,
+                label=label,
+            )
             dropped = [i for i, good in enumerate(kept) if not good]
             ax.plot(dropped, [side[i] for i in dropped], "x", color=style.RED, markersize=5)
             found += [
@@ -149,11 +155,11 @@ def draw_run(browsed: Browsed) -> Picture:
         low, high = min(map(min, sides)), max(map(max, sides))
         ax.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        style.label(ax, "round", "time (ms)" if ax is axes[0] else "")
+        style.label(ax, "round", "time (ms)")
         case = comparison.case.split(",")[0]
         style.title(ax, f"{comparison.ratio - 1:+.1%}", case)
     if comparisons:
-        axes[0].legend(fontsize=7, frameon=False, loc="best", labelcolor=style.INK)
+        style.legend_below(fig, axes[0])
     else:
         style.bare(axes[0]).text(
             0.5, 0.5, "nothing was timed", ha="center", color=style.QUIET, transform=axes[0].transAxes
@@ -166,7 +172,7 @@ def draw_run(browsed: Browsed) -> Picture:
 def browsed_html(browsed: Browsed) -> str:
     """The filtered table, and the chosen probe's gates, verdict, mechanism and retry condition."""
     formats = {"gain": "+.1%", "kernels": "+.1%"}
-    columns = {key: key for key in ("probe", "seed", "ours", *formats)}
+    columns = {key: key for key in ("probe", "seed", "ours", *formats, "the seed's figures", "our figures")}
     table = Table(browsed.rows, columns, formats)._repr_html_() if browsed.rows else "<p>No probe.</p>"
     return f"{table}<hr>{run_html(browsed.probe, browsed.run)}"
 
@@ -185,6 +191,8 @@ def run_html(probe: Probe, run: ProbeRun | None) -> str:
     gates = "; ".join(f"{g.name} {'passed' if g.passed else 'FAILED'}: {g.found}" for g in run.gates)
     parts.append(f"Gates: {escape(gates)}")
     found = f"Ours: <b>{run.verdict}</b> ({escape(run.origin)})."
+    if run.summary:
+        found += f" {escape(run.summary)}."
     if run.gain is not None:
         g = run.gain
         found += (

@@ -38,17 +38,17 @@ def draw_roofline(ax, device: Device, points: Mapping[str, RooflinePoint], dtype
         ax.annotate(
             f"{name}\n{point.intensity:,.0f} FLOP/B",
             (point.intensity, point.attainable / TERA),
-            (9, -4) if point.wall == "memory" else (0, -9),
+            (9, -4) if point.wall == "memory" else (0, 8),
             textcoords="offset points",
             ha="left" if point.wall == "memory" else "center",
-            va="top",
+            va="top" if point.wall == "memory" else "bottom",
             fontsize=8,
             color=style.INK,
         )
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlim(low, high)
-    ax.set_ylim(device.bandwidth * low / TERA / 1.6, peak / TERA * 2.6)
+    ax.set_ylim(device.bandwidth * low / TERA / 1.6, peak / TERA * 4)
     ax.text(low * 1.25, peak / TERA * 1.25, f"{peak / TERA:,.0f} TFLOPS", fontsize=8.5, color="#9A6B00")
     ax.annotate(
         f"{device.bandwidth / 1e9:,.0f} GB/s",

@@ -34,6 +34,14 @@ FAMILIES = {
     WHOLE: style.ORANGE,
 }
 """What a prefill variant changes -> its colour."""
+ON_GB10 = {
+    "f16": ("000", "prefill.after", "after session P5"),
+    "mmq": ("003", "mmq.r1.tok_s", "R1, KD=8"),
+    "mmq_raw": ("003", "mmq.raw.tok_s", "raw, KD=8"),
+    "mmq_raw_wide": ("003", "mmq.wide.kd4", "wide, KD=4; KD=8 is refused there"),
+    "llama.cpp": ("000", "prefill.llamacpp", ""),
+}
+"""Engine or route -> the seed's figure of its prefill on a GB10, and what ran there."""
 
 
 def work_rows(nt: int = TOKENS) -> list[dict]:
@@ -53,14 +61,7 @@ def draw_work(nt: int = TOKENS) -> Picture:
     for place, row in enumerate(reversed(rows)):
         ax.barh(place, row["every position"], height=0.62, color=style.tint(style.BLUE, 0.75))
         ax.barh(place, row["GMAC"], height=0.62, color=style.BLUE)
-        ax.text(
-            row["every position"],
-            place,
-            f"  {row['GMAC']:,.1f} GMAC, {row['share']:.1%}",
-            va="center",
-            fontsize=8.5,
-            color=style.INK,
-        )
+        style.beside(ax, row["every position"], place, f"{row['GMAC']:,.1f} GMAC, {row['share']:.1%}")
     ax.set_yticks(range(len(rows)), [row["class"] for row in reversed(rows)], color=style.INK)
     ax.set_xlim(0, max(row["every position"] for row in rows) * 1.28)
     ax.grid(axis="y", visible=False)
@@ -143,6 +144,23 @@ def step_rows(sweep: Sweep) -> list[dict]:
     return rows
 
 
+def gb10_rows(benches: Mapping[str, Bench], peer: Peer) -> list[dict]:
+    """Prefills of the seeds' routes on a GB10, as the seeds state them, and of the same routes on an H200.
+
+    Args:
+        benches: by route, and peer: another engine, both of the H200.
+    """
+    here = {route: bench.result(PREFILL).avg_ts for route, bench in benches.items()}
+    here[peer.name] = peer.tok_s[PEER_PREFILL][0]
+    rows = []
+    for engine, (seed, key, what) in ON_GB10.items():
+        there = figure(seed, key)
+        middle = sum(there.value) / 2 if isinstance(there.value, tuple) else there.value
+        row = {"engine": engine, "on the GB10": what, "GB10 (tok/s)": middle, "H200 (tok/s)": here[engine]}
+        rows.append(row | {"times": here[engine] / middle})
+    return rows
+
+
 def draw_variants(rows: Sequence[dict], note: str = "") -> Picture:
     """Bars of `variant_rows`, fastest on top; the peer is a line. `note`: where and when."""
     bars = [row for row in rows if row["changes"] in FAMILIES]
@@ -150,16 +168,7 @@ def draw_variants(rows: Sequence[dict], note: str = "") -> Picture:
     fig, (ax,) = style.figure(9.6, 1.6 + 0.27 * len(bars))
     for place, row in enumerate(bars):
         ax.barh(place, row["tok/s"], height=0.7, color=FAMILIES[row["changes"]])
-        ax.annotate(
-            f"{row['tok/s']:,.0f}",
-            (row["tok/s"], place),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=style.INK,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-        )
+        style.beside(ax, row["tok/s"], place, f"{row['tok/s']:,.0f}", fontsize=8)
     for peer in peers:
         ax.vlines(
             peer["tok/s"], -0.6, len(bars) - 0.35, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3))
@@ -300,7 +309,9 @@ def draw_decode(
         roofs.append((f"{read[0]}, measured, {read[1]:,.0f} GB/s", read[1] * 1e9, style.SKY, "--"))
     for name, bandwidth, colour, dash in roofs:
         ax.plot(contexts, bandwidth / sizes, color=colour, linestyle=dash, linewidth=2, label=name)
-    for group in _alike(rows):
+    top = where.bandwidth / sizes[0] * 1.15
+    free: dict[float, float] = {}  # by context: from where on labels are free of the ones below them
+    for group in sorted(_alike(rows), key=lambda group: group[-1]["tok/s"]):
         context, rates = group[0]["context"], [row["tok/s"] for row in group]
         colour = style.GREEN if group[0]["engine"] in ROUTES else style.RED
         ax.plot([context] * len(rates), rates, "o", markersize=8, markeredgecolor="white", color=colour)
@@ -308,11 +319,14 @@ def draw_decode(
         who = ", ".join(names) if len(names) < 4 else f"{len(names)} routes"
         low, high = round(min(rates)), round(max(rates))
         speed = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        ax.text(context * 1.12, high + 25, f"{who}: {speed} tok/s", fontsize=8.5, color=style.INK)
+        y = max(sum(rates) / len(rates), free.get(context, 0.0))
+        free[context] = y + 0.045 * top
+        text = f"{who}: {speed} tok/s"
+        ax.text(context * 1.12, y, text, va="center", fontsize=8.5, color=style.INK)
     ax.set_xscale("log", base=2)
     ticks = [32, 128, 512, 2048, 8192, 32768]
     ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    ax.set_ylim(0, where.bandwidth / sizes[0] * 1.15)
+    ax.set_ylim(0, top)
     style.label(ax, "tokens in the KV cache", "decode (tokens a second)")
     style.legend(ax, loc="lower left")
     style.title(ax, f"Decoding the 7B on {where.name}: the memory's limit and what is reached", note)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
 BLUE = "#0072B2"
@@ -25,14 +26,13 @@ INK = "#1F2933"
 QUIET = "#7B8794"
 RULE = "#CBD2D9"
 PAPER = "#F5F7FA"
+RIM = [withStroke(linewidth=3, foreground="white")]
+"""Around text that may meet a line, so that it stays readable."""
 SEQUENCE = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW)
 
 # Eight tints in the order of a hue circle, for cyclic quantities (bank groups): neighbours differ in
 # lightness too.
 GROUPS = ("#9ECAE1", "#FDD9A0", "#A8DDB5", "#E7C6DD", "#6BAED6", "#F7B267", "#66C2A4", "#D4A5C9")
-
-BLUES = LinearSegmentedColormap.from_list("minfer-blues", ["#F2F7FB", "#C6DDEF", "#7FB5DA", BLUE, "#003F66"])
-"""A light-to-dark map in one hue, for counts."""
 
 
 def tint(colour: str, amount: float) -> tuple[float, float, float]:
@@ -89,6 +89,12 @@ def write(ax: Axes, x: float, y: float, text: object, **look) -> None:
     ax.text(x, y, str(text), ha="center", va="center", color=INK, **look).set_in_layout(False)
 
 
+def beside(ax: Axes, x: float, y: float, text: str, **look) -> None:
+    """What a bar says, to the right of its end."""
+    look = {"fontsize": 8.5, "color": INK, "path_effects": RIM} | look
+    ax.annotate(text, (x, y), (5, 0), textcoords="offset points", va="center", **look)
+
+
 def title(ax: Axes, text: str, note: str = "") -> None:
     """A bold statement above the axes, with an optional quiet note (of a line or more) under it."""
     pad = 8 + 12 * len(note.splitlines())
@@ -115,6 +121,18 @@ def legend(ax: Axes, **where) -> None:
     """A legend on a quiet white ground."""
     ground = {"facecolor": "white", "edgecolor": "none", "framealpha": 0.8}
     ax.legend(fontsize=8.5, labelcolor=INK, handlelength=1.6, **ground, **where)
+
+
+def legend_below(fig: Figure, *axes: Axes, columns: int = 7) -> None:
+    """A legend of what these axes hold, each label once, under all axes, where it covers nothing."""
+    named: dict = {}
+    for ax in axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            named.setdefault(name, handle)
+    rows = -(-len(named) // columns)
+    look = {"fontsize": 8.5, "labelcolor": INK, "handlelength": 1.6, "frameon": False}
+    where = {"loc": "outside lower center", "ncols": -(-len(named) // rows)}
+    fig.legend(named.values(), named.keys(), **where, **look)
 
 
 def kib_axis(ax: Axes) -> None:

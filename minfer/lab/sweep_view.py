@@ -85,8 +85,7 @@ def draw_sweep(devices: Sequence[Device]) -> Picture:
         ax.grid(axis="x", visible=False)
         style.label(ax, "outputs of a tile; on a bar its blocks an SM", "resident warps an SM")
         style.title(ax, f"On {device.name}", f"of {device.warps_per_sm} warps; estimated registers")
-    handles, labels = ledger.get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower left", ncols=len(KSS), fontsize=8.5, frameon=False)
+    style.legend_below(fig, ledger)
     names = " and ".join(device.name for device in devices)
     return Picture(fig, f"Bytes, barriers and resident warps of GEMM tiles over TM and KS on {names}", rows)
 

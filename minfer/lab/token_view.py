@@ -164,7 +164,7 @@ def draw_token(found: Token) -> Picture:
     ax.set_xlim(-0.5, 1.6)
     ax.set_xticks([0], ["one token"], color=style.INK)
     ax.grid(axis="x", visible=False)
-    style.label(ax, f"{found.kernels} kernels", "time (ms)")
+    style.label(ax, "decode", "time (ms)")
     style.legend(ax, loc="upper right")
     style.title(ax, f"{found.tok_s:,.0f} tokens a second", f"{found.bandwidth / 1e9:,.0f} GB/s")
     contexts = np.geomspace(32, 32768, 50)
@@ -182,7 +182,7 @@ def draw_token(found: Token) -> Picture:
     curve.set_ylim(0, max(free) * 1.12)
     style.label(curve, "tokens in the KV cache", "decode (tokens a second)")
     style.legend(curve, loc="lower left")
-    style.title(curve, "A context costs what its K and V weigh")
+    style.title(curve, "A context costs what its K and V weigh", f"{found.kernels} kernels a token")
     rows = [{"part": name, "ms": seconds * 1e3} for name, (seconds, _) in parts.items()]
     alt = f"A token of the 7B at {found.bandwidth / 1e9:,.0f} GB/s and {found.context:,} tokens of context"
     return Picture(fig, alt, rows)

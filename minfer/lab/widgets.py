@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-import ipywidgets
-
 from minfer.arithmetic.banks import BankRequest, TileAddress, padded
 from minfer.arithmetic.devices import DEVICES, device
 from minfer.arithmetic.occupancy import Occupancy, blocks_per_sm
 from minfer.lab.background import BackgroundCompiler, Compilation
 from minfer.lab.bank_view import ACCESSES, draw_bank_map, verdict
+from minfer.lab.compile_status import CompileStatus
 from minfer.lab.explorer import Explorer, checkbox, dropdown, integers, notice, slider
 from minfer.lab.fragment_view import draw_fragments, elements
 from minfer.lab.occupancy_view import draw_curves
@@ -36,10 +35,7 @@ class TileExplorer(Explorer):
 
     def __init__(self, start: TileChoice = START, compile: bool = True) -> None:
         self.compiler = BackgroundCompiler("minfer.cuda.gemm:make_gemm", self._compiled) if compile else None
-        self.status = ipywidgets.HTML()
-        hidden = {"width": "380px", "display": "none"}
-        self.cancel = ipywidgets.Button(description="Cancel compile", layout=hidden)
-        self.cancel.on_click(lambda _: self.compiler.cancel())
+        self.status = CompileStatus(self.compiler) if compile else None
         self._first = True
         controls = {
             "tile_n": slider([32, 64, 128, 256], start.tile_n, "TN (tokens)"),
@@ -55,8 +51,9 @@ class TileExplorer(Explorer):
             "device": dropdown(DEVICE_NAMES, start.device, "device"),
         }
         super().__init__("tile explorer", controls, self._explore, draw_tile, tile_html)
-        left = self.box.children[0]
-        left.children = (*left.children, self.status, self.cancel)
+        if self.status is not None:
+            left = self.box.children[0]
+            left.children = (*left.children, self.status)
 
     def _explore(self, **values) -> TileReport:
         choice = TileChoice(**values)
@@ -64,24 +61,19 @@ class TileExplorer(Explorer):
         if self.compiler is None:
             return report
         if report.config is None:
-            self._show(None)
+            self.status.show(None)
             return report
         # The first picture waits for its registers; after that the sliders never wait.
         ask = self.compiler.compile_now if self._first else self.compiler.request
         self._first = False
         compilation = ask(report.config, report.device.arch)
-        self._show(compilation)
+        self.status.show(compilation)
         return explore(choice, compilation.registers) if compilation.registers else report
 
     def _compiled(self, compilation: Compilation) -> None:
-        self._show(compilation)
+        self.status.show(compilation)
         if compilation.state in ("done", "failed") and self.report is not None:
             self.refresh()
-
-    def _show(self, compilation: Compilation | None) -> None:
-        busy = compilation is not None and compilation.state in ("waiting", "compiling")
-        self.cancel.layout.display = "" if busy else "none"
-        self.status.value = "" if compilation is None else f"<small>{escape(str(compilation))}</small>"
 
 
 def tile_html(report: TileReport) -> str:

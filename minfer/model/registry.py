@@ -62,12 +62,27 @@ def models_dir() -> Path:
         ) from None
 
 
+SYNTHETIC = "-synth"
+"""A preset's name with this behind it is the synthetic model's name."""
+
+
+def synthetic_path(preset: str) -> Path:
+    """Where a preset's synthetic model is kept: among the pulled ones."""
+    return models_dir() / f"{preset}{SYNTHETIC}.gguf"
+
+
 def resolve(path_or_name: str | os.PathLike[str]) -> Path:
-    """The path of a model file: `path_or_name` when it is a file, else the pulled model of that name."""
+    """The path of a model file: `path_or_name` when it is a file, else the pulled model of that name, or the
+    synthetic one ("qwen2.5-7b-synth")."""
     path = Path(path_or_name)
     if path.is_file():
         return path
     name = os.fspath(path_or_name)
+    if name.endswith(SYNTHETIC) and name == path.name:
+        preset = name.removesuffix(SYNTHETIC)
+        if (made := synthetic_path(preset)).is_file():
+            return made
+        raise ModelFileError(f"{name}: not made yet; run `minfer synth {preset}`")
     if name in NAMES:
         paths = _paths(name)
         if all(file.is_file() for file in paths):

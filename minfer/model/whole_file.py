@@ -12,7 +12,7 @@ from minfer.model.errors import ModelFileError
 
 
 @contextmanager
-def whole_file(path: Path, nbytes: int, error: type[ModelFileError] = ModelFileError) -> Iterator[Path]:
+def whole_file(path: Path, nbytes: int, error: type[Exception] = ModelFileError) -> Iterator[Path]:
     """A path to write `nbytes` to; what is there takes the name `path` when the block ends without an error.
 
     Until then its name ends in ".partial", and it is removed when the block fails or is interrupted. A link
@@ -24,6 +24,8 @@ def whole_file(path: Path, nbytes: int, error: type[ModelFileError] = ModelFileE
             raise IsADirectoryError(None, "it is a directory")
         if target.exists() and not target.is_file():  # renaming would replace a device or a pipe by a file
             raise OSError(None, "it is not a regular file")
+        if target.parent.exists() and not target.parent.is_dir():
+            raise NotADirectoryError(None, f"{target.parent} is no folder")
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
         if free < nbytes:

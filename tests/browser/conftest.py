@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -192,6 +193,14 @@ class NotebookPage:
         self.page.wait_for_function(
             "([cell, before]) => [...cell.querySelectorAll('img')].at(-1).src !== before",
             arg=[cell.element_handle(), before],
+            timeout=30_000,
+        )
+
+    def wait_for_picture(self, cell, png: bytes) -> None:
+        """Wait until the cell's last picture is this one."""
+        self.page.wait_for_function(
+            "([cell, source]) => [...cell.querySelectorAll('img')].at(-1).src === source",
+            arg=[cell.element_handle(), f"data:image/png;base64,{base64.b64encode(png).decode()}"],
             timeout=30_000,
         )
 

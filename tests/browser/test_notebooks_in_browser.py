@@ -9,6 +9,7 @@ import pytest
 from minfer.cuda import runtime
 from minfer.lab.explorer import NO_KERNEL
 from minfer.lab.lane_player import gemm_film
+from minfer.lab.widgets import bank_explorer
 from tests.browser.conftest import ARTIFACTS, UNTRUSTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -30,6 +31,9 @@ def test_banks_run_drag_save_and_reopen(open_notebook):
     notebook.hurry(cell, "padding (halves)", "Home", *["ArrowRight"] * 16)
     cell.get_by_text("2-way conflict: 8 wavefronts where 4 would do").first.wait_for()
     cell.get_by_text("rows are 160 B apart").wait_for()
+    rested = bank_explorer()
+    rested.set(padding=16)
+    notebook.wait_for_picture(cell, rested.picture.png())
     notebook.screenshot("banks-dragged")
 
     player = notebook.cell("lane-player")
@@ -75,16 +79,24 @@ def test_the_report_of_make_run_opens_without_a_server(chromium, lab, tmp_path):
     page.screenshot(path=str(ARTIFACTS / "report.png"))
 
 
-def test_convert_run_and_drag(open_notebook):
-    notebook = open_notebook(UNTRUSTED)
+@pytest.mark.parametrize(
+    ("name", "explorer", "slider", "says"),
+    [
+        (UNTRUSTED, "flight-explorer", "latency (ns)", "KiB an SM keep DRAM busy"),
+        ("05_wall_decomposition.ipynb", "what-if-explorer", "us/GMAC", "tok/s, measured"),
+    ],
+)
+def test_run_all_and_drag(open_notebook, name, explorer, slider, says):
+    notebook = open_notebook(name)
     notebook.run_all()
-    cell = notebook.cell("flight-explorer")
-    cell.get_by_text("KiB an SM keep DRAM busy").wait_for()
+    cell = notebook.cell(explorer)
+    cell.get_by_text(says).wait_for()
     text, before = cell.inner_text(), notebook.picture(cell)
-    assert int(notebook.drag(cell, "latency (ns)", 0.9)) > 1000
+    readout = notebook.drag(cell, slider, 0.9)
+    assert readout and readout not in text
     notebook.wait_for_other_picture(cell, before)
     assert cell.inner_text() != text
-    notebook.screenshot("bytes-in-flight")
+    notebook.screenshot(f"dragged-{explorer}")
 
 
 def test_start_here_streams_and_goes_on_after_a_restart(open_notebook):

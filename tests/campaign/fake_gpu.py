@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from minfer.campaign import decompose, launch_times, prefills
+from minfer.campaign.observe import observing
 from minfer.campaign.probe_record import Comparison
 from minfer.campaign.workload import Case, Launch, Work, Workload, kernel
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
@@ -80,6 +82,7 @@ class Prefilled:
 
     tokens = 16
     jitter = (1.0, 1.0004, 0.9997, 1.0002)
+    flop = 0.0
 
     def __init__(self, model, *routes, tokens):
         self.routes = routes
@@ -90,7 +93,7 @@ class Prefilled:
     def compare(self, rounds, watch):
         times = [[10 * self.routes[side % 2].config.ms * self.jitter[(i + side) % 4] for i in range(rounds)]
                  for side in range(3)]  # fmt: skip
-        return Comparison.of("prefill of 16 tokens", 1, *times)
+        return Comparison.of("prefill of 16 tokens", 1, *times, flop=self.flop)
 
 
 class Array(np.ndarray):
@@ -242,3 +245,26 @@ def run_prefilled(monkeypatch, probe, gpu, prefill_rounds=9, **rest):
     monkeypatch.setattr(run, "Prefills", Prefilled)
     model, counts = SimpleNamespace(name="7b.gguf"), {"rounds": 9, "prefill_rounds": prefill_rounds}
     return run.run_probe(probe, gpu, model=model, tokens=16, say=_nothing, **counts, **rest)
+
+
+def install_observed(monkeypatch):
+    """A fake GPU under `install`, with the module that takes walls apart observing it on its own clock."""
+    gpu = install(monkeypatch, FakeGpu())
+    monkeypatch.setattr(decompose, "reader_of", lambda gpu: (None, "a fake"))
+    for module in (prefills, decompose, launch_times):
+        monkeypatch.setattr(module, "time", Clock(gpu))
+
+    class SameClock(FakeGpu):
+        def __init__(self):
+            super().__init__()
+            self.gpu = gpu.gpu
+
+        clock = property(
+            lambda self: gpu.clock, lambda self, value: setattr(gpu, "clock", value or gpu.clock)
+        )
+        _capturing = property(
+            lambda self: gpu._capturing, lambda self, value: setattr(gpu, "_capturing", value)
+        )
+
+    monkeypatch.setattr(decompose, "ObservingGpu", observing(SameClock))
+    return gpu

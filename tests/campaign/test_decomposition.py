@@ -104,6 +104,8 @@ def test_a_wall_that_contradicts_itself_is_refused():
     with pytest.raises(ValueError, match=r"gap_ms: -1\.000: launches hold more time than their pass took"):
         example_wall(gap_ms=-1.0).check()
     (bucket, *rest) = example_wall().buckets
+    with pytest.raises(ValueError, match=r"buckets\[0\]: 105% of what the tensor cores can reach"):
+        example_wall(buckets=[replace(bucket, gmac=1.05 * 37.8e3 / 2), *rest]).check()
     with pytest.raises(ValueError, match=r"buckets\[0\]\.int8_gmac: 8000\.0 of 7000\.0 GMAC"):
         example_wall(buckets=[replace(bucket, int8_gmac=8000.0), *rest]).check()
 
@@ -160,6 +162,9 @@ def test_byte_widths_beside_the_measured_split():
 
 
 def test_the_seeds_classes():
-    shares = dec.seed_classes(example_wall())
+    shares = dec.class_shares(example_wall())
+    assert shares["k+v"] == pytest.approx(0.25 * 0.052) and shares["quantize"] == 0.0
+    assert sum(share for name, share in shares.items() if name != "GEMM") == pytest.approx(1.0)
+    assert list(shares) == list(dec.CLASSES)
     assert shares["q+o"] == pytest.approx(0.035 + 0.75 * 0.052)
     assert shares["GEMM"] == pytest.approx(0.74) and shares["FA"] == pytest.approx(0.072)

@@ -38,7 +38,8 @@ def test_a_wall_as_a_table():
 def test_the_seeds_split_beside_ours():
     table = doc.shares_table([H200])
     found = {row[0]: row[1:] for row in table.rows}
-    assert found["gate+up"] == ("37.8 %", "37.8%") and found["FA"] == ("7.2 %", "7.2%")
+    assert found["gate+up"] == ("37.8%", "37.8%") and found["FA"] == ("7.2%", "7.2%")
+    assert found["k+v"] == ("", "1.3%")
     assert found["us a GMAC of the products"][0] == "59.5"
 
 
@@ -61,10 +62,10 @@ def test_only_the_newest_wall_of_a_route_and_device_counts():
 
 
 def test_markdown_and_html():
-    tables = [doc.Table("A | b", ("x", "n", "why"), [("p|q", "1", "<&>")], "A note.", words=("why",))]
+    tables = [doc.Table("A | b", ("x", "n", "why"), [("p|q", "1", "<&>")], "A `note`.", words=("why",))]
     text = doc.markdown(tables, "T")
     assert (
-        text == "# T\n\n## A | b\n\n| x | n | why |\n| --- | ---: | --- |\n| p\\|q | 1 | <&> |\n\nA note.\n"
+        text == "# T\n\n## A | b\n\n| x | n | why |\n| --- | ---: | --- |\n| p\\|q | 1 | <&> |\n\nA `note`.\n"
     )
     page = doc.html(tables, "T")
     assert (
@@ -72,7 +73,7 @@ def test_markdown_and_html():
         and "<td>&lt;&amp;&gt;</td>" in page
         and "<td class=n>1</td>" in page
     )
-    assert "http" not in page
+    assert "http" not in page and "<p>A <code>note</code>.</p>" in page
 
 
 def test_the_committed_records_make_a_document():

@@ -9,7 +9,8 @@ import pytest
 
 from minfer.arithmetic.work import ModelShape, prefill_gmac
 from minfer.campaign import decompose as taking_apart
-from minfer.campaign import launch_times, prefills
+from minfer.campaign import launch_times
+from minfer.campaign.counters import largest
 from minfer.campaign.decompose import decompose
 from minfer.campaign.launch_times import NotTimed, match, timer
 from minfer.campaign.observe import PRODUCTS, TAIL, ObservedRuntime, Operation, bucket_of, observing
@@ -23,10 +24,15 @@ from minfer.engine.cuda.runtime import CudaRuntime
 from minfer.engine.errors import EngineError
 from minfer.engine.transformer import Buffers, forward
 from minfer.model.model import Model
-from tests.campaign.fake_gpu import Clock, FakeGpu, install
+from tests.campaign.fake_gpu import install_observed
 
 TINY = Path(__file__).parents[2] / "data" / "qwen2-tiny.gguf"
 ROUTES = ("f16", "f16-wgmma", "mmq_raw")
+SOURCES = {"prefill": "events", "decode": "graphs"}
+
+
+def quiet(line: str) -> None:
+    """Nobody listens."""
 
 
 @pytest.fixture(scope="module")
@@ -122,25 +128,7 @@ def test_events_take_the_place_of_cupti_and_say_so():
 
 @pytest.fixture
 def shared(monkeypatch, model):
-    gpu = install(monkeypatch, FakeGpu())
-    monkeypatch.setattr(taking_apart, "reader_of", lambda gpu: (None, "a fake"))
-    for module in (prefills, taking_apart, launch_times):
-        monkeypatch.setattr(module, "time", Clock(gpu))
-
-    class SameClock(FakeGpu):
-        def __init__(self):
-            super().__init__()
-            self.gpu = gpu.gpu
-
-        clock = property(
-            lambda self: gpu.clock, lambda self, value: setattr(gpu, "clock", value or gpu.clock)
-        )
-        _capturing = property(
-            lambda self: gpu._capturing, lambda self, value: setattr(gpu, "_capturing", value)
-        )
-
-    monkeypatch.setattr(taking_apart, "ObservingGpu", observing(SameClock))
-    return SharedModel(TINY, gpu, 128, tell=lambda line: None)
+    return SharedModel(TINY, install_observed(monkeypatch), 128, tell=lambda line: None)
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -192,9 +180,48 @@ def test_a_decode_is_taken_apart_class_by_class(shared):
     assert wall.stem == "wall-decode-20-f16"
 
 
+def test_a_prefill_class_by_class(shared):
+    route = choose_route("f16", "sm_90a", {})
+    whole = decompose(shared, route, "prefill", tokens=100, source="events", say=lambda line: None)
+    wall = decompose(shared, route, "prefill", tokens=100, source="graphs", say=lambda line: None)
+    assert wall.source.startswith("CUDA graphs") and abs(wall.conservation) < 0.02
+    assert [(b.name, b.launches, b.gmac) for b in wall.buckets] == [
+        (b.name, b.launches, b.gmac) for b in whole.buckets
+    ]
+
+
 def test_a_decode_is_not_for_events(shared):
-    with pytest.raises(EngineError, match="one CUDA graph, whose classes are timed: take --source graphs"):
+    with pytest.raises(EngineError, match="events see nothing in it: take --source graphs"):
         decompose(shared, choose_route("f16", "sm_90a", {}), "decode", source="events", say=lambda line: None)
+
+
+@pytest.mark.parametrize(("phase", "tokens", "context"), [("prefill", 100, 0), ("decode", 1, 20)])
+def test_what_a_pass_launches_can_be_launched_again(shared, phase, tokens, context):
+    route = choose_route("f16", "sm_90a", {})
+    wall = decompose(shared, route, phase, tokens=tokens, context=context, source=SOURCES[phase], say=quiet)
+    again = SharedModel(TINY, taking_apart.ObservingGpu(), 128, tell=quiet)
+    launches = taking_apart.observed_launches(again, route, phase, tokens, context)
+    assert len(launches) == sum(bucket.launches for bucket in wall.buckets)
+    assert largest(launches).keys() == {bucket.name for bucket in wall.buckets}
+
+
+def test_a_decode_by_a_timer_is_conserved_or_refused(shared, monkeypatch):
+    """Every launch of the replayed graph, by a timer that sees into it."""
+
+    class Seeing(launch_times.EventTimer):
+        source = "a timer"
+
+        def observe(self, run, device):
+            start = device.clock
+            run()
+            launches = list(device.observed)
+            return launch_times.Pass(launches, [0.01] * len(launches), device.clock - start)
+
+    monkeypatch.setattr(taking_apart, "timer", lambda source: (Seeing(), ""))
+    route = choose_route("f16", "sm_90a", {})
+    wall = decompose(shared, route, "decode", context=20, source="cupti", say=quiet)
+    assert wall.source == "a timer" and wall.conservation == pytest.approx(0.0, abs=1e-6)
+    assert wall.ms == pytest.approx(0.01 * sum(bucket.launches for bucket in wall.buckets))
 
 
 def test_routes_share_one_copy_of_the_weights(shared):

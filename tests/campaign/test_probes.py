@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,9 @@ def test_probes_of_the_environment(tmp_path, monkeypatch):
         ("x = 1", "declare PROBE = Probe"),
         ("PROBES = []", "declare PROBE = Probe"),
         ("PROBE = 3", "declare PROBE = Probe"),
+        ("PROBES = 5", "declare PROBE = Probe"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("\0", "SyntaxError"),
         ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("def f(:", "SyntaxError"),
     ],
@@ -153,8 +157,87 @@ def test_asking_for_what_there_is_not(tmp_path):
         ({"name": "x", "measure": "guess"}, "neither ab nor wall"),
         ({"name": "x"}, "needs a workload, a baseline and a variant"),
         ({"name": "x", "measure": "wall", "bar": 3}, "a bar of 3 is no gain"),
+        ({"name": "x", "measure": "wall", "bar": "3 %"}, "a bar of '3 %' is no gain"),
+        ({"name": None}, "small letters"),
+        ({"name": "x", "title": None}, "title=None is no text"),
+        ({"name": "x", "mechanism": 3}, "mechanism=3 is no text"),
+        ({"name": "x", "prediction": 7}, "prediction=7 is no Prediction"),
+        ({"name": "x", "labels": ("a",)}, r"labels=\('a',\): two texts"),
     ],
 )
 def test_probes_that_cannot_be(fields, words):
     with pytest.raises(ProbeError, match=words):
-        Probe(title="t", hypothesis="h", prediction=Prediction(None, "p"), **fields)
+        Probe(**{"title": "t", "hypothesis": "h", "prediction": Prediction(None, "p")} | fields)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("much", "p"), "'much'"), ((float("nan"), "p"), "nan"), ((True, "p"), "True"), ((0.1, None), "None")],
+)
+def test_predictions_that_cannot_be(arguments, words):
+    with pytest.raises(ProbeError, match=f"a prediction's .* not {words}"):
+        Prediction(*arguments)
+
+
+def changed(tmp_path, old: str, new: str) -> Probe:
+    """README's probe with something changed."""
+    assert EXAMPLE.count(old) == 1
+    (tmp_path / "mine.py").write_text(EXAMPLE.replace(old, new))
+    (probe,) = from_path(tmp_path)
+    return probe
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("workload=Double()", "workload=Double", "is no Workload"),
+        ('(Case.of("300", n=300),)', "()", "small ones to check"),  # no check would pass every gate
+        ('cases, small = (Case.of("16 M", n=1 << 24),)', "cases, small = ()", "needs cases to measure"),
+        ("variant=Config(4),", "variant=Config(4), gates=(),", "at least one Gate"),
+        ("variant=Config(4),", "variant=Config(4), gates=(1,),", "at least one Gate"),
+        ("variant=Config(4),", "variant=None,", "needs a workload, a baseline and a variant"),
+    ],
+)
+def test_an_ab_that_cannot_be(tmp_path, old, new, words):
+    with pytest.raises(ProbeError, match=words):
+        changed(tmp_path, old, new)
+
+
+@pytest.mark.parametrize(
+    ("compute", "words"),
+    [(lambda: 1 / 0, "fails: ZeroDivisionError: division by zero"), (lambda: 7, "gives 7, no Prediction")],
+)
+def test_a_prediction_that_fails(compute, words):
+    probe = replace(PROBES["ks64"], prediction=compute)
+    with pytest.raises(ProbeError, match=f"probe ks64: its prediction {words}"):
+        probe.predicted()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "baseline=Config(1)",
+            "baseline=3",
+            r"AttributeError: 'int' object has no attribute 'each' \(mine\.py:",
+        ),
+        ('"300", n=300', '"300", m=300', r"KeyError: 'n' \(mine\.py:24\)"),
+        ("out[i] =", "out[i + 1000] =", r"OutOfBounds: element 1000 of out.* \(mine\.py:18\)"),
+        ("double, 256, 0", "double, 5000, 0", "5000 threads a block"),
+        ("double, 256, 0", "double, 256, 999999", "SimulatorError: 999999 bytes of shared memory"),
+        ('"out": 2 *', '"oot": 2 *', "KeyError: 'out'"),
+        ('"out": 2 *', '"out": float("nan") *', "error nan of the largest value"),
+        ("x[i] * 2", "x[i] * 3", "error 0.5 of the largest value"),
+    ],
+)
+def test_a_probe_that_fails_in_the_simulator_says_where(tmp_path, old, new, words):
+    """And the next probe runs."""
+    said: list[str] = []
+    wrong, good = (
+        changed(tmp_path, old, new),
+        replace(changed(tmp_path, "Four elements a thread instead", "Four instead"), name="good"),
+    )
+    assert simulate([wrong, good], said.append) == ["double-vector"]
+    assert [
+        line for line in said if re.search(f"(double-vector: failed|gate parity: FAILED): .*{words}", line)
+    ]

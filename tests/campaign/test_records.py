@@ -87,6 +87,10 @@ def change(entry: dict, path: tuple, value) -> dict:
     [
         ("sweep", ("kind",), "speed", r"kind: 'speed' is unknown; known: gpu-tests, bench, sweep"),
         ("sweep", ("kind",), ..., r"kind: None is unknown"),
+        ("sweep", ("kind",), ["sweep"], r"kind: \['sweep'\] is unknown"),
+        ("sweep", ("rest_s",), 10**400, r"rest_s: a number of 401 digits"),
+        ("bench", ("results", 0, "n_prompt"), 10**400, r"results\[0\]\.n_prompt: a number of 401 digits"),
+        ("wall", ("settings", "q_share"), [1], r"settings\['q_share'\]: \[1\] is no share"),
         ("sweep", ("schema",), 3, r"schema: 3, this version of minfer reads 1 to 2"),
         ("sweep", ("rest_s",), ..., r"rest_s: missing"),
         ("sweep", ("rest_s",), "94", r"rest_s: '94' is no float"),
@@ -135,7 +139,11 @@ def test_a_result_without_a_time_has_the_record_s(tmp_path):
     assert first.test_time == entry["date"] != entry["results"][0]["test_time"]
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "no JSON"), ("[1]", "an object, not list")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "no JSON"), ("{", "no JSON"), ("[1]", "an object, not list"), ("[" * 100_000, "no JSON")],
+    ids=lambda text: text[:9],
+)
 def test_files_that_hold_no_record(tmp_path, text, words):
     file = tmp_path / "some.json"
     file.write_text(text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from minfer.campaign.run import run_gates, run_probe, wall_run
 from minfer.campaign.statistics import LEAST_ROUNDS
 from minfer.campaign.table import describe_run
 from minfer.campaign.trial import Trial, compare
-from tests.campaign.fake_gpu import FakeGpu, Routed, Scale, ScaleConfig, install, run_prefilled
+from tests.campaign.fake_gpu import FakeGpu, Prefilled, Routed, Scale, ScaleConfig, install, run_prefilled
 from tests.campaign.walls import example_wall
 
 STEADY = (1.0, 1.0004, 0.9997, 1.0002)
@@ -57,6 +59,14 @@ def measured(gpu, monkeypatch, variant: ScaleConfig, prefill_rounds: int = 9, **
     return run_prefilled(monkeypatch, asked, gpu, prefill_rounds=prefill_rounds)
 
 
+def begin(gpu, monkeypatch, probes: list[Probe], folder, say, **rest) -> list[str]:
+    """A session on this GPU; the names of probes that failed."""
+    monkeypatch.setattr(session, "GpuDevice", lambda: gpu)
+    monkeypatch.setattr(session, "prepare", lambda *_: None)
+    counts = {"rounds": 5, "prefill_rounds": 5, "tokens": 16}
+    return session.run(probes, model=None, folder=folder, say=say, **counts, **rest)
+
+
 def test_a_prefill_that_gains_lands(gpu, monkeypatch):
     run = measured(gpu, monkeypatch, ScaleConfig(1.9))
     assert [gate.name for gate in run.gates] == ["parity", "outputs", "tokens"] and run.gates_passed
@@ -93,6 +103,24 @@ def test_without_a_prefill_the_wall_only_bounds_the_gain(gpu):
     assert slower.most == 0 and slower.verdict == "MEAS-ONLY"
 
 
+def test_kernels_that_stay_in_the_noise_are_null(gpu):
+    """An A/A run of one's own kernel, without an engine's route."""
+    run = run_probe(probe(ScaleConfig(2.0)), gpu, rounds=9, say=lambda line: None)
+    assert run.verdict == "null" and run.gain is None
+
+
+def test_what_is_interrupted_leaves_no_record(gpu, tmp_path, monkeypatch):
+    from minfer.campaign import timing
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(timing, "_replay", stop)
+    with pytest.raises(KeyboardInterrupt):
+        begin(gpu, monkeypatch, [probe(ScaleConfig(1.0))], tmp_path, [].append)
+    assert list(tmp_path.rglob("*")) == []
+
+
 def test_without_a_decomposition_the_kernels_alone_decide_nothing(gpu):
     run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, say=lambda line: None)
     assert run.gain is None and run.most is None and run.verdict == "MEAS-ONLY"
@@ -126,6 +154,13 @@ def test_a_figure_above_the_ceiling_raises(gpu):
     impossible = probe(ScaleConfig(1.0), Scale(nbytes=8e12))
     with pytest.raises(AboveCeiling, match=r"bytes a second, the ceiling is 4\.28e\+12"):
         run_probe(impossible, gpu, rounds=5, say=lambda line: None)
+
+
+def test_a_prefill_above_the_ceiling_raises(gpu, monkeypatch):
+    monkeypatch.setattr(Prefilled, "flop", 9.9e14 * 0.019)  # the variant's prefill takes 19 ms
+    assert measured(gpu, monkeypatch, ScaleConfig(1.9)).wall[0].flop == Prefilled.flop
+    with pytest.raises(AboveCeiling, match=r"prefill of 16 tokens, variant: .* f16 operations a second"):
+        measured(gpu, monkeypatch, ScaleConfig(1.8))
 
 
 def test_outputs_that_change_while_they_are_timed_raise(gpu, monkeypatch):
@@ -228,36 +263,42 @@ def test_samples_and_statistics_belong_together(gpu, tmp_path):
 
 def test_an_interrupted_write_leaves_nothing(gpu, tmp_path, monkeypatch):
     run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
-    monkeypatch.setattr(json, "dump", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
+
+    def interrupt(text):
+        assert json.JSONDecoder().decode(text)["kind"] == "probe"  # all of it is in a file by now
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(json, "loads", interrupt)
         write_record(run, tmp_path, stem="x")
     assert list(tmp_path.rglob("*.json")) == [] and list((tmp_path / "h200").iterdir()) == []
 
 
+def test_writers_at_the_same_time_do_not_overwrite_each_other(gpu, tmp_path):
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    write = partial(write_record, run, tmp_path, stem="x")
+    with ThreadPoolExecutor(8) as pool:
+        paths = {done.result() for done in [pool.submit(write) for _ in range(24)]}
+    assert len(paths) == 24 and sorted((tmp_path / "h200").iterdir()) == sorted(paths)
+
+
 def test_a_session_goes_on_after_a_probe_that_fails(gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "GpuDevice", lambda: gpu)
-    monkeypatch.setattr(session, "prepare", lambda *_: None)
     said: list[str] = []
     chosen = [
         replace(probe(ScaleConfig(1.0), Scale(nbytes=8e12)), name="impossible"),
         replace(probe(ScaleConfig(1.0, wrong=True)), name="wrong"),
         replace(probe(ScaleConfig(1.0)), name="good"),
     ]
-    failed = session.run(
-        chosen, model=None, rounds=5, prefill_rounds=5, tokens=16, folder=tmp_path, say=said.append
-    )
+    failed = begin(gpu, monkeypatch, chosen, tmp_path, said.append)
     assert failed == ["impossible", "wrong"]
     assert {path.name.rsplit("-", 3)[0] for path in tmp_path.rglob("*.json")} == {"probe-wrong", "probe-good"}
     assert any("impossible: not recorded: AboveCeiling" in line for line in said)
 
 
 def test_a_session_begins_nothing_after_its_time(gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "GpuDevice", lambda: gpu)
-    monkeypatch.setattr(session, "prepare", lambda *_: None)
     said: list[str] = []
     chosen = [probe(ScaleConfig(1.0))]
-    rest = {"rounds": 5, "prefill_rounds": 5, "tokens": 16, "folder": tmp_path, "say": said.append}
-    assert session.run(chosen, model=None, within_s=-1.0, **rest) == []
+    assert begin(gpu, monkeypatch, chosen, tmp_path, said.append, within_s=-1.0) == []
     assert said == ["faster: not begun: -1 s are over"] and list(tmp_path.rglob("*.json")) == []
 
 

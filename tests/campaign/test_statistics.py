@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.campaign.statistics import CONFIDENCE, LEAST_ROUNDS, decide, keep, ratio, unquiet
+from minfer.campaign.statistics import CONFIDENCE, LEAST_ROUNDS, Gain, decide, keep, ratio, unquiet
 from minfer.campaign.timing import interleave
 
 
@@ -55,10 +57,14 @@ def test_what_disturbs_a_window():
     assert found == "the baseline drifted by +5.0% from the first third to the last"
 
 
+def verdict(interval, noise=0.001, rounds=9, passed=True, quiet=True) -> str:
+    prefill = None if interval is None else Gain(sum(interval) / 2, *interval, noise, rounds)
+    return decide(gates_passed=passed, quiet=quiet, prefill=prefill, bar=0.03)
+
+
 def test_few_rounds_decide_nothing():
-    known = {"gates_passed": True, "quiet": True, "interval": (0.1, 0.2), "noise": 0.001, "bar": 0.03}
-    assert decide(rounds=LEAST_ROUNDS, **known) == "LANDED"
-    assert decide(rounds=LEAST_ROUNDS - 1, **known) == "MEAS-ONLY"
+    assert verdict((0.1, 0.2), rounds=LEAST_ROUNDS) == "LANDED"
+    assert verdict((0.1, 0.2), rounds=LEAST_ROUNDS - 1) == "MEAS-ONLY"
     # The least and the most of n samples enclose the median with this probability.
     assert 1 - 2 ** (1 - LEAST_ROUNDS) >= CONFIDENCE > 1 - 2 ** (2 - LEAST_ROUNDS)
 
@@ -77,10 +83,19 @@ VERDICTS = [
 ]
 
 
-@pytest.mark.parametrize(("passed", "quiet", "interval", "noise", "verdict"), VERDICTS)
-def test_the_verdict(passed, quiet, interval, noise, verdict):
-    known = {"gates_passed": passed, "quiet": quiet, "interval": interval, "noise": noise, "bar": 0.03}
-    assert decide(rounds=9, **known) == verdict
+@pytest.mark.parametrize(("passed", "quiet", "interval", "noise", "wanted"), VERDICTS)
+def test_the_verdict(passed, quiet, interval, noise, wanted):
+    assert verdict(interval, noise, passed=passed, quiet=quiet) == wanted
+
+
+def test_kernels_alone_are_null_or_measured_only():
+    known = {"gates_passed": True, "prefill": None, "bar": 0.03}
+    inside, outside = Gain(0.001, -0.002, 0.004, 0.003, 9), Gain(0.5, 0.49, 0.51, 0.003, 9)
+    assert decide(quiet=True, kernels=[inside, inside], **known) == "null"
+    assert decide(quiet=True, kernels=[inside, outside], **known) == "MEAS-ONLY"
+    assert decide(quiet=False, kernels=[inside], **known) == "MEAS-ONLY"
+    few = replace(inside, rounds=LEAST_ROUNDS - 1)
+    assert decide(quiet=True, kernels=[inside, few], **known) == "MEAS-ONLY"
 
 
 @given(
@@ -94,9 +109,7 @@ def test_nothing_lands_without_gates_quiet_rounds_and_a_gain_past_noise_and_bar(
     passed, quiet, ends, noise, rounds
 ):
     low, high = sorted(ends)
-    found = decide(
-        gates_passed=passed, quiet=quiet, interval=(low, high), rounds=rounds, noise=noise, bar=0.03
-    )
+    found = verdict((low, high), noise, rounds, passed, quiet)
     if found == "LANDED":
         assert passed and quiet and low >= 0.03 and low > noise and rounds >= LEAST_ROUNDS
 

@@ -36,11 +36,13 @@ def test_show(capsys):
     status, out, _ = run(capsys, "probe", "show", "ks64", "--json")
     assert status == 0 and json.loads(out)["probe"] == "ks64"
     assert run(capsys, "probe", "show", "nothing")[0] == 2
+    assert "gates: conservation of every wall\n" in run(capsys, "probe", "show", "r23-decomposition")[1]
 
 
 def test_run_in_the_simulator(capsys):
     status, out, _ = run(capsys, "probe", "run", PROBE, "--device", "simulator")
     assert status == 0 and "gate parity: passed" in out and "gate outputs: passed" in out
+    assert out.index("8 (4) elements a thread") < out.index("prediction: at most +6.4%") < out.index("gate ")
 
 
 def test_a_gate_that_fails_in_the_simulator(capsys, tmp_path):
@@ -62,7 +64,11 @@ def test_a_gate_that_fails_in_the_simulator(capsys, tmp_path):
         (("probe", "run", "nothing"), "no probe is called 'nothing'"),
         (("probe", "run", "r23-decomposition"), "give one with -m"),
         (("probe", "list", "--probes", "nowhere"), "no such file or folder"),
-        (("report", "--records", "nowhere"), "no folder nowhere"),
+        (("report", "--records", "nowhere"), "minfer: no folder nowhere"),
+        (("report", "--readme", "--records", "nowhere"), "tables are of the repository's records"),
+        (("report", "--check", "--device", "gb10"), "tables are of the repository's records"),
+        (("report", "-o", "/dev/null/page"), "/dev/null/page: cannot be written: /dev/null is no folder"),
+        (("decompose", "-m", "nowhere", "--route", "f17"), "route 'f17' is unknown: choose one of auto, f16"),
         (
             ("report", "--device", "abacus"),
             "no probe and no wall of abacus is recorded; there are records of h200",

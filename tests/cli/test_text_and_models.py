@@ -79,3 +79,10 @@ def test_inspect_a_pulled_model_by_name(capsys, smollm2_path):
     out = json.loads(run_ok(capsys, "inspect", "smollm2-135m", "--json"))
     assert out["files"] == [str(smollm2_path)]
     assert out["parameters"] == 134_515_008
+
+
+def test_synth_makes_a_model_that_its_name_finds(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("MINFER_MODELS", str(tmp_path / "models"))
+    out = run_ok(capsys, "synth", "qwen2-tiny")
+    assert out == f"{tmp_path / 'models' / 'qwen2-tiny-synth.gguf'}\n"
+    assert json.loads(run_ok(capsys, "inspect", "qwen2-tiny-synth", "--json"))["files"] == [out.strip()]

@@ -1,5 +1,7 @@
 """Launches of the elementwise kernels with their expected outputs."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from minfer.cuda import elementwise as ew
@@ -239,8 +241,27 @@ def argmax_cases(logits: np.ndarray, threads: int = 256, blocks: int | None = No
     ]
 
 
-def advance_case(position: int) -> Case:
-    config = ew.AdvanceConfig()
-    arguments = {"position": np.array([position], np.int32), "length": poisoned(1, np.int32)}
-    expected = {"position": np.array([position + 1]), "length": np.array([position + 2])}
-    return Case(ew.advance(config), config.grid(), arguments, expected)
+def cases_by_rows(nt: int) -> dict[str, Case]:
+    """A launch of each kernel that takes `nt` rows."""
+    return {
+        "rmsnorm": rmsnorm_case(nt, 96, "f16", threads=32),
+        "rmsnorm with residual": rmsnorm_case(nt, 96, "f32", True, threads=32),
+        "swiglu": swiglu_case(nt, 96, "f16", packed=True, threads=32),
+        "bias_add": bias_add_case(nt, 36, threads=32),
+        "residual_add": residual_add_case(nt, 36, threads=32),
+        "rope": rope_case(nt, 2, 64, 64, True, factors=True),
+        "rope_store": rope_store_case(nt, 3, 1, 64, 64, False, True, "f16", threads=32),
+        "embedding": embedding_case("Q8_0", 64, list(range(nt)), rows=2 * nt),
+    }
+
+
+def check_rows_in_chunks(whole: Case, run: Callable[[Case], None]) -> None:
+    """Rows that are given in two launches have the bits that they have in one."""
+    run(whole)
+    nt = whole.grid[0]
+    parts = [whole.rows(first, last) for first, last in ((0, nt // 2), (nt // 2, nt))]
+    for part in parts:
+        run(part)
+    for name in parts[0].expected:
+        together = np.concatenate([part.results[name] for part in parts])
+        np.testing.assert_array_equal(together, whole.results[name], err_msg=name)

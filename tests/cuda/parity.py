@@ -7,7 +7,7 @@ touch, and every output is compared whole.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,23 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.kernel} {self.name}"
+
+    def rows(self, first: int, last: int) -> Case:
+        """The launch for some of the rows: arguments and outputs of as many rows as the grid are cut, other
+        outputs are not looked at."""
+        of = self.grid[0]
+
+        def cut(values: dict[str, Any]) -> dict[str, Any]:
+            return {k: v[first:last].copy() for k, v in values.items() if np.ndim(v) and len(v) == of}
+
+        arguments = self.arguments | cut(self.arguments)
+        return replace(
+            self,
+            grid=(last - first, *self.grid[1:]),
+            arguments=arguments,
+            expected=cut(self.expected),
+            results={},
+        )
 
     def check(self) -> None:
         """Compare every expected output with the results of the last run."""

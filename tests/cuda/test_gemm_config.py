@@ -75,11 +75,8 @@ def test_grid_counts_token_tiles_fastest():
             {"tile_n": 128, "tile_m": 256, "tile_k": 64, "stages": 5},
             "276480 bytes of shared memory, the largest device allows 232448",
         ),
-        ({"min_blocks": 0}, "at least 0 blocks of 256 threads"),
-        ({"min_blocks": 9}, "at least 9 blocks of 256 threads.*use 1 to 8"),
         ({"tile_m": 64.0}, "tile_m = 64.0 is no whole number"),
         ({"stages": True}, "stages = True is no whole number"),
-        ({"min_blocks": 1.5}, "min_blocks = 1.5"),
         ({"pitch": "wide"}, "pitch = 'wide'"),
         ({"pitch": 0}, "pitch: 0: must be a whole number, at least 1"),
         ({"pitch": -3}, "pitch: -3"),
@@ -105,7 +102,6 @@ def test_names_are_short_and_tell_variants_apart():
         GemmConfig(layout="plain"),
         GemmConfig(warps=4),
         GemmConfig(warps_n=4),
-        GemmConfig(min_blocks=2),
         GemmConfig(pitch=96),
     ]
     names = [str(config) for config in configs]

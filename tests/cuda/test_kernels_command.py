@@ -149,8 +149,8 @@ def test_several_processes_fill_the_cache():
 
 def test_only_the_modules_of_a_name_make_their_kernels():
     made = []
-    found = registry.shipped_kernels("advance", made.append)
-    assert list(found) == ["advance"] and found["advance"] and made == ["elementwise"]
+    found = registry.shipped_kernels("argmax", made.append)
+    assert list(found) == ["argmax"] and found["argmax"] and made == ["elementwise"]
     assert registry.shipped_kernels("nothing", made.append) == {} and len(made) == 1
 
 

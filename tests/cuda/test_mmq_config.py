@@ -7,6 +7,7 @@ from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.mmq import (
     WEIGHT_TYPES,
     MmqConfig,
+    fast,
     ladder,
     mmq,
     narrow,
@@ -58,6 +59,7 @@ def test_rows_of_k_quants_are_whole_super_blocks(chunks):
         ({"variant": "r2"}, "r1, raw"),
         ({"weight_type": "Q3_K"}, "Q3_K"),
         ({"kd": 6}, "kd=6"),
+        ({"kd": 8.0}, "kd = 8.0 is no whole number"),
         ({"stages": 1}, "stages=1"),
         ({"tokens_tile": 100}, "tokens_tile = 100"),
         ({"warps": 8, "warps_tokens": 3}, "8 warps"),
@@ -74,10 +76,28 @@ def test_refusals_name_the_number(fields, says):
         MmqConfig(**fields)
 
 
-@pytest.mark.parametrize("sizes", [(0, 1, 256), (1, 1, 0), (1, 1, 40)])
-def test_products_that_no_kernel_computes(sizes):
-    with pytest.raises(ConfigRefused):
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ((0, 1, 256), "nt: 0"),
+        ((1, 1, 0), "id: 0"),
+        ((1, 1, 40), "40 is no multiple of 32"),
+        ((1.0, 1, 256), "nt: 1.0"),
+        ((1, 2**31, 256), "od: 2147483648"),
+    ],
+)
+def test_products_that_no_kernel_computes(sizes, says):
+    with pytest.raises(ConfigRefused, match=says):
         narrow("Q8_0").check(*sizes)
+
+
+def test_matrices_beyond_32_bit_offsets():
+    rows = 2**32 // 210 + 1
+    narrow("Q6_K").check(1, rows, 256)
+    for config in (r1("Q6_K"), fast("Q6_K")):
+        config.check(1, rows - 1, 256)
+        with pytest.raises(ConfigRefused, match=r"4,294,967,460 bytes.*take 'raw'"):
+            config.check(1, rows, 256)
 
 
 def test_every_type_is_shipped_in_every_variant():
@@ -117,6 +137,12 @@ def test_a_stream_k_kernel_fills_the_device_once():
     config = stream("Q6_K")
     assert config.grid(2048, 3584, 132) == (264, 1, 1)
     assert config.workspace(132) == (264 * 128 * 128, 264)
+    # 64 and 16 tiles take 4 and 16 blocks each for 8 blocks less; 112 would cost 40.
+    assert [config.grid(nt, od, 132)[0] for nt, od in ((2048, 512), (512, 512), (512, 3584))] == [
+        256,
+        256,
+        264,
+    ]
     names = [argument.name for argument in mmq(config).arguments]
     assert names == ["weights", "activations", "out", "parts", "ready", "nt", "od", "id", "stride"]
 

@@ -33,6 +33,7 @@ class TestArrays:
             lambda: array.reshape(23),
             lambda: array.reshape(-4, -6),
             lambda: array.view("S5"),
+            lambda: runtime.empty(9, np.uint8)[1:].view(np.uint32),
             lambda: runtime.empty((4, -1), np.uint32),
         ):
             with pytest.raises(ValueError):

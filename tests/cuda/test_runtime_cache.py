@@ -158,6 +158,17 @@ class TestFiles:
         (folder / "a.zip").write_bytes(data)
         assert cache.load("a") is None
 
+    def test_no_flipped_bit_is_another_error(self, folder):
+        cache.store("a", {"x": b"content"})
+        path = folder / "a.zip"
+        whole = path.read_bytes()
+        for bit in range(8 * len(whole)):
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            found = cache.load("a")
+            assert found is None or list(found.values()) == [b"content"]
+
     def test_a_folder_that_cannot_be_made_is_a_warning(self, folder, monkeypatch):
         (folder / "file").write_text("")
         monkeypatch.setenv("MINFER_CACHE", str(folder / "file"))

@@ -71,6 +71,27 @@ def args(fake):
     )
 
 
+class Tensor:
+    """As torch has it: 8 elements on a GPU, or on the host (index -1)."""
+
+    shape = (8,)
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype, self.index = dtype, 0
+
+    is_cuda = property(lambda self: self.index >= 0)
+    device = property(lambda self: f"cuda:{self.index}" if self.is_cuda else "cpu")
+
+    def get_device(self):
+        return self.index
+
+    def is_contiguous(self):
+        return True
+
+    def data_ptr(self):
+        return 0x1000
+
+
 class TestPacking:
     def test_what_the_driver_sees(self, fake, args):
         kernel = make_kernel(shared_bytes=1000)
@@ -116,35 +137,18 @@ class TestPacking:
         class Foreign:
             __cuda_array_interface__ = args[0].__cuda_array_interface__
 
-        class Tensor:  # as torch has it
-            is_cuda, shape, dtype = True, (8,), "torch.bfloat16"
-
-            def is_contiguous(self):
-                return True
-
-            def data_ptr(self):
-                return 0x1000
-
-        runtime.launch(make_kernel(), (1, 1, 1), Foreign(), Tensor(), 0xABC0, 1, 1, 1)
+        runtime.launch(make_kernel(), (1, 1, 1), Foreign(), Tensor("torch.bfloat16"), 0xABC0, 1, 1, 1)
         assert fake.launched[0].slots[:3] == [args[0].pointer, 0x1000, 0xABC0]
 
-    def test_a_tensor_on_the_host_is_refused_also_after_one_on_the_device(self, fake, args):
-        class Tensor:
-            is_cuda, shape, dtype, device = True, (8,), "torch.float32", "cpu"
-
-            def is_contiguous(self):
-                return True
-
-            def data_ptr(self):
-                return 0x1000
-
-        kernel, tensor = make_kernel(), Tensor()
+    def test_a_tensor_elsewhere_is_refused_also_after_one_on_the_device(self, fake, args):
+        kernel, tensor = make_kernel(), Tensor("torch.float32")
         for _ in range(2):
             runtime.launch(kernel, (1, 1, 1), tensor, *args[1:])
         assert [s.slots[0] for s in fake.launched] == [0x1000, 0x1000]
-        tensor.is_cuda = False
-        with pytest.raises(TypeError, match="'a', takes a device array of float32: the tensor lies on cpu"):
-            runtime.launch(kernel, (1, 1, 1), tensor, *args[1:])
+        for index, words in ((-1, "lies on cpu: move it"), (1, "lies on cuda:1, kernels run on GPU 0")):
+            tensor.index = index
+            with pytest.raises(TypeError, match=f"'a', takes a device array of float32: the tensor {words}"):
+                runtime.launch(kernel, (1, 1, 1), tensor, *args[1:])
 
     def test_streams(self, fake, args):
         stream = runtime.Stream()
@@ -200,12 +204,18 @@ class TestBadArguments:
             (3, 1 << 31, r"argument 3, 'n', is int32 \(-2147483648 to 2147483647\), got 2147483648"),
             (3, 1.5, r"argument 3, 'n', takes an integer \(int32\), got 1.5"),
             (5, -1, "argument 5, 'seed', is uint64"),
+            (3, np.zeros(4, np.int32), r"argument 3, 'n', takes an integer \(int32\), got array"),
+            (0, -1, "argument 0, 'a', takes an address of 64 bits, got -1"),
+            (2, 1 << 64, "argument 2, 'out', takes an address of 64 bits, got 18446744073709551616"),
+            (4, "1.5", r"argument 4, 'alpha', takes a number \(float32\), got '1.5'"),
+            (4, 1e300, r"argument 4, 'alpha', is float32 \(up to 3\.403e\+38\), got 1e\+300"),
+            (4, None, "argument 4, 'alpha', takes a number"),
         ],
     )
     def test_named(self, fake, args, at, value, message):
         wrong = list(args)
         special = {"host": np.ones(8, np.float32), "half": runtime.empty(8, np.float16)}
-        wrong[at] = special.get(value, value)
+        wrong[at] = special.get(str(value), value)
         with pytest.raises((TypeError, ValueError), match=message):
             runtime.launch(make_kernel(), (1, 1, 1), *wrong)
         assert not fake.launched
@@ -223,6 +233,30 @@ class TestBadArguments:
         strided = type("Strided", (), {"__cuda_array_interface__": interface})()
         with pytest.raises(ValueError, match="not C-contiguous"):
             runtime.launch(make_kernel(), (1, 1, 1), strided, *args[1:])
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"typestr": ">f4"}, "other byte order"),
+            ({"typestr": "<f5"}, "no sound __cuda_array_interface__"),
+            ({"data": None}, "no sound __cuda_array_interface__"),
+            ({"data": (4098, False)}, "float32 at 0x1002 lie at no multiple of 4 bytes: make a copy"),
+        ],
+    )
+    def test_array_interfaces_that_no_kernel_reads(self, fake, args, changes, message):
+        interface = args[0].__cuda_array_interface__ | changes
+        foreign = type("Foreign", (), {"__cuda_array_interface__": interface})()
+        with pytest.raises((TypeError, ValueError), match=f"argument 0, 'a', takes .*{message}"):
+            runtime.launch(make_kernel(), (1, 1, 1), foreign, *args[1:])
+
+    def test_what_is_no_truth_value(self, fake):
+        kernel = make_kernel(arguments=(Argument("on", "scalar", "bool"),))
+        fake.parameters = 1
+        runtime.launch(kernel, 1, True), runtime.launch(kernel, 1, np.False_)
+        assert [seen.slots[0] & 0xFF for seen in fake.launched] == [1, 0]
+        for wrong in ("yes", 2, None, np.zeros(4)):
+            with pytest.raises(TypeError, match="argument 0, 'on', takes True or False, got"):
+                runtime.launch(kernel, 1, wrong)
 
 
 class TestLimits:

@@ -33,6 +33,9 @@ def test_cuda_without_a_gpu_is_one_sentence(monkeypatch):
 def test_an_unknown_name_is_refused():
     with pytest.raises(InputError, match="'tpu' is unknown: choose one of auto, host, cuda"):
         choose_backend("tpu")
+    for name in ("auto", "host", "cuda"):
+        with pytest.raises(InputError, match="route 'f17' is unknown: choose one of auto, f16,"):
+            choose_backend(name, route="f17")
 
 
 def test_importing_the_engines_interfaces_is_light():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from minfer.engine.bench import bench
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
 from minfer.engine.cuda.devices import DryDevice
@@ -34,6 +35,15 @@ def test_the_plan_is_told(micro):
     lines = []
     Session(micro, dry(lines=lines), n_ctx=64)
     assert len(lines) == 1 and lines[0].startswith("memory: weights as blocks 0.07 MB, KV cache of 64 tokens")
+
+
+def test_loading_is_told(micro):
+    """Tensor by tensor, up to the last byte."""
+    told = []
+    bench(micro, dry(), [8], [], 1, progress=lambda done, total: told.append((done, total)))
+    total = sum(tensor.nbytes for tensor in micro.file.tensors.values())
+    assert told == sorted(told) and len(told) > 20
+    assert told[-1] == (total, total)
 
 
 def test_weights_that_do_not_exist():

@@ -42,14 +42,16 @@ def test_refusals():
         ({"MINFER_GEMM_TM": "256"}, GemmConfig(tile_m=256, warps=16)),
         ({"MINFER_GEMM_TM": "128", "MINFER_GEMM_K64": "1"}, GemmConfig(tile_m=128, tile_k=64)),
         ({"MINFER_GEMM_K64": "1"}, GemmConfig(tile_m=128, tile_k=64)),
-        ({"MINFER_GEMM_AF32": "1"}, GemmConfig(tile_m=128, a_source="f32_mirror", min_blocks=2)),
+        ({"MINFER_GEMM_AF32": "1"}, GemmConfig(tile_m=128, a_source="f32_mirror")),
     ],
     ids=str,
 )
 def test_the_seeds_switches(environment, expected):
     route = choose_route("auto", "sm_90a", environment)
     assert [route.config(n, 4096, 132) for n in (8, 2048)] == [expected, expected]
-    assert route.keeps_f32 == ("MINFER_GEMM_AF32" in environment)
+    mirror = "MINFER_GEMM_AF32" in environment
+    assert route.keeps_f32 == mirror
+    assert route.settings()["convert"] == ("within the GEMM" if mirror else "fused")
     assert all(f"{key[12:]}={value}" in route.name for key, value in environment.items())
 
 

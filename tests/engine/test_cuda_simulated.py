@@ -55,6 +55,13 @@ def test_prefill_and_decode(tmp_path):
     assert not {"gemm_f16", "attention_prefill", "quantize_q8"} & launched(device)
 
 
+def test_chunked_prefill_equals_whole(tmp_path):
+    """Bit by bit: a tile's size does not change the order of a sum, nor does the chunk of a query."""
+    model = micro_model(tmp_path / "micro.gguf")
+    whole = open_session(model, simulated()).forward(IDS)
+    np.testing.assert_array_equal(open_session(model, simulated(), chunk=11).forward(IDS), whole)
+
+
 def test_chunks_of_few_tokens(tmp_path):
     """A chunk through the GEMMs without logits, then one so short that it reads the blocks."""
     model = micro_model(tmp_path / "micro.gguf")

@@ -118,11 +118,18 @@ def test_logits_that_are_no_numbers_are_an_error(sampler):
 @pytest.mark.parametrize(
     "setting",
     [
-        {"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1},
-        {"min_p": -0.1}, {"min_p": 2}, {"repeat_penalty": 0}, {"repeat_last_n": -1}, {"seed": -1},
+        {"temperature": -1}, {"temperature": float("nan")}, {"temperature": float("inf")},
+        {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1}, {"min_p": -0.1}, {"min_p": 2},
+        {"repeat_penalty": 0}, {"repeat_last_n": -1}, {"seed": -1},
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(setting):
     (name,) = setting
-    with pytest.raises(InputError, match=f"{name} is"):
+    with pytest.raises(InputError, match=f"{name} is .*, and finite"):
         Sampler(**setting)
+
+
+@pytest.mark.filterwarnings("error")
+def test_next_to_no_temperature_is_greedy():
+    sampler = Sampler(**ALL | {"temperature": 1e-320}, seed=0)
+    assert {sampler.sample(np.array([1.0, 3.0, 2.0], np.float32)) for _ in range(20)} == {1}

@@ -42,6 +42,7 @@ ALONE = (
     "test_speed_mmq_gpu.py",
     "test_speed_products_gpu.py",
     "test_speed_routes_gpu.py",
+    "test_speed_w4a8_gpu.py",
 )
 RUN_LIMIT_S = float(os.environ.get("MINFER_GPU_LIMIT_S", 540))  # for all: what is left then counts as failed
 

@@ -5,6 +5,7 @@ import pytest
 
 from minfer.cuda.blocks import BLOCKS
 from tests.cuda import elementwise_cases as cases
+from tests.cuda.parity import Case
 
 NT = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512, 2048)
 
@@ -63,6 +64,16 @@ def test_embedding(format):
     cases.embedding_case(format, 1024, [3, 0, 99, -1, 100, 57], rows=100).run_on_gpu()
 
 
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+def test_embedding_of_the_7b(format):
+    cases.embedding_case(format, 3584, [3, 0, 99, -1, 100, 57], rows=100).run_on_gpu()
+
+
+@pytest.mark.parametrize("name", cases.cases_by_rows(9))
+def test_rows_in_chunks(name):
+    cases.check_rows_in_chunks(cases.cases_by_rows(9)[name], Case.run_on_gpu)
+
+
 @pytest.mark.parametrize("n", [1, 31, 33, 1000, 49152, 151936, 152064])
 def test_argmax(n):
     logits = np.random.default_rng(n).normal(size=n).astype(np.float32)
@@ -73,7 +84,3 @@ def test_argmax(n):
     for values in (logits, tied, broken):
         for case in cases.argmax_cases(values):
             case.run_on_gpu()
-
-
-def test_advance():
-    cases.advance_case(2047).run_on_gpu()

@@ -17,7 +17,7 @@ from minfer.cuda.attention import (
     attention_prefill,
     seed_steps,
 )
-from minfer.cuda.convert import ConvertConfig, convert_f32_f16
+from minfer.cuda.convert import ConvertConfig, StoreKvConfig, convert_f32_f16, store_kv_f16
 from minfer.cuda.gemv import GemvConfig, gemv
 from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 from minfer.cuda.registry import shipped_kernels
@@ -237,3 +237,69 @@ def test_rmsnorm_with_residual(output, measure):
     nbytes = NT * 3584 * (12 + {"f16": 2, "pad40": 1.25}[output])
     name = f"rmsnorm {NT}x3584" + (" to pad40" if output == "pad40" else "")
     _bandwidth(measure, name, ew.rmsnorm(config), config.grid(NT), sets, nbytes)
+
+
+def add_and_norm() -> dict[str, list[tuple]]:
+    x, added, h = (runtime.zeros((NT, 3584), np.float32) for _ in range(3))
+    weight, out = runtime.zeros(3584, np.float32), runtime.empty((NT, 3584), np.float16)
+    add, norm = ew.AddConfig(), ew.RmsNormConfig("f16")
+    fused = ew.RmsNormConfig("f16", residual=True)
+    return {
+        "apart": [
+            (ew.residual_add(add), add.grid(NT, 3584), x, added, h, 3584),
+            (ew.rmsnorm(norm), norm.grid(NT), h, weight, out, 3584, 1e-6),
+        ],
+        "fused": [(ew.rmsnorm(fused), fused.grid(NT), x, added, h, weight, out, 3584, 1e-6)],
+    }
+
+
+def bias_rope_and_store() -> dict[str, list[tuple]]:
+    qkv, bias = runtime.zeros((NT, 4608), np.float32), runtime.zeros(4608, np.float32)
+    positions, table = (
+        runtime.to_device(np.arange(NT, dtype=np.int32)),
+        runtime.zeros((NT, 64, 2), np.float32),
+    )
+    q, k, v = (runtime.zeros((NT, width), np.float32) for width in (3584, 512, 512))
+    half_q, keys, values = (runtime.empty((NT, width), np.float16) for width in (3584, 512, 512))
+    add, convert, store = ew.AddConfig(), ConvertConfig(), StoreKvConfig()
+    rope_q, rope_k = (ew.RopeConfig(heads, 128, 128) for heads in (28, 4))
+    fused = ew.RopeStoreConfig(28, 4, 128, 128, bias=True)
+    return {
+        "apart": [
+            (ew.bias_add(add), add.grid(NT, 4608), qkv, bias, 4608),
+            (ew.rope(rope_q), rope_q.grid(NT), q, positions, table, 3584),
+            (ew.rope(rope_k), rope_k.grid(NT), k, positions, table, 512),
+            (convert_f32_f16(convert), convert.grid(NT * 3584), q, half_q, NT * 3584),
+            (store_kv_f16(store), store.grid(NT, 512), k, keys, positions, 512),
+            (store_kv_f16(store), store.grid(NT, 512), v, values, positions, 512),
+        ],
+        "fused": [(ew.rope_store(fused), fused.grid(NT), qkv, bias, positions, table, half_q, keys, values)],
+    }
+
+
+def swiglu_and_convert() -> dict[str, list[tuple]]:
+    both, whole = runtime.zeros((NT, 37888), np.float32), runtime.empty((NT, 18944), np.float32)
+    out, n = runtime.empty((NT, 18944), np.float16), NT * 18944
+    apart, convert = ew.SwigluConfig(packed=True), ConvertConfig()
+    fused = ew.SwigluConfig("f16", packed=True)
+    return {
+        "apart": [
+            (ew.swiglu(apart), apart.grid(NT, 18944), both, whole, 18944),
+            (convert_f32_f16(convert), convert.grid(n), whole, out, n),
+        ],
+        "fused": [(ew.swiglu(fused), fused.grid(NT, 18944), both, out, 18944)],
+    }
+
+
+@pytest.mark.parametrize("passes", [add_and_norm, bias_rope_and_store, swiglu_and_convert])
+def test_fused_and_apart(passes, measure):
+    """What it saves that one kernel does several passes of a layer of the 7B."""
+    sets, name = [passes() for _ in range(4)], passes.__name__.replace("_", " ")
+    for way in ("apart", "fused"):
+        launches = [
+            runtime.load(kernel).prepare(grid, *arguments)
+            for operands in sets
+            for kernel, grid, *arguments in operands[way]
+        ]
+        time = milliseconds(launches) * len(launches) / len(sets)
+        measure(f"{name}, {NT} tokens, {way}: us", round(time * 1e3, 1))

@@ -124,10 +124,10 @@ def test_the_explorer_shows_estimates_then_the_compiled_registers(monkeypatch):
     assert "128 (ptxas, sm_121a)" in explorer.panel.value
     explorer.set(tile_m=64)
     assert "(estimate)" in explorer.panel.value
-    assert explorer.cancel.layout.display == ""
+    assert explorer.status.cancel.layout.display == "" and "<progress" in explorer.status.text.value
     deadline = time.monotonic() + 30
     while "64 (ptxas, sm_121a)" not in explorer.panel.value and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "64 (ptxas, sm_121a)" in explorer.panel.value
-    assert explorer.cancel.layout.display == "none"
-    assert explorer.status.value == "<small>compiled for sm_121a</small>"
+    assert explorer.status.cancel.layout.display == "none"
+    assert explorer.status.text.value == "<small>compiled for sm_121a</small>"

@@ -79,7 +79,10 @@ def test_supposing(sound):
 
 def test_the_sliders_suppose():
     explorer = view.what_if_explorer(WALLS)
-    assert explorer.controls["us_per_gmac"].label == "as measured"
+    rates = explorer.controls["us_per_gmac"]
+    assert rates.options[rates.index] == ("as measured", 0.0)
+    stops = [rate for _, rate in rates.options]
+    assert stops == sorted(stops) and {view.products_us_per_gmac(wall) for wall in WALLS} < set(stops)
     assert explorer.report.wall is RAW and explorer.report.target == pytest.approx(RAW.tok_s)
     explorer.set(route="f16", no_gaps=True)
     assert explorer.report.wall is F16 and explorer.report.target > F16.tok_s

@@ -1,5 +1,7 @@
 """Convert and store_kv as notebook 4 shows them: counts from the trace, Little's law, records."""
 
+from dataclasses import replace
+
 import pytest
 
 from minfer.arithmetic.devices import DEVICES, GB10, H200
@@ -77,6 +79,23 @@ def test_the_measured_pass_lies_below_its_bound(sound):
         assert rate <= pass_view.flight(H200, vector).pass_limit
     rows = sound(pass_view.draw_measured(record, H200)).rows
     assert len(rows) == len(pass_view.PASSES)
+
+
+def test_fused_passes():
+    figures = {
+        f"{name}, 2048 tokens, {way}: us": us
+        for name in pass_view.FUSED.values()
+        for way, us in (("apart", 20.0), ("fused", 15.0))
+    }
+    known = pass_view.newest_record()
+    records = [
+        replace(known, file=date, date=date, measured={key: scale * us for key, us in figures.items()})
+        for date, scale in (("2020-01-02T00:00Z", 1), ("2020-01-01T00:00Z", 2))
+    ]
+    rows = pass_view.fused_rows([known, *records])
+    assert [row["passes"] for row in rows] == list(pass_view.FUSED)
+    assert {(row["apart (us)"], row["fused (us)"], row["saved"]) for row in rows} == {(20.0, 15.0, 0.25)}
+    assert pass_view.fused_rows([]) == []
 
 
 def test_the_widget(sound):

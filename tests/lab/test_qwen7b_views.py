@@ -9,15 +9,18 @@ import pytest
 
 from minfer.arithmetic.devices import H200, RTX_4090
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes, prefill_gmac
+from minfer.campaign import route_benches
 from minfer.campaign.peers import llamacpp
 from minfer.campaign.records import RecordError, load_records
 from minfer.campaign.report import newest_sweep, routes
 from minfer.cuda.kernel import CompileError, LaunchRefused
+from minfer.engine import bench as engine_bench
 from minfer.engine.cuda.plan import RESERVE_BYTES
-from minfer.engine.cuda.routes import MMQ_ROUTES, ROUTES
+from minfer.engine.cuda.routes import ROUTES
 from minfer.engine.errors import EngineError
 from minfer.lab import measured, memory_view, speed_view
 from minfer.lab.generate import TINY
+from tests.campaign.fake_gpu import Clock, FakeGpu, install
 
 RECORDS = load_records(device="h200")
 BENCHES = routes(RECORDS)
@@ -193,6 +196,16 @@ class TestDecode:
         sound(speed_view.draw_decode(speed_view.decode_rows(BENCHES, None, H200), H200))
 
 
+def test_the_seeds_routes_on_both_gpus():
+    rows = {row["engine"]: row for row in speed_view.gb10_rows(BENCHES, llamacpp())}
+    assert rows["f16"]["GB10 (tok/s)"] == 2355 and rows["mmq"]["GB10 (tok/s)"] == 441
+    assert rows["f16"]["H200 (tok/s)"] == BENCHES["f16"].result("pp2048").avg_ts
+    assert rows["f16"]["GB10 (tok/s)"] < rows["llama.cpp"]["GB10 (tok/s)"]
+    assert rows["f16"]["H200 (tok/s)"] > rows["llama.cpp"]["H200 (tok/s)"]
+    for row in rows.values():
+        assert row["times"] == pytest.approx(row["H200 (tok/s)"] / row["GB10 (tok/s)"])
+
+
 class TestMeasured:
     @pytest.fixture
     def here(self, monkeypatch, tmp_path):
@@ -204,14 +217,14 @@ class TestMeasured:
             monkeypatch.setattr("minfer.engine.cuda.backend.why_unavailable", lambda: reason)
             monkeypatch.setattr("minfer.cuda.runtime.device", lambda: gpu)
             if model:
-                (tmp_path / measured.SYNTHETIC).touch()
+                (tmp_path / f"{measured.SYNTHETIC}.gguf").touch()
 
         return set_up
 
     @staticmethod
-    def measure(route, path):
-        assert path.name == measured.SYNTHETIC
-        return replace(BENCHES.get(route, BENCHES["f16"]), file="measured here")
+    def measure(path):
+        assert path.stem == measured.SYNTHETIC
+        return {name: replace(bench, file="measured here") for name, bench in BENCHES.items()}, {}
 
     def test_without_a_gpu_the_records_speak(self, here):
         here(reason="no driver")
@@ -224,9 +237,7 @@ class TestMeasured:
 
     def test_without_the_model_it_says_how_to_get_it(self, here):
         here(model=False)
-        assert (
-            "minfer synth qwen2.5-7b -o qwen2.5-7b-synth.gguf" in measured.speeds(RECORDS, self.measure).note
-        )
+        assert "or `minfer synth qwen2.5-7b`" in measured.speeds(RECORDS, self.measure).note
 
     def test_with_both_it_measures(self, here):
         here()
@@ -234,12 +245,13 @@ class TestMeasured:
         assert found.live and found.note.startswith("Measured just now") and found.sweep is None
         assert {bench.file for bench in found.benches.values()} == {"measured here"}
         assert found.benches.keys() == set(ROUTES) - {"auto"} and found.peer is not None
+        speeds = [bench.result("pp2048").avg_ts for bench in found.benches.values()]
+        assert speeds == sorted(speeds)
 
-    def test_on_another_gpu_there_is_no_peer_and_no_wgmma(self, here):
+    def test_on_another_gpu_there_is_no_peer(self, here):
         here("NVIDIA GeForce RTX 4090", "sm_89")
         found = measured.speeds(RECORDS, self.measure)
-        assert found.live and found.benches.keys() == {"f16", *MMQ_ROUTES} and found.peer is None
-        assert found.device == RTX_4090
+        assert found.live and found.peer is None and found.device == RTX_4090
 
     def test_an_unknown_gpu_leaves_the_records(self, here):
         here("NVIDIA T4000", "sm_80")
@@ -258,35 +270,58 @@ class TestMeasured:
     def test_what_goes_wrong_is_the_reason(self, here, error):
         here()
 
-        def measure(route, path):
+        def measure(path):
             raise error
 
         found = measured.speeds(RECORDS, measure)
         assert not found.live and "5.56 GB of 4.00 GB free" in found.note and found.benches == BENCHES
 
-    def test_a_route_that_cannot_run_leaves_the_others(self, here):
+    def test_no_route_can_run(self, here):
         here()
+        found = measured.speeds(RECORDS, lambda path: ({}, {"f16": "no room", "mmq": "no room"}))
+        assert not found.live and found.why == "f16: no room; mmq: no room" and found.benches == BENCHES
 
-        def measure(route, path):
-            if route == "f16-wgmma":
+
+class TestBenchAll:
+    """The real measurement, on a device that remembers what was launched."""
+
+    @pytest.fixture
+    def gpu(self, monkeypatch):
+        made = install(monkeypatch, FakeGpu())
+        monkeypatch.setattr(engine_bench, "time", Clock(made))
+        monkeypatch.setattr(route_benches, "GpuDevice", lambda: made)
+        monkeypatch.setattr(route_benches, "compile_ahead", lambda kernels, arch, tell: None)
+        monkeypatch.setattr("minfer.cuda.runtime.device", lambda: made.gpu)
+        monkeypatch.setattr(measured, "TOKENS", 64)
+        monkeypatch.setattr(measured, "DECODED", 2)
+        return made
+
+    def test_every_route_as_the_command_line_does_it(self, gpu, capsys):
+        benches, failed = measured.bench_all(TINY)
+        assert benches.keys() == set(ROUTES) - {"auto"} and failed == {}
+        for name, bench in benches.items():
+            bench.check()
+            assert bench.route == name and [result.test for result in bench.results] == ["pp64", "tg2"]
+            assert bench.command.startswith("minfer bench -p 64 -n 2 --route f16,") and name in bench.command
+        assert capsys.readouterr() == ("", "")
+
+    def test_a_route_that_cannot_run_leaves_the_others(self, gpu, monkeypatch):
+        run = route_benches.bench_session
+
+        def without_room(session, *rest):
+            if session.backend.route.name == "mmq":
                 raise MemoryError("the weights take 13 GB, 4 GB are free")
-            return self.measure(route, path)
+            return run(session, *rest)
 
-        found = measured.speeds(RECORDS, measure)
-        assert found.live and found.benches.keys() == set(ROUTES) - {"auto", "f16-wgmma"}
-        assert "Not measured here: f16-wgmma: the weights take 13 GB, 4 GB are free" in found.note
+        monkeypatch.setattr(route_benches, "bench_session", without_room)
+        benches, failed = measured.bench_all(TINY)
+        assert benches.keys() == set(ROUTES) - {"auto", "mmq"}
+        assert failed == {"mmq": "the weights take 13 GB, 4 GB are free"}
 
-    def test_a_route_is_measured_as_the_command_line_does(self, here, monkeypatch):
-        here()
-        asked = {}
+    def test_a_fault_of_ours_is_not_passed_over(self, gpu, monkeypatch):
+        def broken(session, *rest):
+            raise AttributeError("no such thing")
 
-        def run(model, backend, prompts, generations):
-            asked.update(model=model.config.name, backend=backend, lengths=(*prompts, *generations))
-            return BENCHES["f16"].results
-
-        monkeypatch.setattr("minfer.engine.cuda.backend.CudaBackend", lambda route, on_plan: f"cuda {route}")
-        monkeypatch.setattr("minfer.engine.bench.bench", run)
-        bench = measured.bench_route("f16", TINY)
-        assert asked["backend"] == "cuda f16" and asked["lengths"] == (2048, 128)
-        assert "tiny" in asked["model"] and bench.command.endswith("-p 2048 -n 128 --route f16")
-        bench.check()
+        monkeypatch.setattr(route_benches, "bench_session", broken)
+        with pytest.raises(AttributeError, match="no such thing"):
+            measured.bench_all(TINY)

@@ -1,15 +1,18 @@
 """The colours stay apart for colour-blind readers, and every picture is held to the same rules."""
 
 import ast
+import io
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from PIL import Image
 
 from minfer.lab import decomposition_view, hopper_view, lane_view, mmq_view, speed_view, style
 from minfer.lab.figures import nothing
+from minfer.lab.picture import Picture
 
 BLINDNESS = {
     "protanopia": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
@@ -46,6 +49,17 @@ def seen(colour, kind) -> np.ndarray:
 def test_colours_stay_apart(colours, apart, kind):
     for one, other in combinations(dict.fromkeys(map(to_rgb, colours)), 2):
         assert np.linalg.norm(seen(one, kind) - seen(other, kind)) > apart, (one, other)
+
+
+def test_rare_colours_stay_what_they_are():
+    """A legend's patch among thousands of tints: the PNG's palette must not give it a neighbour's colour."""
+    fig, (ax,) = style.figure(6.5, 3, columns=1)
+    ax.imshow(np.linspace(0, 1, 4000).reshape(40, 100), cmap="Blues", aspect="auto")
+    ax.plot([50], [20], "s", color=style.RED, markersize=4)
+    style.title(ax, "a needle")
+    image = Image.open(io.BytesIO(Picture(fig, "A red needle in blue hay, a picture", [{"x": 0}]).png()))
+    colours = np.array([colour for _, colour in image.convert("RGB").getcolors()])
+    assert np.abs(colours - 255 * np.array(to_rgb(style.RED))).sum(axis=1).min() < 24
 
 
 def test_what_no_record_holds_is_a_picture_too(sound):

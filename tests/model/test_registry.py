@@ -19,7 +19,8 @@ import pytest
 from minfer.model import download, registry
 from minfer.model.errors import ModelFileError, PullError
 from minfer.model.model import Model
-from minfer.model.registry import NAMES, HubSource, WheelSource, models_dir, pull, resolve
+from minfer.model.registry import NAMES, HubSource, WheelSource, models_dir, pull, resolve, synthetic_path
+from minfer.model.synth import synth
 from tests.model.tiny_models import write_model
 
 
@@ -66,6 +67,14 @@ class TestResolve:
             resolve("qwen2.5-7b")
         (models / "qwen2.5-7b" / files[1]).write_bytes(b"")
         assert resolve("qwen2.5-7b") == models / "qwen2.5-7b" / files[0]
+
+    def test_a_synthetic_name(self, models):
+        with pytest.raises(
+            ModelFileError, match="qwen2-tiny-synth: not made yet; run `minfer synth qwen2-tiny`"
+        ):
+            resolve("qwen2-tiny-synth")
+        path = synth("qwen2-tiny", synthetic_path("qwen2-tiny"), progress=False)
+        assert resolve("qwen2-tiny-synth") == path == models / "qwen2-tiny-synth.gguf"
 
     def test_errors_name_the_remedy(self, models, tmp_path):
         with pytest.raises(ModelFileError) as caught:

@@ -52,7 +52,7 @@ def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
     for path, reason in (
-        (tmp_path / "file" / "m.gguf", "Not a directory|File exists"),
+        (tmp_path / "file" / "m.gguf", ".*/file is no folder"),
         (tmp_path, "it is a directory"),
         (Path(""), "it is a directory"),
         (tmp_path / "pipe", "it is not a regular file"),

@@ -8,6 +8,7 @@ import pytest
 from minfer.cuda import elementwise as ew
 from minfer.cuda.blocks import BLOCKS
 from tests.cuda import elementwise_cases as cases
+from tests.cuda.parity import Case
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -132,8 +133,9 @@ def test_argmax(logits):
         case.run_simulated()
 
 
-def test_advance():
-    cases.advance_case(6).run_simulated()
+@pytest.mark.parametrize("name", cases.cases_by_rows(9))
+def test_rows_in_chunks(name):
+    cases.check_rows_in_chunks(cases.cases_by_rows(9)[name], Case.run_simulated)
 
 
 def test_dependent_launches_compute_the_same():

@@ -22,7 +22,7 @@ TM64 = GemmConfig()
 TM128 = GemmConfig(tile_m=128)
 TM256 = GemmConfig(tile_m=256, warps=16)
 K64 = replace(TM128, tile_k=64)
-AF32 = replace(TM128, a_source="f32_mirror", min_blocks=2)
+AF32 = replace(TM128, a_source="f32_mirror")
 
 
 def _pv_tensor_cores() -> Prediction:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minfer.cuda.checks import check_types
 from minfer.cuda.kernel import ConfigRefused
 
 TILE_ROWS = 64  # query rows a block
@@ -54,6 +55,7 @@ class AttentionConfig:
     output: str = "f16"
 
     def __post_init__(self) -> None:
+        check_types("attention", self)
         choices = {
             "head_dim": (64, 128),
             "tkv": (16, 32, 64),

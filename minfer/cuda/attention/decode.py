@@ -14,7 +14,7 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.attention.config import LOG2_E, NEVER, SHARED_LIMIT
-from minfer.cuda.checks import check_choice
+from minfer.cuda.checks import check_choice, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import OUTPUTS, output_argument, store4
 from minfer.cuda.instruction import device_function
@@ -46,6 +46,7 @@ class DecodeAttentionConfig:
     pdl: bool = False
 
     def __post_init__(self) -> None:
+        check_types("attention_decode", self)
         check_choice("attention_decode", "head_dim", self.head_dim, (64, 128))
         check_choice("attention_decode", "query", self.query, ("f16", "f32"))
         check_choice("attention_decode", "output", self.output, OUTPUTS)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minfer.cuda.attention.config import SHARED_LIMIT
-from minfer.cuda.checks import check_choice
+from minfer.cuda.checks import check_choice, check_types
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.tile.hopper import ALIGNMENT, BOX_COLUMNS, BUFFER_BYTES, MbarrierRing
 
@@ -78,6 +78,7 @@ class HopperAttentionConfig:
     threads = 128 * (CONSUMERS + 1)
 
     def __post_init__(self) -> None:
+        check_types("attention_hopper", self)
         check_choice("attention_hopper", "head_dim", self.head_dim, (64, 128))
         check_choice("attention_hopper", "softmax", self.softmax, SOFTMAX)
         check_choice("attention_hopper", "query", self.query, ("shared", "registers"))

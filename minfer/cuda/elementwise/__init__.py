@@ -7,21 +7,19 @@ from minfer.cuda.elementwise import activation, add, embed, greedy, norm, rotary
 from minfer.cuda.elementwise.activation import SwigluConfig, swiglu
 from minfer.cuda.elementwise.add import AddConfig, bias_add, residual_add
 from minfer.cuda.elementwise.embed import EmbeddingConfig, embedding
-from minfer.cuda.elementwise.greedy import AdvanceConfig, ArgmaxConfig, advance, argmax
+from minfer.cuda.elementwise.greedy import ArgmaxConfig, argmax
 from minfer.cuda.elementwise.norm import RmsNormConfig, rmsnorm
 from minfer.cuda.elementwise.rotary import RopeConfig, RopeStoreConfig, rope, rope_store, rope_table
 from minfer.cuda.kernel import Kernel
 
 __all__ = [
     "AddConfig",
-    "AdvanceConfig",
     "ArgmaxConfig",
     "EmbeddingConfig",
     "RmsNormConfig",
     "RopeConfig",
     "RopeStoreConfig",
     "SwigluConfig",
-    "advance",
     "argmax",
     "bias_add",
     "embedding",
@@ -36,7 +34,6 @@ __all__ = [
 
 
 KERNELS = (
-    "advance",
     "argmax",
     "bias_add",
     "embedding",

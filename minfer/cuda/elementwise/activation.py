@@ -8,7 +8,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads
+from minfer.cuda.checks import check_choice, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import (
     OUTPUTS,
@@ -50,6 +50,7 @@ class SwigluConfig:
     pdl: bool = False
 
     def __post_init__(self) -> None:
+        check_types("swiglu", self)
         check_choice("swiglu", "output", self.output, ROW_OUTPUTS)
         check_choice("swiglu", "source", self.source, ("f32", "f16"))
         check_choice("swiglu", "vector", self.vector, (1, 4, 8))

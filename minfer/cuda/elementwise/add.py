@@ -8,7 +8,7 @@ from numba import cuda
 from numba.cuda.types import int32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads
+from minfer.cuda.checks import check_choice, check_threads, check_types
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
 
@@ -26,6 +26,7 @@ class AddConfig:
     threads: int = 256
 
     def __post_init__(self) -> None:
+        check_types("add", self)
         check_choice("add", "vector", self.vector, (1, 4))
         check_threads("add", self.threads)
 

@@ -9,7 +9,7 @@ from numba.cuda.types import int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS, block_of, four_weights
-from minfer.cuda.checks import check_threads
+from minfer.cuda.checks import check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 
@@ -31,6 +31,7 @@ class EmbeddingConfig:
     pdl: bool = False
 
     def __post_init__(self) -> None:
+        check_types("embedding", self)
         block_of("embedding", self.format, self.dim)
         check_threads("embedding", self.threads)
         if self.dim % 4:

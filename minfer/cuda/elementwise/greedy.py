@@ -1,4 +1,4 @@
-"""Greedy decoding on the device: the index of the largest logit, and the step to the next position."""
+"""The choice of greedy decoding: the index of the largest logit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numba import cuda
 from numba.cuda.types import int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads
+from minfer.cuda.checks import check_choice, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
@@ -31,6 +31,7 @@ class ArgmaxConfig:
     pdl: bool = False
 
     def __post_init__(self) -> None:
+        check_types("argmax", self)
         check_choice("argmax", "stage", self.stage, ("partial", "final"))
         check_threads("argmax", self.threads)
 
@@ -140,55 +141,6 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
     )
 
 
-@dataclass(frozen=True)
-class AdvanceConfig:
-    """The step to the next position.
-
-    Attributes:
-        pdl: programmatic dependent launch (`minfer.cuda.dependent`).
-    """
-
-    pdl: bool = False
-
-    def __str__(self) -> str:
-        return "pdl" if self.pdl else "plain"
-
-    @property
-    def threads(self) -> int:
-        return 32
-
-    @property
-    def shared_bytes(self) -> int:
-        return 0
-
-    def grid(self) -> tuple[int, int, int]:
-        """One warp."""
-        return (1, 1, 1)
-
-
-def advance(config: AdvanceConfig = AdvanceConfig()) -> Kernel:
-    """position += 1; length = position + 1: the last kernel of a captured decode step, so that its replay
-    is the next one.
-
-    Arguments: position int32 [1] (what RoPE and the KV store read), length int32 [1] (what decode attention
-    reads: rows stored, the current one included).
-    """
-    start = dependent_start(config.pdl)
-
-    def advance_position(position, length):
-        start()
-        if cuda.threadIdx.x == 0:
-            following = int32(position[0] + 1)
-            position[0] = following
-            length[0] = int32(following + 1)
-
-    arguments = (Argument("position", "inout", "int32"), Argument("length", "out", "int32"))
-    return Kernel("advance", config, advance_position, 32, 0, arguments, least_arch(config.pdl))
-
-
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
-    kernels = [
-        argmax(ArgmaxConfig(stage, pdl=pdl)) for stage in ("partial", "final") for pdl in (False, True)
-    ]
-    return [*kernels, *(advance(AdvanceConfig(pdl)) for pdl in (False, True))]
+    return [argmax(ArgmaxConfig(stage, pdl=pdl)) for stage in ("partial", "final") for pdl in (False, True)]

@@ -8,7 +8,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads
+from minfer.cuda.checks import check_choice, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import (
     OUTPUTS,
@@ -46,6 +46,7 @@ class RmsNormConfig:
     pdl: bool = False
 
     def __post_init__(self) -> None:
+        check_types("rmsnorm", self)
         check_choice("rmsnorm", "output", self.output, ROW_OUTPUTS)
         check_choice("rmsnorm", "residual_type", self.residual_type, ("f32", "f16"))
         check_choice("rmsnorm", "vector", self.vector, (1, 4))

@@ -16,7 +16,7 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from numpy.typing import ArrayLike, NDArray
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads
+from minfer.cuda.checks import check_choice, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import load4
 from minfer.cuda.instruction import device_function
@@ -88,6 +88,7 @@ class RopeConfig:
     threads: int = 128
 
     def __post_init__(self) -> None:
+        check_types("rope", self)
         _check_head("rope", self.head_dim, self.rotary)
         if self.heads < 1:
             raise ConfigRefused(f"rope: {self.heads} heads; take at least 1")
@@ -176,6 +177,7 @@ class RopeStoreConfig:
     pdl: bool = False
 
     def __post_init__(self) -> None:
+        check_types("rope_store", self)
         _check_head("rope_store", self.head_dim, self.rotary)
         check_choice("rope_store", "source", self.source, ("f32", "f16"))
         if self.norm and (not self.bias or 32 % (self.head_dim // 8)):

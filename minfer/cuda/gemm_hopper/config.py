@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused, require_integers
+from minfer.cuda.checks import check_sizes, check_types
+from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.tile.hopper import (
     ALIGNMENT,
     BOX_COLUMNS,
@@ -14,9 +15,12 @@ from minfer.cuda.tile.hopper import (
     chunk_columns,
     chunk_starts,
 )
+from minfer.cuda.tile.stream_k import Parts
 
 #: Tokens of A that a group of tile rows should hold: they stay in L2 while B passes.
 GROUP_ROWS = 2048
+#: Steps along k of a tile that stream-k cuts.
+MAX_STEPS = 8
 CLUSTERS = (1, 2)
 EPILOGUES = ("store", "add", "swiglu")
 OUTPUTS = ("f16", "f32")
@@ -70,11 +74,12 @@ class GemmHopperConfig:
     out: str = "f16"
     epilogue: str = "store"
     tile_n: int = 128
+    stream: bool = False
 
     tile_k = BOX_COLUMNS
 
     def __post_init__(self):
-        require_integers("gemm_hopper", self, "tile_m", "stages", "cluster", "tile_n")
+        check_types("gemm_hopper", self)
         for name, value, allowed in (
             ("tile_n", self.tile_n, WARPGROUPS),
             ("cluster", self.cluster, CLUSTERS),
@@ -90,11 +95,13 @@ class GemmHopperConfig:
                 f"gemm_hopper: clusters of {self.cluster} with {self.tile_n} tokens: clusters are for tiles "
                 "of 128 tokens"
             )
+        if self.stream and self.cluster > 1:
+            raise ConfigRefused("gemm_hopper: stream-k is for blocks of their own: clusters of 1")
         if self.epilogue == "add" and self.out != "f32":
             raise ConfigRefused("gemm_hopper: add is for f32 results: rounding every sum to f16 loses them")
         # Every load brings whole groups of 8 rows of B; a warp's part of C fills a chunk.
         granule, most = 8 * self.loads, self.warpgroups.largest_m
-        least = chunk_columns(self.out) * (self.tile_m // self.out_m)
+        least = chunk_columns(self.out) * (2 if self.epilogue == "swiglu" else 1)
         if self.tile_m % granule or not least <= self.tile_m <= most:
             raise ConfigRefused(
                 f"gemm_hopper: tile_m = {self.tile_m}: must be a multiple of {granule} from {least} to "
@@ -113,6 +120,8 @@ class GemmHopperConfig:
         text = f"{self.tile_n}x{self.tile_m}x{self.tile_k} {self.stages} stages"
         if self.cluster > 1:
             text += f" clusters of {self.cluster}"
+        if self.stream:
+            text += " stream-k"
         if self.epilogue != "store":
             text += f" {self.epilogue}"
         return text + (f" -> {self.out}" if self.out != "f16" else "")
@@ -144,6 +153,12 @@ class GemmHopperConfig:
     @cached_property
     def ring(self) -> MbarrierRing:
         return MbarrierRing(self.stages, self.warpgroups.consumers * self.cluster)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """How stream-k blocks hand on parts of tiles."""
+        accumulators = self.warpgroups.row_blocks * self.tile_m // 2
+        return Parts(accumulators, 128, self.warpgroups.consumers)
 
     @property
     def a_bytes(self) -> int:
@@ -183,10 +198,11 @@ class GemmHopperConfig:
 
     def check(self, nt: int, od: int, depth: int) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute."""
-        if min(nt, od, depth) < 1 or od % 8 or depth % 8:
+        check_sizes("gemm_hopper", nt=nt, od=od, id=depth)
+        if od % 8 or depth % 8:
             raise ConfigRefused(
-                f"gemm_hopper: {nt} x {od} x {depth}: sizes from 1; od and id multiples of 8 (TMA moves "
-                "rows of whole 16 bytes)"
+                f"gemm_hopper: {nt} x {od} x {depth}: od and id must be multiples of 8 (TMA moves rows of "
+                "whole 16 bytes)"
             )
 
     def tiles(self, nt: int, od: int) -> tuple[int, int]:
@@ -194,9 +210,23 @@ class GemmHopperConfig:
         return -(-nt // (self.tile_n * self.cluster)), -(-od // self.out_m)
 
     def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
-        """Blocks of a persistent launch: one a multiprocessor, at most one a tile."""
+        """Blocks of a persistent launch: one a multiprocessor; whole tiles: at most one a tile."""
         rows, columns = self.tiles(nt, od)
+        if self.stream:
+            return multiprocessors, 1, 1
         return self.cluster * min(multiprocessors // self.cluster, rows * columns), 1, 1
+
+    def k_step(self, nt: int, od: int, depth: int, multiprocessors: int) -> int:
+        """k-tiles of a step of stream-k: equal shares of the tiles of the last wave, in few steps, so that
+        blocks that read the same rows or columns do so at about the same time."""
+        rows, columns = self.tiles(nt, od)
+        k_tiles, left = -(-depth // self.tile_k), rows * columns % multiprocessors
+
+        def share(parts: int) -> int:
+            step = -(-k_tiles // parts)
+            return -(-left * -(-k_tiles // step) // multiprocessors) * step
+
+        return -(-k_tiles // min(range(1, MAX_STEPS + 1), key=share))
 
     def group(self, nt: int, od: int) -> int:
         """Tile rows a group of the schedule: about 2048 tokens."""

@@ -4,18 +4,10 @@ The weights stay as the file has them; the activations are int8 a chunk of 32 (p
 variant, `mmq` makes its kernel, `minfer.cuda.mmq.reference` computes what it must give.
 """
 
-from minfer.cuda.mmq.config import (
-    CHUNK_BYTES,
-    WEIGHT_TYPES,
-    MmqConfig,
-    fast,
-    narrow,
-    r1,
-    stream,
-    wide,
-)
+from minfer.cuda.mmq.config import CHUNK_BYTES, WEIGHT_TYPES, MmqConfig
 from minfer.cuda.mmq.kernel import mmq, shipped
 from minfer.cuda.mmq.ladder import ladder, shipped_configs, tried
+from minfer.cuda.mmq.variants import fast, narrow, r1, stream, wide
 
 __all__ = [
     "CHUNK_BYTES",

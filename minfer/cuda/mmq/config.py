@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from minfer.cuda.checks import check_choice
+from minfer.cuda.checks import check_choice, check_sizes, check_types
 from minfer.cuda.kernel import MAX_SHARED_BYTES, MAX_SM_THREADS, MAX_THREAD_REGISTERS, ConfigRefused
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ BLOCK_BYTES = {
 ALIGNED_TYPES = ("Q4_K", "Q5_K")
 """Blocks of whole 16 bytes."""
 WITH_MINIMUM = ("Q4_K", "Q5_K", "Q4_1", "Q5_1")
+SPARED = 1 / 32
+"""Share of its blocks that a stream-k grid goes without so that no block serves two tiles."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,12 @@ class MmqConfig:
         minimum: how the formats' minima meet the activations' sums: "fma", or "tensor": one bf16 mma for four
             chunks, both operands split in two (relative error 2**-17).
         unroll: chunks of a k-tile that are written out one after another; the loop over them has the rest.
-        out: "f32", "f16", or "sums": the integer accumulators themselves (see `sums_shape`), to check them
-        bit by
-            bit.
+        out: "f32", "f16", or "sums": the integer accumulators themselves (see `sums_shape`), to check their
+            bits.
         min_blocks: blocks an SM that the compiler leaves registers for.
         strided: the output is some columns of a wider matrix: one of several that are multiplied at once.
         stream: a grid that fills the device once, and tiles cut along k where they do not fill it
-            (`minfer.cuda.mmq.schedule`).
+            (`minfer.cuda.tile.stream_k`).
     """
 
     variant: str = "raw"
@@ -91,6 +93,7 @@ class MmqConfig:
     stream: bool = False
 
     def __post_init__(self) -> None:
+        check_types("mmq", self)
         check_choice("mmq", "variant", self.variant, VARIANTS)
         check_choice("mmq", "weight_type", self.weight_type, WEIGHT_TYPES)
         check_choice("mmq", "kd", self.kd, (4, 8))
@@ -326,8 +329,7 @@ class MmqConfig:
 
     def check(self, nt: int, od: int, depth: int) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute."""
-        if min(nt, od, depth) < 1:
-            raise ConfigRefused(f"mmq: {nt} x {od} x {depth}: every size must be at least 1")
+        check_sizes("mmq", nt=nt, od=od, id=depth)
         if depth % CHUNK:
             raise ConfigRefused(f"mmq: id = {depth} is no multiple of {CHUNK}")
         chunks = depth // CHUNK
@@ -336,23 +338,36 @@ class MmqConfig:
                 f"mmq: nb32 = {chunks} chunks of 32 are no whole super-blocks of {self.weight_type} "
                 f"(nb32 % 8 = {chunks % 8}): such rows need another route (f16)"
             )
+        nbytes = od * (depth // self.block_weights) * self.block_bytes
+        if self.variant != "raw" and nbytes >= 2**32:
+            raise ConfigRefused(
+                f"mmq: a matrix of {nbytes:,} bytes; variant={self.variant!r} finds rows by 32-bit offsets, "
+                "up to 4 GiB: take 'raw', or multiply fewer rows at a time"
+            )
+
+    def tiles(self, nt: int, od: int) -> tuple[int, int]:
+        """Tiles along nt tokens and along od rows."""
+        return -(-nt // self.tokens_tile), -(-od // self.rows_tile)
 
     def grid(self, nt: int, od: int, sms: int = 1) -> tuple[int, int, int]:
         """Blocks for nt tokens and od rows: token tiles fastest, so that neighbours share weights in L2. Of
-        stream-k kernels what `sms` multiprocessors hold at once."""
+        stream-k kernels what `sms` multiprocessors hold at once, or a few less where every tile then has the
+        same number of blocks: a block that serves two tiles fills its pipeline and hands over twice."""
         if self.stream:
-            return sms * (self.min_blocks or 1), 1, 1
-        return -(-nt // self.tokens_tile), -(-od // self.rows_tile), 1
+            held = self.workspace(sms)[1]
+            left = held % math.prod(self.tiles(nt, od))
+            return held - left if left <= SPARED * held else held, 1, 1
+        return *self.tiles(nt, od), 1
 
     def idle(self, nt: int, od: int, sms: int) -> float:
         """Share of the multiprocessors' time that is lost if each computes whole tiles."""
-        tiles = -(-nt // self.tokens_tile) * -(-od // self.rows_tile)
+        tiles = math.prod(self.tiles(nt, od))
         return 1 - tiles / (-(-tiles // sms) * sms)
 
     def workspace(self, sms: int) -> tuple[int, int]:
-        """f32 elements of `parts` and words of `ready` that a stream-k kernel takes; the words must be zero
-        before the first launch."""
-        blocks = self.grid(1, 1, sms)[0]
+        """f32 elements of `parts` and words of `ready` that a stream-k kernel takes, enough for all the
+        blocks that `sms` multiprocessors hold; the words must be zero before the first launch."""
+        blocks = sms * (self.min_blocks or 1)
         return blocks * self.tokens_tile * self.rows_tile, blocks
 
     def activation_size(self, nt: int, depth: int) -> int:
@@ -368,42 +383,3 @@ class MmqConfig:
         """The same kernel writing its integer accumulators."""
         rescale = "magic" if self.variant == "folded" else "convert"
         return replace(self, out="sums", minimum="fma", rescale=rescale, min_blocks=None)
-
-
-def narrow(weight_type: str = "Q4_K", kd: int = 8) -> MmqConfig:
-    """Raw bytes, 64 tokens x 64 rows: the seed's mmq_raw_nt_kernel."""
-    return MmqConfig(weight_type=weight_type, kd=kd)
-
-
-def wide(weight_type: str = "Q4_K", kd: int = 4) -> MmqConfig:
-    """Raw bytes, 128 tokens x 64 rows: the seed's mmq_raw_wide_nt_kernel."""
-    return MmqConfig(weight_type=weight_type, tokens_tile=128, kd=kd)
-
-
-def r1(weight_type: str = "Q4_K", kd: int = 8) -> MmqConfig:
-    """Expanded words in shared memory, 64 x 64: the seed's R1."""
-    return MmqConfig("r1", weight_type, kd=kd)
-
-
-def fast(weight_type: str = "Q4_K") -> MmqConfig:
-    """The largest step past the seed with mma.sync: 128 x 128, two blocks an SM, warps of 32 tokens x 64
-    rows, padded rows, magic rescaling, minima on the tensor cores. Blocks of 16-byte lines stay raw; the
-    others are expanded once a block, since at the mma every one of their words costs two loads and a funnel
-    shift; Q6_K with its scales."""
-    variant = "raw" if weight_type in ALIGNED_TYPES else "folded" if weight_type == "Q6_K" else "r1"
-    return MmqConfig(
-        variant,
-        weight_type,
-        tokens_tile=128,
-        rows_tile=128,
-        kd=4,
-        layout="padded",
-        rescale="magic",
-        minimum="tensor" if weight_type in WITH_MINIMUM else "fma",
-        min_blocks=2,
-    )
-
-
-def stream(weight_type: str = "Q4_K") -> MmqConfig:
-    """The fast kernel on a grid that fills the device once, with the last wave's tiles cut along k."""
-    return replace(fast(weight_type), stream=True)

@@ -9,17 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from minfer.cuda.mmq.config import (
-    ALIGNED_TYPES,
-    WEIGHT_TYPES,
-    WITH_MINIMUM,
-    MmqConfig,
-    fast,
-    narrow,
-    r1,
-    stream,
-    wide,
-)
+from minfer.cuda.mmq.config import ALIGNED_TYPES, WEIGHT_TYPES, WITH_MINIMUM, MmqConfig
+from minfer.cuda.mmq.variants import fast, narrow, r1, stream, wide
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from minfer.cuda.runtime.checking import NotFinite, Unwritten, checked
     from minfer.cuda.runtime.compiler import ARCHITECTURES, CompiledKernel, compile_kernel
-    from minfer.cuda.runtime.devices import Device, available, device
+    from minfer.cuda.runtime.devices import Device, available, device, profiled
     from minfer.cuda.runtime.driver import DriverError
     from minfer.cuda.runtime.launching import (
         BoundLaunch,
@@ -48,7 +48,7 @@ _WHERE = {
     "arrays": ("DeviceArray", "Pinned", "download", "empty", "send", "to_device", "upload", "zeros"),
     "checking": ("NotFinite", "Unwritten", "checked"),
     "compiler": ("ARCHITECTURES", "CompiledKernel", "compile_kernel"),
-    "devices": ("Device", "available", "device"),
+    "devices": ("Device", "available", "device", "profiled"),
     "driver": ("DriverError",),
     "launching": ("BoundLaunch", "LoadedKernel", "launch", "launch_counts", "load", "reset_launch_counts"),
     "resources": ("Resources",),
@@ -85,6 +85,7 @@ __all__ = [
     "launch",
     "launch_counts",
     "load",
+    "profiled",
     "read_load",
     "read_sensors",
     "reset_launch_counts",

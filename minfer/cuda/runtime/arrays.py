@@ -102,6 +102,7 @@ class DeviceArray:
         last = (self.shape[-1] if self.shape else 1) * self.dtype.itemsize
         if last % wanted.itemsize:
             raise ValueError(f"rows of {last} bytes are no whole number of {wanted}")
+        _check_aligned(self.pointer, wanted)
         return DeviceArray(self.memory, self.pointer, (*self.shape[:-1], last // wanted.itemsize), wanted)
 
     def __getitem__(self, key: int | slice) -> DeviceArray:
@@ -275,6 +276,10 @@ def describe(array: Any) -> tuple[int, tuple[int, ...], str]:
     if hasattr(array, "data_ptr"):  # torch: its own attributes are faster, and know bfloat16
         if not array.is_cuda:
             raise TypeError(f"the tensor lies on {array.device}: move it to the GPU")
+        if array.get_device() != device().index:
+            raise TypeError(
+                f"the tensor lies on {array.device}, kernels run on GPU {device().index}: move it"
+            )
         if not array.is_contiguous():
             raise ValueError(
                 f"the tensor of shape {tuple(array.shape)} is not contiguous: call .contiguous()"
@@ -283,14 +288,27 @@ def describe(array: Any) -> tuple[int, tuple[int, ...], str]:
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
         raise TypeError(f"{type(array).__name__} is no array on the GPU: use to_device()")
-    dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
-    strides, expected = interface.get("strides"), dtype.itemsize
+    try:
+        dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
+        pointer, strides = int(interface["data"][0]), interface.get("strides")
+    except (KeyError, TypeError) as error:
+        raise TypeError(f"{type(array).__name__} has no sound __cuda_array_interface__: {error}") from None
+    if not dtype.isnative:
+        raise TypeError(f"the array's {dtype} are in the other byte order: convert them")
+    _check_aligned(pointer, dtype)
+    expected = dtype.itemsize
     if strides is not None:
         for length, stride in zip(reversed(shape), reversed(strides), strict=True):
             if length != 1 and stride != expected:
                 raise ValueError(f"the array of shape {shape} and strides {strides} is not C-contiguous")
             expected *= length
-    return int(interface["data"][0]), shape, dtype.name
+    return pointer, shape, dtype.name
+
+
+def _check_aligned(pointer: int, dtype: np.dtype) -> None:
+    """Refuse (ValueError) elements that do not lie at multiples of their size: the GPU cannot read them."""
+    if pointer % dtype.itemsize:
+        raise ValueError(f"{dtype} at {pointer:#x} lie at no multiple of {dtype.itemsize} bytes: make a copy")
 
 
 def itemsize(dtype_name: str) -> int:

@@ -151,7 +151,7 @@ def load(key: str) -> dict[str, bytes] | None:
             return {name: archive.read(name) for name in archive.namelist()}
     except FileNotFoundError:
         return None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, KeyError):
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, KeyError):
         path.unlink(missing_ok=True)
         return None
     except OSError:

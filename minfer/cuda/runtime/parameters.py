@@ -8,12 +8,17 @@ argument's converter.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.runtime.arrays import DeviceArray, describe
+from minfer.cuda.runtime.devices import device
 from minfer.cuda.runtime.tensor_maps import TensorMap
 
 # struct formats; every parameter is padded to its slot.
@@ -151,9 +156,16 @@ def _pointer_converter(accepted: tuple[str, ...], where: str) -> Callable[[Any],
 
     def convert(value: Any) -> int:
         if type(value) is int:
+            if not 0 <= value < 1 << 64:
+                raise ValueError(f"{where} takes an address of 64 bits, got {value}")
             return value
         is_torch = hasattr(value, "data_ptr")
-        if is_torch and value.is_cuda and value.dtype in torch_dtypes and value.is_contiguous():
+        if (
+            is_torch
+            and value.dtype in torch_dtypes
+            and value.is_contiguous()
+            and value.get_device() == device().index
+        ):
             return value.data_ptr()
         try:
             pointer, _, name = describe(value)
@@ -169,19 +181,43 @@ def _pointer_converter(accepted: tuple[str, ...], where: str) -> Callable[[Any],
 
 
 def _scalar_converter(dtype: str, where: str) -> Callable[[Any], int | float]:
-    if dtype.startswith(("float", "bool")):
-        return float if dtype.startswith("float") else bool
+    if dtype == "bool":
+        return _bool_converter(where)
+    if dtype.startswith("float"):
+        return _float_converter(dtype, where)
     bits = int(dtype.lstrip("uint"))
     low, high = (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
     def convert(value: Any) -> int:
         try:
             number = value.__index__()
-        except AttributeError:
+        except (AttributeError, TypeError):  # TypeError: an array of integers
             raise TypeError(f"{where} takes an integer ({dtype}), got {value!r}") from None
         if not low <= number <= high:
             raise ValueError(f"{where} is {dtype} ({low} to {high}), got {number}")
         return number
+
+    return convert
+
+
+def _bool_converter(where: str) -> Callable[[Any], bool]:
+    def convert(value: Any) -> bool:
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{where} takes True or False, got {value!r}")
+        return bool(value)
+
+    return convert
+
+
+def _float_converter(dtype: str, where: str) -> Callable[[Any], float]:
+    largest = float(np.finfo(dtype).max)
+
+    def convert(value: Any) -> float:
+        if not isinstance(value, Real):
+            raise TypeError(f"{where} takes a number ({dtype}), got {value!r}")
+        if largest < abs(value) < math.inf:
+            raise ValueError(f"{where} is {dtype} (up to {largest:.4g}), got {value}")
+        return float(value)
 
     return convert
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from minfer.cuda.checks import check_types
 from minfer.cuda.instruction import DeviceFunction, device_function
-from minfer.cuda.kernel import ConfigRefused, require_integers
+from minfer.cuda.kernel import ConfigRefused
 
 CHUNK = 16
 LINE = 128
@@ -34,7 +35,7 @@ class SharedTile:
     swizzle: int = 0
 
     def __post_init__(self):
-        require_integers("shared tile", self, "rows", "row_bytes", "padding", "swizzle")
+        check_types("shared tile", self)
         whole = self.row_bytes % CHUNK == 0 and self.padding % CHUNK == 0
         if self.rows < 1 or self.row_bytes < CHUNK or self.padding < 0 or not whole:
             raise ConfigRefused(

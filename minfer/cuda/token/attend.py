@@ -128,11 +128,10 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
 
     @device_function
     @unrolled
-    def attend_rows(shared, keys, values, key_buffer, warp, first, end, position, scale):
+    def attend_rows(shared, keys, values, key_buffer, value_buffer, warp, first, end, position, scale):
         """One warp's rows first ..., every turn_rows: its sums to shared memory. The first turn's older keys
-        are in key_buffer."""
+        and values are in the buffers."""
         t = int32(ptx.lane_id()) & 3
-        value_buffer = cuda.local.array(value_words, uint32)
         sums = cuda.local.array(value_words, float32)
         for i in unroll(2 * per_lane):
             sums[i] = float32(0)
@@ -143,9 +142,9 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
         old = int32(min(end, position))
         for base in range(first, end, turn_rows):
             row = int32(base)
-            load_values(values, value_buffer, row, old)
             if row > first:
                 load_keys(keys, key_buffer, row, old)
+                load_values(values, value_buffer, row, old)
             put_new_row(shared + uint32(key_at), key_buffer, value_buffer, row, position)
             scores(shared, key_buffer, found)
             top = largest
@@ -261,15 +260,11 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
             wait(counter, target)
         else:
             key_buffer = cuda.local.array(key_words, uint32)
+            value_buffer = cuda.local.array(value_words, uint32)
             if warp < warps:
                 old = int32(min(end, position))
                 load_keys(keys, key_buffer, first, old)
-                lane = int32(ptx.lane_id())
-                row = first + (lane >> 1)
-                if row < old:  # registers are too few for the values too
-                    ptx.prefetch_global_l2(
-                        values + uint64(row) * uint64(pitch) + uint64((lane & 1) * head_dim)
-                    )
+                load_values(values, value_buffer, first, old)
             warm(
                 bias,
                 address_of(addresses, ROPE_TABLE) + uint64(position) * uint64(rotary * 4),
@@ -286,7 +281,7 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
             if split == active - 1 and group == kv_head * per_kv_head:
                 store_row(shared, keys, values, position)
             if warp < warps:
-                attend_rows(shared, keys, values, key_buffer, warp, first, end, position, scale)
+                attend_rows(shared, keys, values, key_buffer, value_buffer, warp, first, end, position, scale)
             sync()
             put_out(shared, addresses, first_head, split, active)
             mine = address_of(addresses, COUNTERS) + uint64(group) * uint64(4)

@@ -2,9 +2,10 @@
 
 A step of kernels loses at its seams: each waits for the one before, and the weights' stream stops. Here it
 does not stop: one warp of every block copies the weights of all phases, in order, into a ring
-(`minfer.cuda.token.ring`). The phases (norm and q, k, v; attention; output projection; norm, gate and up;
-down) are only held apart by barriers of the grid, a counter in memory. What memory delivers meanwhile waits
-in the ring, and is then multiplied faster than memory delivers (`minfer.cuda.token.dots`).
+(`minfer.cuda.token.ring`), and another writes what becomes of them (`minfer.cuda.token.outputs`). The phases
+(norm and q, k, v; attention; output projection; norm, gate and up; down) are only held apart by barriers of
+the grid, a counter in memory. What memory delivers meanwhile waits in the ring, and is then multiplied faster
+than memory delivers (`minfer.cuda.token.dots`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from minfer.cuda.token.addresses import (
 from minfer.cuda.token.attend import make_attend
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
 from minfer.cuda.token.multiply import make_multiply
+from minfer.cuda.token.outputs import make_finish
 from minfer.cuda.token.records import make_copy, make_norm
 from minfer.cuda.token.ring import make_stream
 from minfer.cuda.token.schedule import ACTIVATED, ARRIVE, ATTENDED, ATTENTION, NORM, WAIT
@@ -60,7 +62,8 @@ def decode_token(config: TokenConfig) -> Kernel:
     scratch_at, addresses_at, table_at, region_at = (
         config.scratch_at, config.addresses_at, config.table_at, config.region_at
     )  # fmt: skip
-    all_threads = threads + 32
+    full_at, done_at, free_at = config.full_at, config.done_at, config.free_at
+    all_threads = threads + 64
 
     @device_function
     def sync():
@@ -74,7 +77,8 @@ def decode_token(config: TokenConfig) -> Kernel:
             ptx.wait_global_u32(counter, target)
         sync()
 
-    stream, multiply, attend = make_stream(config), make_multiply(config), make_attend(config, wait, sync)
+    stream, multiply, finish = make_stream(config), make_multiply(config), make_finish(config)
+    attend = make_attend(config, wait, sync)
     prepare, norm, held = make_norm(config.hidden, warps, sync)
     copy_attended, copy_activated = (make_copy(dim, threads) for dim in (config.attended, config.ffn))
 
@@ -99,10 +103,9 @@ def decode_token(config: TokenConfig) -> Kernel:
         addresses = shared + uint32(addresses_at)
         table = shared + uint32(table_at)
         region = shared + uint32(region_at)
-        state = cuda.local.array(3, uint32)
+        state = cuda.local.array(2, uint32)
         state[0] = uint32(0)
         state[1] = uint32(0)
-        state[2] = uint32(0)
         barriers = address_of(addresses, BARRIERS)
         target = uint32(0)
         for e in range(entries):
@@ -151,15 +154,20 @@ def decode_token(config: TokenConfig) -> Kernel:
         blocks = int32(cuda.gridDim.x)
         if thread == 0:
             for n in range(slots):
-                ptx.mbarrier_init(shared + uint32(n * 8), uint32(32))
-                ptx.mbarrier_init(shared + uint32((slots + n) * 8), uint32(warps))
+                ptx.mbarrier_init(shared + uint32(full_at + n * 8), uint32(1))
+                ptx.mbarrier_init(shared + uint32(done_at + n * 8), uint32(warps))
+                ptx.mbarrier_init(shared + uint32(free_at + n * 8), uint32(1))
             ptx.fence_mbarrier_init()
         cuda.syncthreads()
-        if warp == warps:
-            stream(shared, block, blocks)
+        if warp == warps + 1:
+            if ptx.lane_id() == 0:
+                stream(shared, block, blocks)
         else:
             ptx.griddepcontrol_wait()
-            work(shared, eps, scale, block, blocks, warp)
+            if warp == warps:
+                finish(shared, block, blocks)
+            else:
+                work(shared, eps, scale, block, blocks, warp)
 
     address = ptx.global_address
 
@@ -218,6 +226,5 @@ def decode_token(config: TokenConfig) -> Kernel:
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
-        allowed_spill_bytes=256,  # what depends on the lane alone is put aside while the block attends
         cooperative=True,
     )

@@ -1,9 +1,9 @@
-"""int8 activations of the token kernel: 256 in 384 bytes, as an mma fragment's columns take them.
+"""int8 activations of the token kernel: 256 in 384 bytes.
 
-256 int8 in their natural order; 16 f32 scales, one a run of 16, q = x / scale; 16 f32 sums of the runs' int8.
-A block of weights is multiplied with one such record. In runs of 16, 132 blocks can share out the 18944
-inputs of a 7B's down projection almost evenly (9 runs at most, 8.97 on average), so that whoever makes an
-activation also quantizes it.
+256 int8 in their natural order; 16 f32 scales, one a run of 16, q = x / scale; 16 f32 sums of the runs' int8
+times their scales. A block of weights is multiplied with one such record. In runs of 16, 132 blocks can share
+out the 18944 inputs of a 7B's down projection almost evenly (9 runs at most, 8.97 on average), so that
+whoever makes an activation also quantizes it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def record_bytes(dim: int) -> int:
 
 @device_function
 def quantize_run(v0, v1, v2, v3):
-    """(word, scale, sum) of four activations: their int8, the scale of their run of 16, and the sum of its
-    int8. All 32 lanes call it, neighbouring lanes with neighbouring fours: 4 lanes share a run. A NaN
+    """(word, scale, sum) of four activations: their int8, the scale of their run of 16, and its sum of int8
+    times that. All 32 lanes call it, neighbouring lanes with neighbouring fours: 4 lanes share a run. A NaN
     makes its run's scale NaN, an infinity makes it infinite."""
     largest = largest_bits(v0, v1, v2, v3)
     largest = max(largest, ptx.shfl_xor_u32(largest, 1))
@@ -46,7 +46,7 @@ def quantize_run(v0, v1, v2, v3):
     total = uint32(total + ptx.shfl_xor_u32(total, 1))
     total = uint32(total + ptx.shfl_xor_u32(total, 2))
     scale = top * float32(1.0 / 127.0)
-    return word, scale, ptx.cvt_rn_f32_s32(int32(total))
+    return word, scale, scale * ptx.cvt_rn_f32_s32(int32(total))
 
 
 @device_function

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minfer.cuda.checks import check_sizes, check_types
 from minfer.cuda.gemm import MAX_SHARED_BYTES
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.tile.hopper import BOX_COLUMNS
@@ -53,6 +54,7 @@ class W4A16Config(PackedTile):
     tile_k = BOX_COLUMNS
 
     def __post_init__(self):
+        check_types("w4a16", self)
         for name, allowed in (("format", FORMATS), ("out", OUTPUTS), ("store", STORES)):
             if getattr(self, name) not in allowed:
                 raise ConfigRefused(
@@ -124,8 +126,9 @@ class W4A16Config(PackedTile):
 
     def check(self, nt: int, od: int, depth: int, width: int) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C."""
-        if min(nt, od, depth) < 1 or depth % 256:
-            raise ConfigRefused(f"w4a16: {nt} x {od} x {depth}: sizes from 1, id a multiple of 256")
+        check_sizes("w4a16", nt=nt, od=od, id=depth, width=width)
+        if depth % 256:
+            raise ConfigRefused(f"w4a16: id = {depth} is no multiple of 256 ({self.format} rows)")
         if self.store == "tma" and width % 8:
             raise ConfigRefused(
                 f"w4a16: rows of {width} f16: TMA stores rows of whole 16 bytes: take the direct store"

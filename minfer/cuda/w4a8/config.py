@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minfer.cuda.checks import check_sizes, check_types
 from minfer.cuda.gemm import MAX_SHARED_BYTES
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.tile.hopper import ALIGNMENT
@@ -38,6 +39,7 @@ class W4A8Config(PackedTile):
     tile_k = 128
 
     def __post_init__(self):
+        check_types("w4a8", self)
         if self.tokens % 16 or not 64 <= self.tokens <= 128:
             raise ConfigRefused(f"w4a8: {self.tokens} tokens a tile: a multiple of 16 from 64 to 128")
         if min(self.stages, self.slots) < 2:
@@ -105,8 +107,9 @@ class W4A8Config(PackedTile):
 
     def check(self, nt: int, od: int, depth: int, width: int) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C."""
-        if min(nt, od, depth) < 1 or depth % GROUP or width % 8:
+        check_sizes("w4a8", nt=nt, od=od, id=depth, width=width)
+        if depth % GROUP or width % 8:
             raise ConfigRefused(
-                f"w4a8: {nt} x {od} x {depth} into rows of {width}: sizes from 1, id a multiple of {GROUP}, "
-                "the width of 8"
+                f"w4a8: {nt} x {od} x {depth} into rows of {width}: id must be a multiple of {GROUP}, the "
+                "width of 8"
             )

@@ -8,7 +8,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads
+from minfer.cuda.checks import check_choice, check_threads, check_types
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.q8 import magnitude_bits
@@ -30,6 +30,7 @@ class QuantizeGroupsConfig:
     threads: int = 256
 
     def __post_init__(self) -> None:
+        check_types("quantize_groups", self)
         check_choice("quantize_groups", "source", self.source, ("f16", "f32"))
         check_threads("quantize_groups", self.threads)
 

@@ -135,7 +135,8 @@ class Route:
         if self.mmq is not None:
             gemm = " -> ".join([*self.chain(), gemm])
         attention = "wgmma, no running maximum" if self.hopper_attention else self.attention
-        return {"route": self.name, "gemm": gemm, "attention": attention, "convert": self.convert}
+        convert = "within the GEMM" if self.keeps_f32 else self.convert
+        return {"route": self.name, "gemm": gemm, "attention": attention, "convert": convert}
 
     def chain(self) -> tuple[str, ...]:
         """The MMQ kernels of the route, the best first."""
@@ -165,14 +166,19 @@ class Route:
         return self.small if tokens <= SMALL_TOKENS and self.small is not None else self.gemm
 
 
+def check_route(name: str) -> None:
+    """Raise InputError for an unknown name."""
+    if name not in ROUTES:
+        raise InputError(f"route {name!r} is unknown: choose one of {', '.join(ROUTES)}")
+
+
 def choose_route(name: str, arch: str, environment: Mapping[str, str]) -> Route:
     """The route of that name on an architecture ("sm_90a"), with the switches of `environment` applied.
 
     Raises InputError for an unknown name or a switch that makes no sense here, EngineError for a route that
     the architecture cannot run, ConfigRefused for a switch's value or a switched GEMM that cannot be.
     """
-    if name not in ROUTES:
-        raise InputError(f"route {name!r} is unknown: choose one of {', '.join(ROUTES)}")
+    check_route(name)
     name = _switched_to_mmq(name, environment)
     switched = {key: environment[key] for key in _SWITCHES if environment.get(key, "") not in ("", "0")}
     if switched and name not in ("auto", "f16"):
