@@ -49,19 +49,20 @@ def _nibble_dots(word, low, high, low_sum, high_sum):
 
 
 @device_function
-def _scales_k4(header_low, header_middle, header_high, part):
+def k4_scales(header_low, header_middle, header_high, part):
     """(scales, minima) of sub-blocks 2 part and 2 part + 1, in the two low bytes of each word (Q4_K,
-    Q5_K)."""
-    if part < 2:
-        scales = header_low & uint32(0x3F3F3F3F)
-        minima = header_middle & uint32(0x3F3F3F3F)
-    else:
-        scales = (header_high & uint32(LOW)) | ((header_low >> uint32(2)) & uint32(0x30303030))
-        minima = ((header_high >> uint32(4)) & uint32(LOW)) | (
-            (header_middle >> uint32(2)) & uint32(0x30303030)
-        )
-    shift = uint32((part & 1) * 16)
-    return scales >> shift, minima >> shift
+    Q5_K). Above the low byte pair they are not zero."""
+    pair = uint32((part & 1) * 16)
+    low = uint32(0x3F3F3F3F)
+    high = uint32(0)
+    six = pair
+    if part >= 2:  # four bits in the last word, two above them in the others
+        low = uint32(0x30303030)
+        high = uint32(LOW)
+        six = pair + uint32(2)
+    scales = ((header_low >> six) & low) | ((header_high >> pair) & high)
+    minima = ((header_middle >> six) & low) | ((header_high >> (pair + uint32(4))) & high)
+    return scales, minima
 
 
 @device_function
@@ -92,7 +93,7 @@ def _dot_q4_k(block, x, part):
         low, high = _nibble_dots(w2, a2, b2, low, high)
         low, high = _nibble_dots(w3, a3, b3, low, high)
     d0, d1, s0, s1 = ptx.ld_shared_v4_f32(record + uint32(64))
-    scales, minima = _scales_k4(h1, h2, h3, part)
+    scales, minima = k4_scales(h1, h2, h3, part)
     return _scaled_k4(h0, scales, minima, low, high, d0, d1, s0, s1)
 
 
@@ -127,7 +128,7 @@ def _dot_q5_k(block, x, part):
         low, high = _fifth_dots(w2, f2, shift, a2, b2, low, high)
         low, high = _fifth_dots(w3, f3, shift, a3, b3, low, high)
     d0, d1, s0, s1 = ptx.ld_shared_v4_f32(record + uint32(64))
-    scales, minima = _scales_k4(h1, h2, h3, part)
+    scales, minima = k4_scales(h1, h2, h3, part)
     return _scaled_k4(h0, scales, minima, low, high, d0, d1, s0, s1)
 
 
@@ -212,7 +213,7 @@ def _load_words(count: int) -> Callable:
     return load
 
 
-_load4, _load5, _load8 = _load_words(4), _load_words(5), _load_words(8)
+_load4, _load5, load_8_words = _load_words(4), _load_words(5), _load_words(8)
 
 
 @device_function
@@ -238,7 +239,7 @@ def _scale_sum(record, half):
 def _dot_q8_0(block, x, half):
     words = cuda.local.array(8, uint32)
     values = cuda.local.array(8, uint32)
-    _load8(words, block + uint32(2))
+    load_8_words(words, block + uint32(2))
     _activations(values, x, half)
     total = int32(0)
     for i in range(8):

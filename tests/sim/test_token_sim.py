@@ -3,18 +3,18 @@
 import pytest
 
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.token import TokenConfig, tiles
+from minfer.cuda.token import TokenConfig, config
 from tests.cuda.token_cases import token_case
 
 
 def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fields):
-    sizes = {"hidden": 256, "ffn": 512, "blocks": 2, "warps": 2}
+    sizes = {"hidden": 256, "ffn": 512, "blocks": 4, "warps": 2}
     attention = (heads, kv_heads, head_dim, head_dim)
     return TokenConfig(*attention, interleaved=interleaved, bias=bias, **sizes | fields)
 
 
 @pytest.mark.parametrize(
-    ("config", "formats", "position"),
+    ("made", "formats", "position"),
     [
         (small(entries=7), [("Q6_K", "Q4_K")], 5),
         (small(entries=12, blocks=3, warps=3), [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")], 0),
@@ -22,16 +22,14 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
     ],
     ids=str,
 )
-def test_whole_models(config, formats, position):
-    token_case(config, formats, position=position).run_simulated()
+def test_whole_models(made, formats, position):
+    token_case(made, formats, position=position).run_simulated()
 
 
-def test_sliced_rows(monkeypatch):
-    """Rows of two blocks cut as long ones are."""
-    for name in ("WHOLE_UNITS", "Q4_SLICE", "Q6_SLICE"):
-        monkeypatch.setattr(tiles, name, 1)
-    token_case(small(entries=7), [("Q6_K", "Q4_K")]).run_simulated()
-    token_case(small(entries=6), [("Q4_K", "Q6_K")]).run_simulated()
+def test_rows_of_several_warps(monkeypatch):
+    """Rows of two blocks of weights by two warps of three: one is left over."""
+    monkeypatch.setattr(config, "GROUP_UNITS", 1)
+    token_case(small(entries=6, warps=3), [("Q4_K", "Q6_K")]).run_simulated()
 
 
 def test_threads_in_any_order():
@@ -42,12 +40,15 @@ def test_threads_in_any_order():
     ("fields", "says"),
     [
         ({"hidden": 320}, "rows of 320 weights"),
-        ({"hidden": 5120}, "rows of 5120 weights of gate and up"),
-        ({"hidden": 4096, "warps": 2}, "64 threads norm 4096"),
-        ({"blocks": 1, "heads": 4, "kv_heads": 2}, "1 blocks for 2 groups"),
-        ({"ffn": 256 * 600}, "leave no room for a ring"),
+        ({"hidden": 28928}, "two rows of 28928 weights do not fit"),
+        ({"ffn": 256 * 154}, "a row of 39424 weights does not fit"),
+        ({"ffn": 256 * 17}, "2 warps for rows of 4352 weights; take at least 3"),
+        ({"hidden": 4096, "warps": 2, "blocks": 64}, "64 threads norm 4096"),
+        ({"blocks": 3}, "3 blocks of 64 threads add to 256 sums"),
+        ({"blocks": 1, "warps": 8, "heads": 4, "kv_heads": 2}, "1 blocks for 2 groups"),
+        ({"ffn": 256 * 150, "warps": 20, "entries": 6000}, "leave no room for a ring"),
     ],
 )
 def test_refusals(fields, says):
     with pytest.raises(ConfigRefused, match=says):
-        small(entries=7, **fields)
+        small(**{"entries": 7} | fields)

@@ -91,8 +91,8 @@ def fence_proxy_async():
 
 @instruction(f"{_TMA_LOAD} [$0], [$1, {{$3, $4}}], [$2];", section=_TENSOR, arch=90)
 def tma_load_2d(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32):
-    """Load the box at column x, row y into shared memory; its bytes count towards the mbarrier. Out of range
-    is zero."""
+    """Load the box at column x (a multiple of 16 bytes), row y into shared memory; its bytes count towards
+    the mbarrier. Out of range is zero."""
 
 
 @instruction(
@@ -125,13 +125,15 @@ def tma_add_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
 
 
 @instruction(
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+    "[$0], [$1], $2, [$3], policy;\n}",
     section="9.7.9.25.4.1 cp.async.bulk",
     arch=90,
 )
 def bulk_load(shared: u32, source: u64, bytes: u32, mbarrier: u32):
     """Copy a contiguous range (addresses and size multiples of 16) into shared memory; its bytes count
-    towards the mbarrier."""
+    towards the mbarrier. L2 keeps what is read by others rather than this."""
 
 
 @instruction(

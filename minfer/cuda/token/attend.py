@@ -59,6 +59,8 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
     key_at, value_at = MOST_HEADS * head_dim * 2, (MOST_HEADS + 1) * head_dim * 2
     flag_at, sums_at = value_at + head_dim * 2, config.query_bytes
     slot = (head_dim + 4) * 4  # bytes of a head's sums, maximum, sum of weights
+    empty = (MOST_HEADS - served) * head_dim // 2
+    clear_rounds = -(-empty // threads)
     units = (served + 2) * lanes
     unit_rounds = -(-units // threads)
     fours = served * head_dim // 4
@@ -116,6 +118,15 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
                 ptx.st_shared_v2_u32(at, ptx.pack_f16x2(b0, b1), ptx.pack_f16x2(b2, b3))
 
     @device_function
+    @unrolled
+    def clear_columns(shared):
+        """Columns without a head: zero."""
+        for i in unroll(clear_rounds):
+            at = int32(cuda.threadIdx.x) + int32(i * threads)
+            if at < empty:
+                ptx.st_shared_u32(shared + uint32(served * head_dim * 2 + at * 4), uint32(0))
+
+    @device_function
     def store_row(shared, keys, values, position):
         """The new key and value to the cache."""
         thread = int32(cuda.threadIdx.x)
@@ -128,11 +139,10 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
 
     @device_function
     @unrolled
-    def attend_rows(shared, keys, values, key_buffer, warp, first, end, position, scale):
+    def attend_rows(shared, keys, values, key_buffer, value_buffer, warp, first, end, position, scale):
         """One warp's rows first ..., every turn_rows: its sums to shared memory. The first turn's older keys
-        are in key_buffer."""
+        and values are in the buffers."""
         t = int32(ptx.lane_id()) & 3
-        value_buffer = cuda.local.array(value_words, uint32)
         sums = cuda.local.array(value_words, float32)
         for i in unroll(2 * per_lane):
             sums[i] = float32(0)
@@ -143,9 +153,9 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
         old = int32(min(end, position))
         for base in range(first, end, turn_rows):
             row = int32(base)
-            load_values(values, value_buffer, row, old)
             if row > first:
                 load_keys(keys, key_buffer, row, old)
+                load_values(values, value_buffer, row, old)
             put_new_row(shared + uint32(key_at), key_buffer, value_buffer, row, position)
             scores(shared, key_buffer, found)
             top = largest
@@ -261,32 +271,25 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
             wait(counter, target)
         else:
             key_buffer = cuda.local.array(key_words, uint32)
+            value_buffer = cuda.local.array(value_words, uint32)
             if warp < warps:
                 old = int32(min(end, position))
                 load_keys(keys, key_buffer, first, old)
-                lane = int32(ptx.lane_id())
-                row = first + (lane >> 1)
-                if row < old:  # registers are too few for the values too
-                    ptx.prefetch_global_l2(
-                        values + uint64(row) * uint64(pitch) + uint64((lane & 1) * head_dim)
-                    )
+                load_values(values, value_buffer, first, old)
             warm(
                 bias,
                 address_of(addresses, ROPE_TABLE) + uint64(position) * uint64(rotary * 4),
                 kv_head,
                 first_head,
             )
+            clear_columns(shared)
             wait(counter, target)
-            # Columns without a head: zero.
-            empty = served * head_dim * 2
-            for i in range(empty + int32(cuda.threadIdx.x) * 4, MOST_HEADS * head_dim * 2, threads * 4):
-                ptx.st_shared_u32(shared + uint32(i), uint32(0))
             stage_row(shared, addresses, bias, position, kv_head, first_head)
             sync()
             if split == active - 1 and group == kv_head * per_kv_head:
                 store_row(shared, keys, values, position)
             if warp < warps:
-                attend_rows(shared, keys, values, key_buffer, warp, first, end, position, scale)
+                attend_rows(shared, keys, values, key_buffer, value_buffer, warp, first, end, position, scale)
             sync()
             put_out(shared, addresses, first_head, split, active)
             mine = address_of(addresses, COUNTERS) + uint64(group) * uint64(4)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.checks import check_choice, check_types, check_whole
 from minfer.cuda.elementwise.rotary import RopeStoreConfig
+from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.token.addresses import ADDRESSES_BYTES
 from minfer.cuda.token.records import RUN, WEIGHTS, record_bytes
 
-TILE_ROWS = 16  # an mma's
-WHOLE_UNITS = 16  # most blocks of weights of a row that is not sliced
-SLICED_ROWS = 8  # of a tile of slices
-SLICE_UNITS = {"Q4_K": 31, "Q6_K": 21}  # most blocks of a slice
-PITCH = 4512  # bytes from slice to slice in a tile: 4 rows of 32 bytes touch all banks of shared memory
-SLOT_BYTES = 36896  # 16 rows of 16 blocks of Q4_K, or 8 slices; and to the end of a 16-byte line twice
+TILE_ROWS = 16  # most rows of a tile
+GROUP_UNITS = 8  # most blocks of weights of a row that a warp takes
+SLOT_BYTES = 32288  # 16 rows of 14 blocks of Q4_K, and to the end of a 16-byte line twice
 MOST_SLOTS = 8
 MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
 MOST_SPLITS = 64
@@ -26,6 +25,12 @@ ENTRY_BYTES = 32  # of the schedule
 
 def _ceil(a: int, b: int) -> int:
     return -(-a // b)
+
+
+@device_function
+def row_groups(units):
+    """Warps that share a row of so many blocks of weights."""
+    return (units + (GROUP_UNITS - 1)) // GROUP_UNITS
 
 
 def _align(size: int, to: int = 128) -> int:
@@ -57,25 +62,38 @@ class TokenConfig:
     interleaved: bool = False
     bias: bool = False
     blocks: int = 132
-    warps: int = 15
+    warps: int = 10
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
         check_choice("decode_token", "head_dim", self.head_dim, (64, 128))
-        check_choice("decode_token", "warps", self.warps, tuple(range(1, 16)))
+        check_choice("decode_token", "warps", self.warps, tuple(range(1, 32)))
         check_whole("decode_token: heads", self.heads, 1)
         check_whole("decode_token: entries", self.entries, 1)
         self.row  # noqa: B018 - checks the attention's shape
         for name, dim in (("hidden", self.hidden), ("heads", self.attended), ("ffn", self.ffn)):
             if dim <= 0 or dim % WEIGHTS:
                 raise ConfigRefused(f"decode_token: rows of {dim} weights ({name}); take a multiple of 256")
-        if self.hidden > WHOLE_UNITS * WEIGHTS:
+        if 2 * BLOCKS["Q4_K"].row_bytes(self.hidden) > SLOT_BYTES - 32:
             raise ConfigRefused(
-                f"decode_token: rows of {self.hidden} weights of gate and up; take at most "
-                f"{WHOLE_UNITS * WEIGHTS}"
+                f"decode_token: two rows of {self.hidden} weights do not fit {SLOT_BYTES} bytes"
+            )
+        if BLOCKS["Q6_K"].row_bytes(self.widest) > SLOT_BYTES - 32:
+            raise ConfigRefused(
+                f"decode_token: a row of {self.widest} weights does not fit {SLOT_BYTES} bytes"
+            )
+        if row_groups(self.widest // WEIGHTS) > self.warps:
+            raise ConfigRefused(
+                f"decode_token: {self.warps} warps for rows of {self.widest} weights; take at least "
+                f"{row_groups(self.widest // WEIGHTS)}"
             )
         if self.hidden > 4 * LOADS * self.threads:
             raise ConfigRefused(f"decode_token: {self.threads} threads norm {self.hidden}; take more warps")
+        if _ceil(self.hidden, self.blocks) > self.threads:
+            raise ConfigRefused(
+                f"decode_token: {self.blocks} blocks of {self.threads} threads add to {self.hidden} sums; "
+                "take more of either"
+            )
         if self.blocks < self.groups:
             raise ConfigRefused(f"decode_token: {self.blocks} blocks for {self.groups} groups of heads")
         if self.slots < 2:
@@ -159,7 +177,12 @@ class TokenConfig:
         factors = self.block_heads * MOST_SPLITS * 4
         return self.query_bytes + max(self.attention_warps * self.sums_bytes, factors)
 
-    # ---- shared memory: mbarriers, scratch, addresses, schedule, partial sums, outputs, activations, ring
+    @property
+    def widest(self) -> int:
+        """Weights of the longest row."""
+        return max(self.hidden, self.attended, self.ffn)
+
+    # ---- shared memory: mbarriers, scratch, addresses, schedule, sums, activations, ring
 
     @property
     def outputs(self) -> int:
@@ -169,18 +192,23 @@ class TokenConfig:
     @property
     def region_bytes(self) -> int:
         """The activations of a phase as records, or the attention's share."""
-        widest = max(record_bytes(dim) for dim in (self.hidden, self.attended, self.ffn))
-        return _align(max(widest, self.attention_bytes))
+        return _align(max(record_bytes(self.widest), self.attention_bytes))
 
     @property
-    def partial_bytes(self) -> int:
-        """A slot's partial sums: 16 rows a block of weights."""
-        return max(WHOLE_UNITS, *SLICE_UNITS.values()) * TILE_ROWS * 4
+    def sums(self) -> int:
+        """Sums of rows' groups that are kept: what a block gates, and what it adds to the residual stream, is
+        written at once."""
+        added = _ceil(self.hidden, self.blocks) * row_groups(self.widest // WEIGHTS)
+        return max(2 * self.outputs * row_groups(self.hidden // WEIGHTS), added, TILE_ROWS * self.warps)
+
+    full_at = 0
+    done_at = full_at + MOST_SLOTS * 8
+    """mbarriers, one a slot: its tile has come; it is multiplied."""
 
     @property
     def scratch_at(self) -> int:
-        """A float a warp, behind two mbarriers a slot."""
-        return MOST_SLOTS * 16
+        """A float a warp."""
+        return 2 * MOST_SLOTS * 8
 
     @property
     def addresses_at(self) -> int:
@@ -191,22 +219,17 @@ class TokenConfig:
         return self.addresses_at + _align(ADDRESSES_BYTES)
 
     @property
-    def partials_at(self) -> int:
+    def sums_at(self) -> int:
         return _align(self.table_at + self.entries * ENTRY_BYTES)
 
     @cached_property
     def slots(self) -> int:
         """Tiles in flight."""
-        room = MAX_SHARED_BYTES - self.partials_at - _align(self.outputs * 4) - self.region_bytes - 128
-        return min(MOST_SLOTS, room // (SLOT_BYTES + self.partial_bytes))
-
-    @property
-    def outputs_at(self) -> int:
-        return _align(self.partials_at + self.slots * self.partial_bytes)
+        return min(MOST_SLOTS, (MAX_SHARED_BYTES - self.ring_at) // SLOT_BYTES)
 
     @property
     def region_at(self) -> int:
-        return _align(self.outputs_at + self.outputs * 4)
+        return _align(self.sums_at + self.sums * 4)
 
     @property
     def ring_at(self) -> int:

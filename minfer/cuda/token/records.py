@@ -1,9 +1,9 @@
-"""int8 activations of the token kernel: 256 in 384 bytes, as an mma fragment's columns take them.
+"""int8 activations of the token kernel: 256 in 384 bytes.
 
-256 int8 in their natural order; 16 f32 scales, one a run of 16, q = x / scale; 16 f32 sums of the runs' int8.
-A block of weights is multiplied with one such record. In runs of 16, 132 blocks can share out the 18944
-inputs of a 7B's down projection almost evenly (9 runs at most, 8.97 on average), so that whoever makes an
-activation also quantizes it.
+256 int8 in their natural order; 16 f32 scales, one a run of 16, q = x / scale; 16 f32 sums of the runs' int8
+times their scales. A block of weights is multiplied with one such record. In runs of 16, 132 blocks can share
+out the 18944 inputs of a 7B's down projection almost evenly (9 runs at most, 8.97 on average), so that
+whoever makes an activation also quantizes it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def record_bytes(dim: int) -> int:
 
 @device_function
 def quantize_run(v0, v1, v2, v3):
-    """(word, scale, sum) of four activations: their int8, the scale of their run of 16, and the sum of its
-    int8. All 32 lanes call it, neighbouring lanes with neighbouring fours: 4 lanes share a run. A NaN
+    """(word, scale, sum) of four activations: their int8, the scale of their run of 16, and its sum of int8
+    times that. All 32 lanes call it, neighbouring lanes with neighbouring fours: 4 lanes share a run. A NaN
     makes its run's scale NaN, an infinity makes it infinite."""
     largest = largest_bits(v0, v1, v2, v3)
     largest = max(largest, ptx.shfl_xor_u32(largest, 1))
@@ -46,7 +46,7 @@ def quantize_run(v0, v1, v2, v3):
     total = uint32(total + ptx.shfl_xor_u32(total, 1))
     total = uint32(total + ptx.shfl_xor_u32(total, 2))
     scale = top * float32(1.0 / 127.0)
-    return word, scale, ptx.cvt_rn_f32_s32(int32(total))
+    return word, scale, scale * ptx.cvt_rn_f32_s32(int32(total))
 
 
 @device_function
@@ -107,12 +107,13 @@ def make_copy(dim: int, threads: int) -> Callable:
     return copy
 
 
-def make_norm(dim: int, warps: int, sync: Callable) -> tuple[Callable, Callable, int]:
-    """Device functions (factors, gains) and (factors, records, scratch, x, eps), and the length of the local
-    f32 array `factors`.
+def make_norm(dim: int, warps: int) -> tuple[Callable, Callable, int]:
+    """Device functions (factors, gains) and (factors, records, scratch, x), and the length of the local f32
+    array `factors`.
 
-    The first loads what is there before the activations are; the second leaves the records of the normed x at
-    a shared address. `scratch` is room for a float a warp; `sync` is the warps' barrier."""
+    The first loads what is there before the activations are; the second leaves the records of x times the
+    gains at a shared address, and the warps' sums of x squared in `scratch`: 1 / rms is left to what is made
+    of them."""
     threads = warps * 32
     fours = dim // 4
     rounds = -(-fours // threads)
@@ -139,33 +140,28 @@ def make_norm(dim: int, warps: int, sync: Callable) -> tuple[Callable, Callable,
 
     @device_function
     @unrolled
-    def norm(factors, records, scratch, x, eps):
+    def norm(factors, records, scratch, x):
         values = cuda.local.array(held, float32)
         for i in unroll(rounds * 4):
             values[i] = float32(0)
         load(values, x)
         squares = float32(0)
-        for i in unroll(rounds * 4):
-            squares += values[i] * values[i]
-        squares = warp_sum(squares)
-        warp = int32(cuda.threadIdx.x) >> 5
-        if ptx.lane_id() == 0:
-            ptx.st_shared_f32(scratch + uint32(warp * 4), squares)
-        sync()
-        total = float32(0)
-        for w in unroll(warps):
-            total += ptx.ld_shared_f32(scratch + uint32(w * 4))
-        scale = ptx.rsqrt_approx(total * float32(1.0 / dim) + eps)
         for i in unroll(rounds):
             four = int32(cuda.threadIdx.x) + int32(i * threads)
+            for j in unroll(4):
+                squares += values[i * 4 + j] * values[i * 4 + j]
+                values[i * 4 + j] *= factors[i * 4 + j]
             if four < fours:
                 store_record_shared(
                     records,
                     four * 4,
-                    values[i * 4] * scale * factors[i * 4],
-                    values[i * 4 + 1] * scale * factors[i * 4 + 1],
-                    values[i * 4 + 2] * scale * factors[i * 4 + 2],
-                    values[i * 4 + 3] * scale * factors[i * 4 + 3],
+                    values[i * 4],
+                    values[i * 4 + 1],
+                    values[i * 4 + 2],
+                    values[i * 4 + 3],
                 )
+        squares = warp_sum(squares)
+        if ptx.lane_id() == 0:
+            ptx.st_shared_f32(scratch + uint32((int32(cuda.threadIdx.x) >> 5) * 4), squares)
 
     return prepare, norm, held

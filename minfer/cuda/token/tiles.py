@@ -1,8 +1,9 @@
-"""How a block's rows of a product are cut into tiles: up to 16 neighbouring rows, 8 of gate and 8 of up for
-gated activations, or 8 slices of long rows. Everyone in the block counts through the same tiles in the same
-order.
+"""How a block's rows of a product are cut into tiles: as many neighbouring rows as a slot of the ring holds,
+16 at most, half of them of gate and half of up for gated activations. Everyone in the block counts through
+the same tiles in the same order.
 
-A bulk copy occupies the copy engine for some 70 ns, however small it is: whole rows are one copy.
+Neighbouring rows are one piece of memory and so one bulk copy: a copy occupies the copy engine for some
+70 ns, however small it is.
 """
 
 from __future__ import annotations
@@ -10,21 +11,10 @@ from __future__ import annotations
 from numba.cuda.types import int32
 
 from minfer.cuda import ptx
-from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.instruction import device_function
-from minfer.cuda.token.config import (
-    PITCH,
-    SLICE_UNITS,
-    SLICED_ROWS,
-    SLOT_BYTES,
-    TILE_ROWS,
-    WHOLE_UNITS,
-)
-from minfer.cuda.token.records import RUN, WEIGHTS
-from minfer.cuda.token.schedule import PAIRS, SIX_BIT
-
-Q4_BYTES, Q6_BYTES = (BLOCKS[format].row_bytes(WEIGHTS) for format in ("Q4_K", "Q6_K"))
-Q4_SLICE, Q6_SLICE = SLICE_UNITS["Q4_K"], SLICE_UNITS["Q6_K"]
+from minfer.cuda.token.config import row_groups
+from minfer.cuda.token.records import RUN
+from minfer.cuda.token.schedule import PAIRS, Q4_BYTES, Q6_BYTES, SIX_BIT
 
 
 @device_function
@@ -39,29 +29,17 @@ def block_rows(flags, rows, block, blocks):
 
 
 @device_function
-def cut(flags, units):
-    """(outputs of a tile, bytes of a block of weights, slices of a row of `units` blocks, blocks of a slice,
-    bytes from row to row in a slot)."""
+def unit_bytes(flags):
+    """Bytes of a block of weights."""
     unit = int32(Q4_BYTES)
-    most = int32(Q4_SLICE)
     if flags & SIX_BIT:
         unit = int32(Q6_BYTES)
-        most = int32(Q6_SLICE)
-    if units > WHOLE_UNITS:
-        slices = int32(ptx.udiv_u32(units + most - 1, most))
-        share = int32(ptx.udiv_u32(units + slices - 1, slices))
-        return int32(SLICED_ROWS), unit, slices, share, int32(PITCH)
-    pitch = units * unit
-    each = int32(TILE_ROWS)
-    if flags & PAIRS:
-        each = int32(TILE_ROWS // 2)
-    elif flags & SIX_BIT:
-        each = int32(min(each, int32(ptx.udiv_u32(int32(SLOT_BYTES - 32), pitch))))
-    return each, unit, int32(1), units, pitch
+    return unit
 
 
 @device_function
-def slice_of(units, share, s):
-    """(first block of weights, number of them) of slice s; the last one may have fewer than `share`."""
-    first = s * share
-    return first, int32(min(share, units - first))
+def cut(shape):
+    """(blocks of weights a row, outputs of a tile, groups of a row's blocks, 65536 over them), from a word of
+    the schedule (`minfer.cuda.token.schedule.Entry.shape`)."""
+    units = int32(shape) & 255
+    return units, (int32(shape) >> 8) & 31, int32(row_groups(units)), int32(shape) >> 13

@@ -1,0 +1,88 @@
+"""What becomes of a block's dot products: they are added up, gated or added to the residual stream, and
+written, by all the threads that multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from numba import cuda
+from numba.cuda.types import float32, int32, uint32, uint64
+
+from minfer.cuda import ptx
+from minfer.cuda.elementwise.activation import silu_product
+from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.token.addresses import ACTIVATED_RECORDS, LOGITS, QKV, X, address_of
+from minfer.cuda.token.config import TokenConfig, row_groups
+from minfer.cuda.token.records import WEIGHTS, store_record
+from minfer.cuda.token.schedule import ADD, NORM, PAIRS, TO_QKV
+
+
+def make_outputs(config: TokenConfig) -> Callable:
+    """Device function (shared, flags, place, first, count, groups, old, eps): outputs first ... first + count
+    - 1 from the sums in shared memory, [count, rows of weights, groups]. `place` is where the product's
+    outputs begin in the attention's row; `old` what this thread's first output is added to."""
+    warps, threads, dim = config.warps, config.threads, config.hidden
+    addresses_at, scratch_at, sums_at = config.addresses_at, config.scratch_at, config.sums_at
+
+    @device_function
+    @unrolled
+    def norm_scale(scratch, eps):
+        """1 / rms, from the warps' sums of squares."""
+        total = float32(0)
+        for w in unroll(warps):
+            total += ptx.ld_shared_f32(scratch + uint32(w * 4))
+        return ptx.rsqrt_approx(total * float32(1.0 / dim) + eps)
+
+    def make_sum(most: int) -> Callable:
+        """Device function: the sum of `groups` numbers, `most` at most. All are loaded at once."""
+
+        @device_function
+        @unrolled
+        def add_up(sums, groups):
+            total = float32(0)
+            for g in unroll(most):
+                if g < groups:
+                    total += ptx.ld_shared_f32(sums + uint32(g * 4))
+            return total
+
+        return add_up
+
+    add_up, add_gated = (make_sum(row_groups(n // WEIGHTS)) for n in (config.widest, dim))
+
+    @device_function
+    def gated(sums, groups, scale):
+        gate = scale * add_gated(sums, groups)
+        return silu_product(gate, scale * add_gated(sums + uint32(groups * 4), groups))
+
+    @device_function
+    def write(shared, flags, place, first, count, groups, old, eps):
+        addresses = shared + uint32(addresses_at)
+        sums = shared + uint32(sums_at)
+        thread = int32(cuda.threadIdx.x)
+        scale = float32(1)
+        if flags & NORM:
+            scale = norm_scale(shared + uint32(scratch_at), eps)
+        if flags & PAIRS:
+            records = address_of(addresses, ACTIVATED_RECORDS)
+            lane = int32(ptx.lane_id())
+            each = uint32(groups * 8)
+            # Whole warps go round together: the store shuffles.
+            for base in range((thread - lane) * 4, count, threads * 4):
+                index = int32(base) + lane * 4
+                at = sums + uint32(int32(min(index, count - 4))) * each
+                v0 = gated(at, groups, scale)
+                v1 = gated(at + each, groups, scale)
+                v2 = gated(at + each * uint32(2), groups, scale)
+                v3 = gated(at + each * uint32(3), groups, scale)
+                store_record(records, first + index, first + count, v0, v1, v2, v3)
+        else:
+            y = address_of(addresses, LOGITS)
+            if flags & ADD:
+                y = address_of(addresses, X)
+            if flags & TO_QKV:
+                y = address_of(addresses, QKV) + uint64(place) * uint64(4)
+            for i in range(thread, count, threads):
+                total = scale * add_up(sums + uint32(int32(i) * groups * 4), groups)
+                ptx.st_global_f32(y + uint64(first + i) * uint64(4), old + total)
+
+    return write
