@@ -43,8 +43,8 @@ class Activations:
     @functools.cached_property
     def copy(self) -> DeviceFunction:
         """(stage, source, chunks, tokens_left, chunks_left, thread): issue the copies of the k-tile at this
-        address (the block's first token), of rows of `chunks`. Tokens and chunks that do not exist become zero,
-        scale included; their bytes are not read."""
+        address (the block's first token's), of rows of `chunks`. Tokens and chunks that do not exist become
+        zero, scale included; their bytes are not read."""
         unit, per_token = self.unit, self.threads_per_token
         token_bytes, chunk_step = self.config.token_bytes, self.chunk_step
         row_units, units, whole = self.step_bytes // unit, CHUNK_BYTES // unit, self.config.k_quant
@@ -75,9 +75,9 @@ class Activations:
 
     @functools.cached_property
     def quarter(self) -> DeviceFunction:
-        """(word, lane): 4 * (lane % 4), where `word` is the shared address of a lane's first word of a token's
-        first chunk, less the 4 bytes of d: read off the address where tokens lie at multiples of 16 bytes, so
-        that it waits in no register."""
+        """(word, lane): 4 * (lane % 4), where `word` is the shared address of a token's first chunk and so
+        many bytes: read off the address where tokens lie at multiples of 16 bytes, so that it waits in no
+        register."""
         aligned = self.config.layout == "padded"
 
         @device_function

@@ -79,8 +79,8 @@ class FoldedWeights:
 
     @functools.cached_property
     def expand(self) -> DeviceFunction:
-        """(matrix, row_bytes, first_row, od, k_tile, tile, scales, thread): a thread's weights of a k-tile into
-        the tile at a shared address, and d beside it; rows past the matrix repeat its last one."""
+        """(matrix, row_bytes, first_row, od, k_tile, tile, scales, thread): a thread's weights of a k-tile
+        into the tile at a shared address, and d beside it; rows past the matrix repeat its last one."""
         tile_row, second_tile, pin = self.config.word_row_bytes, self.config.high_bytes, ptx.pin(1)
 
         @device_function
@@ -96,8 +96,8 @@ class FoldedWeights:
             _window(second, at + uint64(32))
             _window(high, block + uint64(128 + half * 32 + part * 16))
             scale_at = block + uint64(192 + half * 8 + part)
-            # Pinned here, so that what is stored to is computed here: ahead of the loop over chunks, which has
-            # no register to spare, the compiler would keep all of its addresses.
+            # Pinned, so that where to store is computed here: ahead of the loop over chunks, which has no
+            # register to spare, all of these addresses would wait in registers.
             own[0] = thread
             pin(own)
             own_row, own_part = own[0] >> uint32(1), own[0] & uint32(1)

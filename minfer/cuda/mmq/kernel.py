@@ -118,7 +118,7 @@ def mmq(config: MmqConfig) -> Kernel:
         acc, a, b, d, tokens, tile, scales, row_bytes, token, row, lane, k_tile, i, chunks, out, nt, od
     ):  # fmt: skip
         """Chunk i of a k-tile: the warp's fragments of 16 tokens times pairs of 8 rows. `tokens`, `tile`,
-        `scales`: shared addresses of what the lane reads first (see `Activations.quarter`); `token`, `row`: the
+        `scales`: shared addresses of what the lane reads first (`Activations.quarter`); `token`, `row`: the
         warp's first ones."""
         quarter = quarter_of(tokens, lane)
         low = uint32(tokens - quarter) + uint32(i * chunk_step)
@@ -214,8 +214,8 @@ def mmq(config: MmqConfig) -> Kernel:
             deposit(words, ring + uint32(ring_bytes), chunks, k_begin, thread)
         elif folded:
             expand(
-                w_matrix, row_bytes, first_row, od, k_begin, ring + uint32(words_at), ring + uint32(ring_bytes),
-                thread,
+                w_matrix, row_bytes, first_row, od, k_begin, ring + uint32(words_at),
+                ring + uint32(ring_bytes), thread,
             )  # fmt: skip
         else:
             source, at = locate(w_source, chunks, k_begin, thread)
