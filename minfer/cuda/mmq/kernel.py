@@ -83,6 +83,8 @@ def mmq(config: MmqConfig) -> Kernel:
     commit, wait = ptx.cp_async_commit, ptx.cp_async_wait_group(stages - 2)
 
     token_bytes, token_step, chunk_step = config.token_bytes, 16 * config.token_bytes, activations.chunk_step
+    # Uniform registers take what follows from the warp; the plain layouts' loops hold more registers for it.
+    uniform_warp = config.layout == "padded"
     written_out, x_step = config.unroll, activations.step_bytes
 
     # In functions of their own the compiler's front end sees these once, not once a fragment.
@@ -178,7 +180,9 @@ def mmq(config: MmqConfig) -> Kernel:
     ):  # fmt: skip
         """The block's accumulators over k-tiles k_begin ... k_end - 1 of a tile."""
         ring = ptx.shared_address(cuda.shared.array(0, dtype=uint8))
-        lane, warp = uint32(thread & 31), uint32(ptx.uniform(int32(thread >> 5)))
+        lane, warp = uint32(thread & 31), uint32(thread >> 5)
+        if uniform_warp:
+            warp = uint32(ptx.uniform(int32(warp)))
         own_token, own_row = int32(warp // warps_rows * warp_tokens), int32(warp % warps_rows * warp_rows)
         chunks = int32(depth >> 5)
         row_bytes = int32(depth // block_weights * block_bytes)
