@@ -241,7 +241,7 @@ def counter_rows(records: Sequence[Record]) -> list[dict]:
     for (phase, route), wall in walls.items():
         found += [
             {"who": f"{phase}, {route}", "class": name} | values
-            for name, values in sorted(wall.counters.items(), key=lambda item: _place(item[0]))
+            for name, values in sorted(wall.counters.items(), key=lambda item: rank(item[0]))
         ]
     return found
 

@@ -8,7 +8,7 @@ import pytest
 
 from minfer.campaign.decomposition import GAP
 from minfer.lab import decomposition_view as view
-from tests.campaign.walls import F16, RAW, SHARES
+from tests.campaign.walls import F16, RAW, SHARES, example_wall
 
 WALLS = [F16, RAW]
 
