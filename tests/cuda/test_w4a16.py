@@ -19,8 +19,8 @@ def test_shared_memory():
 
 def test_q6_k_slots_hold_aligned_chunks():
     config = W4A16Config("Q6_K", 152, 4)
-    # 14 chunks of 16 bytes and 16 scales a row, and where its block starts
-    assert config.slot_bytes == 128 * (240 + 32 + 4)
+    # 15 chunks of 16 bytes and 16 scales a row, and a note
+    assert config.slot_bytes == 128 * (240 + 32) + 16
     assert "w" not in config.boxes
 
 

@@ -54,7 +54,7 @@ def w4a16(config: W4A16Config) -> Kernel:
     from minfer.cuda.tile.scheduler import tile_xy
     from minfer.cuda.tile.transposed import store_accumulators_transposed, store_tile_transposed
     from minfer.cuda.w4a16.activations import bring_activations
-    from minfer.cuda.w4a16.movers import move_weights
+    from minfer.cuda.w4a16.movers import move_weights, row_skew
     from minfer.cuda.w4a16.prologue import start_rings
 
     tokens, outputs = config.tokens, config.outputs
@@ -77,8 +77,9 @@ def w4a16(config: W4A16Config) -> Kernel:
     advance_slot = config.slot_ring.advance
     few, many = REGISTERS[config.consumers]
     fewer, more_registers = ptx.setmaxnreg("dec", few), ptx.setmaxnreg("inc", many)
-    prepare, finish = config.packed.prepare, config.packed.finish
-    locate, move = config.packed.place, move_weights(config)
+    prepare, finish, begin = config.packed.prepare, config.packed.finish, config.packed.begin
+    begins, read_by = begin is not None, config.packed.read_by
+    locate, skew_of, move = config.packed.place, row_skew(config), move_weights(config)
     bring, start = bring_activations(config), start_rings(config, MOVERS, magic)
     ahead = config.ahead
     # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
@@ -126,7 +127,7 @@ def w4a16(config: W4A16Config) -> Kernel:
     @unrolled
     def consume(
         bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks,
-        nt, od, first, width, group, consumer, thread,
+        nt, od, first, width, group, pitch, consumer, thread,
     ):  # fmt: skip
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         row = types.int32(consumer * consumer_outputs + warp * warp_rows + (lane >> 2))
@@ -150,9 +151,12 @@ def w4a16(config: W4A16Config) -> Kernel:
             raw[words - 1] = ptx.ld_shared_u32(constant + 4) + (ptx.lane_id() >> 5)
         slot, slot_parity = types.uint32(0), types.uint32(0)
         token_tile, output_tile = types.int32(0), types.int32(0)
+        near_skew, far_skew = skew_of(row, od, pitch), skew_of(row + apart, od, pitch)
         ptx.mbarrier_wait(ready, 0)
-        near, near_scales = locate(slots_at, row)
-        far, far_scales = locate(slots_at, row + apart)
+        near, near_scales = locate(slots_at, row, near_skew)
+        far, far_scales = locate(slots_at, row + apart, far_skew)
+        if begins:
+            begin(raw, near, far, byte)
         for eighth in unroll(2):
             prepare(numbers, pairs, raw, near, far, byte, near_scales, far_scales, eighth)
         finish(even, numbers, pairs)
@@ -172,20 +176,22 @@ def w4a16(config: W4A16Config) -> Kernel:
                     if not ahead:
                         wait_last(sums)
                     # The next k-tile's weights while this one is multiplied.
-                    if quarter == 3:
+                    for half in unroll(2):
+                        eighth = (2 * quarter + 2 + half) % 8
+                        prepare(numbers, pairs, raw, near, far, byte, near_scales, far_scales, eighth)
+                    if quarter == read_by:
+                        ptx.syncwarp()
+                        ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
+                    if quarter == 2:
                         # At the very end the last block is unpacked once more, for nothing.
                         if block + 1 < blocks or tile + step < token_tiles * output_tiles:
                             slot, slot_parity = advance_slot(slot, slot_parity)
                             ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
                         place = types.uint32(slots_at + slot * slot_bytes)
-                        near, near_scales = locate(place, row)
-                        far, far_scales = locate(place, row + apart)
-                    for half in unroll(2):
-                        eighth = (2 * quarter + 2 + half) % 8
-                        prepare(numbers, pairs, raw, near, far, byte, near_scales, far_scales, eighth)
-                    if quarter == 2:
-                        ptx.syncwarp()
-                        ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
+                        near, near_scales = locate(place, row, near_skew)
+                        far, far_scales = locate(place, row + apart, far_skew)
+                        if begins:
+                            begin(raw, near, far, byte)
                     if ahead:
                         pin(numbers)
                         wait_last(sums)
@@ -262,7 +268,7 @@ def w4a16(config: W4A16Config) -> Kernel:
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
             consume(
                 bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks,
-                nt, od, first, width, group, consumer, within,
+                nt, od, first, width, group, pitch, consumer, within,
             )  # fmt: skip
 
     pitch_of_256 = config.packed.block_bytes
