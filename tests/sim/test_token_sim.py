@@ -8,7 +8,7 @@ from tests.cuda.token_cases import token_case
 
 
 def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fields):
-    sizes = {"hidden": 256, "ffn": 512, "blocks": 2, "warps": 2}
+    sizes = {"hidden": 256, "ffn": 512, "blocks": 4, "warps": 2}
     attention = (heads, kv_heads, head_dim, head_dim)
     return TokenConfig(*attention, interleaved=interleaved, bias=bias, **sizes | fields)
 
@@ -43,8 +43,9 @@ def test_threads_in_any_order():
         ({"hidden": 28928}, "two rows of 28928 weights do not fit"),
         ({"ffn": 256 * 154}, "a row of 39424 weights does not fit"),
         ({"ffn": 256 * 17}, "2 warps for rows of 4352 weights; take at least 3"),
-        ({"hidden": 4096, "warps": 2}, "64 threads norm 4096"),
-        ({"blocks": 1, "heads": 4, "kv_heads": 2}, "1 blocks for 2 groups"),
+        ({"hidden": 4096, "warps": 2, "blocks": 64}, "64 threads norm 4096"),
+        ({"blocks": 3}, "3 blocks of 64 threads add to 256 sums"),
+        ({"blocks": 1, "warps": 8, "heads": 4, "kv_heads": 2}, "1 blocks for 2 groups"),
         ({"ffn": 256 * 150, "warps": 20, "entries": 6000}, "leave no room for a ring"),
     ],
 )

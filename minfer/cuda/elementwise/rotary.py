@@ -16,7 +16,7 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from numpy.typing import ArrayLike, NDArray
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads, check_types
+from minfer.cuda.checks import blocks_for, check_choice, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import load4
 from minfer.cuda.instruction import device_function
@@ -46,10 +46,25 @@ def _check_head(family: str, head_dim: int, rotary: int) -> None:
 
 
 @device_function
+def _load_angles(angles, address):
+    """Four (cos, sin)."""
+    c0, s0, c1, s1 = ptx.ld_global_nc_v4_f32(address)
+    c2, s2, c3, s3 = ptx.ld_global_nc_v4_f32(address + uint64(16))
+    angles[0] = c0
+    angles[1] = s0
+    angles[2] = c1
+    angles[3] = s1
+    angles[4] = c2
+    angles[5] = s2
+    angles[6] = c3
+    angles[7] = s3
+
+
+@device_function
 def _rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3):
-    """(a, b) pairs rotated by the four (cos, sin) at `angles`."""
-    c0, s0, c1, s1 = ptx.ld_global_nc_v4_f32(angles)
-    c2, s2, c3, s3 = ptx.ld_global_nc_v4_f32(angles + uint64(16))
+    """(a, b) pairs rotated by four (cos, sin)."""
+    c0, s0, c1, s1 = angles[0], angles[1], angles[2], angles[3]
+    c2, s2, c3, s3 = angles[4], angles[5], angles[6], angles[7]
     return (
         a0 * c0 - b0 * s0,
         a1 * c1 - b1 * s1,
@@ -104,7 +119,7 @@ class RopeConfig:
 
     def grid(self, nt: int) -> tuple[int, int, int]:
         """Blocks for nt rows."""
-        return (max(1, nt), -(-(self.heads * self.rotary // 8) // self.threads), 1)
+        return (blocks_for("rope: nt", nt), -(-(self.heads * self.rotary // 8) // self.threads), 1)
 
 
 def rope(config: RopeConfig) -> Kernel:
@@ -131,7 +146,9 @@ def rope(config: RopeConfig) -> Kernel:
             first = uint64(t) * uint64(stride) + uint64(head * head_dim + pair * step // 4)
             low = ptx.global_address(x) + first * uint64(4)
             high = low + uint64(apart * 4)
-            angles = ptx.global_address(table) + uint64(positions[t]) * uint64(half * 8) + uint64(pair * 8)
+            angles = cuda.local.array(8, float32)
+            turn = uint64(positions[t]) * uint64(half * 8) + uint64(pair * 8)
+            _load_angles(angles, ptx.global_address(table) + turn)
             a0, a1, a2, a3 = ptx.ld_global_v4_f32(low)
             b0, b1, b2, b3 = ptx.ld_global_v4_f32(high)
             a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3)
@@ -211,7 +228,7 @@ class RopeStoreConfig:
 
     def grid(self, nt: int) -> tuple[int, int, int]:
         """Blocks for nt rows."""
-        return (max(1, nt), -(-(self.width // 8) // self.threads), 1)
+        return (blocks_for("rope_store: nt", nt), -(-(self.width // 8) // self.threads), 1)
 
 
 def head_part(config: RopeStoreConfig) -> Callable:
@@ -244,6 +261,9 @@ def head_part(config: RopeStoreConfig) -> Callable:
         if rotated and not interleaved:
             low = int32(part * 4)
             high = int32(low + half)
+        angles = cuda.local.array(8, float32)
+        if rotated:  # the first of the loads: none waits for another
+            _load_angles(angles, table + position * uint64(half * 8) + uint64(part * 32))
         column = head * head_dim
         at = source + uint64(column * element)
         a0, a1, a2, a3 = load(at + uint64(low * element))
@@ -278,7 +298,6 @@ def head_part(config: RopeStoreConfig) -> Callable:
                 b2 *= scale * f2
                 b3 *= scale * f3
         if rotated:
-            angles = table + position * uint64(half * 8) + uint64(part * 32)
             a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3)
         return low, high, a0, a1, a2, a3, b0, b1, b2, b3
 

@@ -125,13 +125,15 @@ def tma_add_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
 
 
 @instruction(
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+    "[$0], [$1], $2, [$3], policy;\n}",
     section="9.7.9.25.4.1 cp.async.bulk",
     arch=90,
 )
 def bulk_load(shared: u32, source: u64, bytes: u32, mbarrier: u32):
     """Copy a contiguous range (addresses and size multiples of 16) into shared memory; its bytes count
-    towards the mbarrier."""
+    towards the mbarrier. L2 keeps what is read by others rather than this."""
 
 
 @instruction(

@@ -59,6 +59,8 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
     key_at, value_at = MOST_HEADS * head_dim * 2, (MOST_HEADS + 1) * head_dim * 2
     flag_at, sums_at = value_at + head_dim * 2, config.query_bytes
     slot = (head_dim + 4) * 4  # bytes of a head's sums, maximum, sum of weights
+    empty = (MOST_HEADS - served) * head_dim // 2
+    clear_rounds = -(-empty // threads)
     units = (served + 2) * lanes
     unit_rounds = -(-units // threads)
     fours = served * head_dim // 4
@@ -114,6 +116,15 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
                 ptx.st_shared_v2_u32(at, ptx.pack_f16x2(a0, a1), ptx.pack_f16x2(a2, a3))
                 at = row + uint32(high * 2)
                 ptx.st_shared_v2_u32(at, ptx.pack_f16x2(b0, b1), ptx.pack_f16x2(b2, b3))
+
+    @device_function
+    @unrolled
+    def clear_columns(shared):
+        """Columns without a head: zero."""
+        for i in unroll(clear_rounds):
+            at = int32(cuda.threadIdx.x) + int32(i * threads)
+            if at < empty:
+                ptx.st_shared_u32(shared + uint32(served * head_dim * 2 + at * 4), uint32(0))
 
     @device_function
     def store_row(shared, keys, values, position):
@@ -271,11 +282,8 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
                 kv_head,
                 first_head,
             )
+            clear_columns(shared)
             wait(counter, target)
-            # Columns without a head: zero.
-            empty = served * head_dim * 2
-            for i in range(empty + int32(cuda.threadIdx.x) * 4, MOST_HEADS * head_dim * 2, threads * 4):
-                ptx.st_shared_u32(shared + uint32(i), uint32(0))
             stage_row(shared, addresses, bias, position, kv_head, first_head)
             sync()
             if split == active - 1 and group == kv_head * per_kv_head:

@@ -49,7 +49,7 @@ class TokenConfig:
         interleaved: RoPE of pairs (2i, 2i + 1); else NEOX, (i, i + rotary / 2).
         bias: add a bias to q, k and v.
         blocks: the grid, all of it resident at once: one block a multiprocessor.
-        warps: warps that multiply; one more streams the weights, and another writes the outputs.
+        warps: warps that multiply; one more streams the weights.
     """
 
     heads: int
@@ -67,7 +67,7 @@ class TokenConfig:
     def __post_init__(self) -> None:
         check_types("decode_token", self)
         check_choice("decode_token", "head_dim", self.head_dim, (64, 128))
-        check_choice("decode_token", "warps", self.warps, tuple(range(1, 31)))
+        check_choice("decode_token", "warps", self.warps, tuple(range(1, 32)))
         check_whole("decode_token: heads", self.heads, 1)
         check_whole("decode_token: entries", self.entries, 1)
         self.row  # noqa: B018 - checks the attention's shape
@@ -89,6 +89,11 @@ class TokenConfig:
             )
         if self.hidden > 4 * LOADS * self.threads:
             raise ConfigRefused(f"decode_token: {self.threads} threads norm {self.hidden}; take more warps")
+        if _ceil(self.hidden, self.blocks) > self.threads:
+            raise ConfigRefused(
+                f"decode_token: {self.blocks} blocks of {self.threads} threads add to {self.hidden} sums; "
+                "take more of either"
+            )
         if self.blocks < self.groups:
             raise ConfigRefused(f"decode_token: {self.blocks} blocks for {self.groups} groups of heads")
         if self.slots < 2:
@@ -177,7 +182,7 @@ class TokenConfig:
         """Weights of the longest row."""
         return max(self.hidden, self.attended, self.ffn)
 
-    # ---- shared memory: mbarriers, scratch, addresses, schedule, partial sums, outputs, activations, ring
+    # ---- shared memory: mbarriers, scratch, addresses, schedule, sums, activations, ring
 
     @property
     def outputs(self) -> int:
@@ -190,19 +195,20 @@ class TokenConfig:
         return _align(max(record_bytes(self.widest), self.attention_bytes))
 
     @property
-    def partial_bytes(self) -> int:
-        """A slot's partial sums, [rows, groups]."""
-        return row_groups(self.widest // WEIGHTS) * TILE_ROWS * 4
+    def sums(self) -> int:
+        """Sums of rows' groups that are kept: what a block gates, and what it adds to the residual stream, is
+        written at once."""
+        added = _ceil(self.hidden, self.blocks) * row_groups(self.widest // WEIGHTS)
+        return max(2 * self.outputs * row_groups(self.hidden // WEIGHTS), added, TILE_ROWS * self.warps)
 
     full_at = 0
     done_at = full_at + MOST_SLOTS * 8
-    free_at = done_at + MOST_SLOTS * 8
-    """mbarriers, one a slot: its tile has come; it is multiplied; it may be overwritten."""
+    """mbarriers, one a slot: its tile has come; it is multiplied."""
 
     @property
     def scratch_at(self) -> int:
         """A float a warp."""
-        return _align(3 * MOST_SLOTS * 8)
+        return 2 * MOST_SLOTS * 8
 
     @property
     def addresses_at(self) -> int:
@@ -213,22 +219,17 @@ class TokenConfig:
         return self.addresses_at + _align(ADDRESSES_BYTES)
 
     @property
-    def partials_at(self) -> int:
+    def sums_at(self) -> int:
         return _align(self.table_at + self.entries * ENTRY_BYTES)
 
     @cached_property
     def slots(self) -> int:
         """Tiles in flight."""
-        room = MAX_SHARED_BYTES - self.partials_at - _align(self.outputs * 4) - self.region_bytes - 128
-        return min(MOST_SLOTS, room // (SLOT_BYTES + self.partial_bytes))
-
-    @property
-    def outputs_at(self) -> int:
-        return _align(self.partials_at + self.slots * self.partial_bytes)
+        return min(MOST_SLOTS, (MAX_SHARED_BYTES - self.ring_at) // SLOT_BYTES)
 
     @property
     def region_at(self) -> int:
-        return _align(self.outputs_at + self.outputs * 4)
+        return _align(self.sums_at + self.sums * 4)
 
     @property
     def ring_at(self) -> int:

@@ -2,7 +2,7 @@
 
 A step of kernels loses at its seams: each waits for the one before, and the weights' stream stops. Here it
 does not stop: one warp of every block copies the weights of all phases, in order, into a ring
-(`minfer.cuda.token.ring`), and another writes what becomes of them (`minfer.cuda.token.outputs`). The phases
+(`minfer.cuda.token.ring`), and never waits for an activation. The phases
 (norm and q, k, v; attention; output projection; norm, gate and up; down) are only held apart by barriers of
 the grid, a counter in memory. What memory delivers meanwhile waits in the ring, and is then multiplied faster
 than memory delivers (`minfer.cuda.token.dots`).
@@ -38,11 +38,10 @@ from minfer.cuda.token.addresses import (
 )
 from minfer.cuda.token.attend import make_attend
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
-from minfer.cuda.token.multiply import make_multiply
-from minfer.cuda.token.outputs import make_finish
+from minfer.cuda.token.multiply import FIRST, LAST, SHARE, make_multiply
 from minfer.cuda.token.records import make_copy, make_norm
 from minfer.cuda.token.ring import make_stream
-from minfer.cuda.token.schedule import ACTIVATED, ARRIVE, ATTENDED, ATTENTION, NORM, WAIT
+from minfer.cuda.token.schedule import ACTIVATED, ADD, ARRIVE, ATTENDED, ATTENTION, NORM, WAIT
 
 
 def decode_token(config: TokenConfig) -> Kernel:
@@ -62,8 +61,8 @@ def decode_token(config: TokenConfig) -> Kernel:
     scratch_at, addresses_at, table_at, region_at = (
         config.scratch_at, config.addresses_at, config.table_at, config.region_at
     )  # fmt: skip
-    full_at, done_at, free_at = config.full_at, config.done_at, config.free_at
-    all_threads = threads + 64
+    full_at, done_at, blocks = config.full_at, config.done_at, config.blocks
+    all_threads = threads + 32
 
     @device_function
     def sync():
@@ -77,9 +76,9 @@ def decode_token(config: TokenConfig) -> Kernel:
             ptx.wait_global_u32(counter, target)
         sync()
 
-    stream, multiply, finish = make_stream(config), make_multiply(config), make_finish(config)
-    attend = make_attend(config, wait, sync)
-    prepare, norm, held = make_norm(config.hidden, warps, sync)
+    stream, attend = make_stream(config), make_attend(config, wait, sync)
+    take_share, multiply = make_multiply(config, sync)
+    prepare, norm, held = make_norm(config.hidden, warps)
     copy_attended, copy_activated = (make_copy(dim, threads) for dim in (config.attended, config.ffn))
 
     @device_function
@@ -89,7 +88,7 @@ def decode_token(config: TokenConfig) -> Kernel:
             ptx.st_shared_v4_u32(table + uint32(i * 16), w0, w1, w2, w3)
 
     @device_function
-    def leave(barriers, blocks):
+    def leave(barriers):
         """The last block to leave sets the counters back."""
         if cuda.threadIdx.x == 0:
             before = ptx.atom_add_global_u32(barriers + uint64(4), uint32(1))
@@ -98,8 +97,9 @@ def decode_token(config: TokenConfig) -> Kernel:
                 ptx.st_global_u32(barriers + uint64(4), uint32(0))
 
     @device_function
-    def work(shared, eps, scale, block, blocks, warp):
+    def work(shared, eps, scale, block, warp):
         """The warps that multiply and attend."""
+        thread = int32(cuda.threadIdx.x)
         addresses = shared + uint32(addresses_at)
         table = shared + uint32(table_at)
         region = shared + uint32(region_at)
@@ -111,7 +111,7 @@ def decode_token(config: TokenConfig) -> Kernel:
         for e in range(entries):
             at = table + uint32(e * ENTRY_BYTES)
             w0, w1, w2, w3 = ptx.ld_shared_v4_u32(at)
-            w4, w5, w6, _ = ptx.ld_shared_v4_u32(at + uint32(16))
+            w4, w5, w6, w7 = ptx.ld_shared_v4_u32(at + uint32(16))
             flags = int32(w6)
             if flags & ATTENTION:
                 attend(
@@ -126,48 +126,49 @@ def decode_token(config: TokenConfig) -> Kernel:
                     scale,
                 )
                 sync()
-                if cuda.threadIdx.x == 0:
-                    ptx.red_add_release_u32(barriers, uint32(1))
             else:
+                share = cuda.local.array(SHARE, int32)
+                take_share(share, flags, int32(w4), w7, block, warp)
+                x = address_of(addresses, X)
+                old = float32(0)  # what this thread adds to: nobody else writes it
+                if flags & ADD and share[FIRST] + thread < share[LAST]:
+                    old = ptx.ld_global_f32(x + uint64(share[FIRST] + thread) * uint64(4))
                 if flags & WAIT:
                     factors = cuda.local.array(held, float32)
                     if flags & NORM:
                         prepare(factors, address_of(addresses, VECTORS) + join(w2, w3))
                     wait(barriers, target)
                     if flags & NORM:
-                        norm(factors, region, shared + uint32(scratch_at), address_of(addresses, X), eps)
+                        norm(factors, region, shared + uint32(scratch_at), x)
                     elif flags & ATTENDED:
                         copy_attended(region, address_of(addresses, ATTENDED_RECORDS))
                     elif flags & ACTIVATED:
                         copy_activated(region, address_of(addresses, ACTIVATED_RECORDS))
                     sync()
-                multiply(shared, region, flags, int32(w4), int32(w5) & 255, w0, state, block, blocks, warp)
+                multiply(shared, region, share, flags, w7, w5, w0, state, old, eps)
             if flags & ARRIVE:
+                if thread == 0:
+                    ptx.red_add_release_u32(barriers, uint32(1))
                 target += uint32(blocks)
-        leave(barriers, blocks)
+        leave(barriers)
 
     @device_function
     def run(shared, eps, scale):
         thread = int32(cuda.threadIdx.x)
         warp = ptx.uniform(thread >> 5)
         block = int32(cuda.blockIdx.x)
-        blocks = int32(cuda.gridDim.x)
         if thread == 0:
             for n in range(slots):
                 ptx.mbarrier_init(shared + uint32(full_at + n * 8), uint32(1))
                 ptx.mbarrier_init(shared + uint32(done_at + n * 8), uint32(warps))
-                ptx.mbarrier_init(shared + uint32(free_at + n * 8), uint32(1))
             ptx.fence_mbarrier_init()
         cuda.syncthreads()
-        if warp == warps + 1:
+        if warp == warps:
             if ptx.lane_id() == 0:
-                stream(shared, block, blocks)
+                stream(shared, block)
         else:
             ptx.griddepcontrol_wait()
-            if warp == warps:
-                finish(shared, block, blocks)
-            else:
-                work(shared, eps, scale, block, blocks, warp)
+            work(shared, eps, scale, block, warp)
 
     address = ptx.global_address
 
@@ -226,5 +227,6 @@ def decode_token(config: TokenConfig) -> Kernel:
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
+        allowed_spill_bytes=32,  # what depends on the lane alone is put aside while the block attends
         cooperative=True,
     )

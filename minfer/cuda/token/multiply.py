@@ -1,4 +1,4 @@
-"""What the other warps do with the tiles of a product: up to 8 blocks of weights of a row at a time.
+"""What the warps do with the tiles of a product: up to 8 blocks of weights of a row at a time, of two rows.
 
 A row's blocks are shared out to groups of up to 8, a warp each, and the rows to teams of as many warps as
 there are groups. A warp keeps its group for a whole product, so that its activations are loaded once.
@@ -14,7 +14,7 @@ from numba.cuda.types import float32, int32, uint32
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import warp_sum
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.token.config import SLOT_BYTES, TokenConfig, row_groups
+from minfer.cuda.token.config import SLOT_BYTES, TokenConfig
 from minfer.cuda.token.dots import (
     UNIT_LANES,
     X_FACTORS,
@@ -23,63 +23,123 @@ from minfer.cuda.token.dots import (
     dot_q6_k,
     load_activations,
 )
+from minfer.cuda.token.outputs import make_outputs
 from minfer.cuda.token.records import RECORD_BYTES
-from minfer.cuda.token.schedule import SIX_BIT
+from minfer.cuda.token.schedule import PAIRS, SIX_BIT
 from minfer.cuda.token.tiles import block_rows, cut, unit_bytes
 
 NUMBER, PARITY = range(2)  # of a state: slot, its phase's parity
+FIRST, LAST, TEAMS, TEAM, GROUP, UNIT, END = range(7)
+SHARE = 7
+"""Of a share: the block's outputs; teams, this warp's, its group; this lane's block of weights, the group's
+end."""
 
 
-def make_multiply(config: TokenConfig) -> Callable:
-    """Device function (shared, region, flags, rows, units, matrix, state, block, blocks, warp): this
-    warp's share of a product. `matrix` is the low word of its offset."""
-    slots, warps = config.slots, config.warps
-    full_at, done_at = config.full_at, config.done_at
-    partials_at, partial_bytes, ring_at = config.partials_at, config.partial_bytes, config.ring_at
+def make_multiply(config: TokenConfig, sync: Callable) -> tuple[Callable, Callable]:
+    """Device functions (share, flags, rows, shape, block, warp): this warp's share of a product; and (shared,
+    region, share, flags, shape, place, matrix, state, old, eps): its work. `shape` is a word of the schedule,
+    `matrix` the low word of the weights' offset; `sync` is the warps' barrier."""
+    slots, warps, blocks = config.slots, config.warps, config.blocks
+    full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
+    most = config.sums
+    write = make_outputs(config)
+
+    @device_function
+    def take_share(share, flags, rows, shape, block, warp):
+        units, _, groups, inverse = cut(shape)
+        first, last = block_rows(flags, rows, block, blocks)
+        team = (warp * inverse) >> 16
+        group = warp - team * groups
+        share[FIRST] = first
+        share[LAST] = last
+        share[TEAMS] = (warps * inverse) >> 16
+        share[TEAM] = team
+        share[GROUP] = group
+        share[UNIT] = ((group * units * inverse) >> 16) + int32(ptx.lane_id()) // UNIT_LANES
+        share[END] = ((group + 1) * units * inverse) >> 16
+
+    @device_function
+    def put_two(a, b, lane, at, second_at):
+        """The sums over the lanes of two values."""
+        kept = a
+        sent = b
+        if lane >= 16:
+            kept = b
+            sent = a
+            at = second_at
+        kept += ptx.shfl_xor_f32(sent, uint32(16))
+        for step in range(4):
+            kept += ptx.shfl_xor_f32(kept, uint32(8 >> step))
+        if lane & 15 == 0:
+            ptx.st_shared_f32(at, kept)
+
+    @device_function
+    def sum_at(sums, row, count, before, pieces, groups):
+        """Where the sum of a row of a tile of `count` outputs belongs, `before` outputs from the first."""
+        index = (before + row) * pieces
+        if row >= count:  # of up
+            index = (before + row - count) * 2 + 1
+        return sums + uint32(index * groups * 4)
 
     @device_function
     @unrolled
-    def multiply(shared, region, flags, rows, units, matrix, state, block, blocks, warp):
+    def multiply(shared, region, share, flags, shape, place, matrix, state, old, eps):
         lane = int32(ptx.lane_id())
         part = lane & (UNIT_LANES - 1)
-        groups = int32(row_groups(units))
-        teams = int32(ptx.udiv_u32(int32(warps), groups))
-        team = int32(ptx.udiv_u32(warp, groups))
-        group = warp - team * groups
-        next_row = team
-        unit = int32(ptx.udiv_u32(group * units, groups)) + lane // UNIT_LANES
-        end = int32(ptx.udiv_u32((group + 1) * units, groups))
+        units, each, groups, _ = cut(shape)
+        six = flags & SIX_BIT
+        pieces = int32(1)
+        if flags & PAIRS:
+            pieces = int32(2)
+        unit = int32(min(share[UNIT], share[END] - 1))
         words = cuda.local.array(X_WORDS, uint32)
         factors = cuda.local.array(X_FACTORS, float32)
-        six = flags & SIX_BIT
-        load_activations(words, factors, region + uint32(int32(min(unit, end - 1)) * RECORD_BYTES), part, six)
-        if unit >= end:  # this lane does the last block again, times nothing
-            unit = end - 1
+        load_activations(words, factors, region + uint32(unit * RECORD_BYTES), part, six)
+        if share[UNIT] >= share[END]:  # this lane does the last block again, times nothing
             for i in unroll(X_WORDS):
                 words[i] = uint32(0)
             for i in unroll(X_FACTORS):
                 factors[i] = float32(0)
-        first, last = block_rows(flags, rows, block, blocks)
-        each, pieces, pitch = cut(flags, units)
+        pitch = units * unit_bytes(flags)
         unit_at = uint32(unit * unit_bytes(flags))
-        for begin in range(first, last, each):
-            count = int32(min(each, last - begin)) * pieces
+        last, teams = share[LAST], share[TEAMS]
+        next_row = share[TEAM]
+        if next_row >= teams:  # a warp too many
+            next_row = int32(1 << 30)
+        begin = share[FIRST]
+        first = begin  # of the outputs whose sums are in shared memory
+        sums = shared + uint32(sums_at + share[GROUP] * 4)
+
+        while begin < last:
+            count = int32(min(each, last - begin))
+            rows = count * pieces
             number = state[NUMBER]
             # Where in a 16-byte line the tile's copy begins.
-            shift = uint32(matrix + uint32(int32(begin) * pitch)) & uint32(15)
-            place = shared + uint32(ring_at) + number * uint32(SLOT_BYTES) + shift + unit_at
-            partials = shared + uint32(partials_at) + number * uint32(partial_bytes) + uint32(group * 4)
+            shift = uint32(matrix + uint32(begin * pitch)) & uint32(15)
+            tile = shared + uint32(ring_at) + number * uint32(SLOT_BYTES) + shift + unit_at
             ptx.mbarrier_wait(shared + uint32(full_at) + number * uint32(8), state[PARITY])
-            while next_row < count and team < teams:
+            while next_row + teams < rows:
+                second = next_row + teams
                 if six:
-                    value = dot_q6_k(place + uint32(next_row * pitch), part, words, factors)
+                    a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
+                    b = dot_q6_k(tile + uint32(second * pitch), part, words, factors)
                 else:
-                    value = dot_q4_k(place + uint32(next_row * pitch), part, words, factors)
-                value = warp_sum(value)
+                    a = dot_q4_k(tile + uint32(next_row * pitch), part, words, factors)
+                    b = dot_q4_k(tile + uint32(second * pitch), part, words, factors)
+                first_at = sum_at(sums, next_row, count, begin - first, pieces, groups)
+                second_at = sum_at(sums, second, count, begin - first, pieces, groups)
+                put_two(a, b, lane, first_at, second_at)
+                next_row = int32(second + teams)
+            if next_row < rows:
+                if six:
+                    a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
+                else:
+                    a = dot_q4_k(tile + uint32(next_row * pitch), part, words, factors)
+                a = warp_sum(a)
                 if lane == 0:
-                    ptx.st_shared_f32(partials + uint32(next_row * groups * 4), value)
+                    ptx.st_shared_f32(sum_at(sums, next_row, count, begin - first, pieces, groups), a)
                 next_row = int32(next_row + teams)
-            next_row = int32(next_row - count)
+            next_row = int32(next_row - rows)
             ptx.syncwarp()
             if lane == 0:
                 ptx.mbarrier_arrive(shared + uint32(done_at) + number * uint32(8))
@@ -87,5 +147,12 @@ def make_multiply(config: TokenConfig) -> Callable:
             if state[NUMBER] == uint32(slots):
                 state[NUMBER] = uint32(0)
                 state[PARITY] ^= uint32(1)
+            begin = int32(begin + count)
+            following = int32(min(begin + each, last))
+            if begin == last or (following - first) * pieces * groups > most:
+                sync()
+                write(shared, flags, place, first, begin - first, groups, old, eps)
+                sync()
+                first = begin
 
-    return multiply
+    return take_share, multiply

@@ -1,100 +1,88 @@
-"""What becomes of the tiles: one warp adds up what the others have made of them, and writes the outputs."""
+"""What becomes of a block's dot products: they are added up, gated or added to the residual stream, and
+written, by all the threads that multiply."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from numba import cuda
 from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.activation import silu_product
-from minfer.cuda.instruction import device_function
-from minfer.cuda.token.addresses import ACTIVATED_RECORDS, BARRIERS, LOGITS, QKV, X, address_of
-from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig, row_groups
-from minfer.cuda.token.records import store_record
-from minfer.cuda.token.schedule import ADD, ARRIVE, ATTENTION, PAIRS, TO_QKV
-from minfer.cuda.token.tiles import block_rows, cut
+from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.token.addresses import ACTIVATED_RECORDS, LOGITS, QKV, X, address_of
+from minfer.cuda.token.config import TokenConfig, row_groups
+from minfer.cuda.token.records import WEIGHTS, store_record
+from minfer.cuda.token.schedule import ADD, NORM, PAIRS, TO_QKV
 
 
-def make_finish(config: TokenConfig) -> Callable:
-    """Device function (shared, block, blocks), for one warp."""
-    entries, slots, outputs = config.entries, config.slots, config.outputs
-    done_at, free_at = config.done_at, config.free_at
-    addresses_at, table_at = config.addresses_at, config.table_at
-    partials_at, partial_bytes, outputs_at = config.partials_at, config.partial_bytes, config.outputs_at
+def make_outputs(config: TokenConfig) -> Callable:
+    """Device function (shared, flags, place, first, count, groups, old, eps): outputs first ... first + count
+    - 1 from the sums in shared memory, [count, rows of weights, groups]. `place` is where the product's
+    outputs begin in the attention's row; `old` what this thread's first output is added to."""
+    warps, threads, dim = config.warps, config.threads, config.hidden
+    addresses_at, scratch_at, sums_at = config.addresses_at, config.scratch_at, config.sums_at
 
     @device_function
-    def add_up(partials, row, groups):
-        """A row's sum over its groups."""
+    @unrolled
+    def norm_scale(scratch, eps):
+        """1 / rms, from the warps' sums of squares."""
         total = float32(0)
-        for g in range(groups):
-            total += ptx.ld_shared_f32(partials + uint32((row * groups + int32(g)) * 4))
-        return total
+        for w in unroll(warps):
+            total += ptx.ld_shared_f32(scratch + uint32(w * 4))
+        return ptx.rsqrt_approx(total * float32(1.0 / dim) + eps)
+
+    def make_sum(most: int) -> Callable:
+        """Device function: the sum of `groups` numbers, `most` at most. All are loaded at once."""
+
+        @device_function
+        @unrolled
+        def add_up(sums, groups):
+            total = float32(0)
+            for g in unroll(most):
+                if g < groups:
+                    total += ptx.ld_shared_f32(sums + uint32(g * 4))
+            return total
+
+        return add_up
+
+    add_up, add_gated = (make_sum(row_groups(n // WEIGHTS)) for n in (config.widest, dim))
 
     @device_function
-    def write_records(shared, activated, first, last):
-        """The block's gated activations."""
-        for base in range(0, outputs, 128):
-            local = int32(base) + int32(ptx.lane_id()) * 4
-            v0 = float32(0)
-            v1 = float32(0)
-            v2 = float32(0)
-            v3 = float32(0)
-            if local < last - first:
-                v0, v1, v2, v3 = ptx.ld_shared_v4_f32(shared + uint32(outputs_at + local * 4))
-            store_record(activated, first + local, last, v0, v1, v2, v3)
+    def gated(sums, groups, scale):
+        gate = scale * add_gated(sums, groups)
+        return silu_product(gate, scale * add_gated(sums + uint32(groups * 4), groups))
 
     @device_function
-    def finish(shared, block, blocks):
+    def write(shared, flags, place, first, count, groups, old, eps):
         addresses = shared + uint32(addresses_at)
-        lane = int32(ptx.lane_id())
-        number = uint32(0)
-        parity = uint32(0)
-        for e in range(entries):
-            at = shared + uint32(table_at + e * ENTRY_BYTES + 16)
-            rows, shape, word, _ = ptx.ld_shared_v4_u32(at)
-            flags = int32(word)
-            if not flags & ATTENTION:
-                units = int32(shape) & 255
-                first, last = block_rows(flags, int32(rows), block, blocks)
-                each, pieces, _ = cut(flags, units)
-                groups = int32(row_groups(units))
-                y = address_of(addresses, LOGITS)
-                if flags & ADD:
-                    y = address_of(addresses, X)
-                if flags & TO_QKV:
-                    y = address_of(addresses, QKV) + uint64(int32(shape) >> 8) * uint64(4)
-                for begin in range(first, last, each):
-                    count = int32(min(each, last - begin))
-                    row = int32(begin) + lane
-                    old = float32(0)
-                    if flags & ADD and lane < count:
-                        old = ptx.ld_global_f32(y + uint64(row) * uint64(4))
-                    ptx.mbarrier_wait(shared + uint32(done_at) + number * uint32(8), parity)
-                    total = float32(0)
-                    if lane < count * pieces:
-                        partials = shared + uint32(partials_at) + number * uint32(partial_bytes)
-                        total = add_up(partials, lane, groups)
-                    ptx.syncwarp()
-                    if lane == 0:
-                        ptx.mbarrier_arrive(shared + uint32(free_at) + number * uint32(8))
-                    number += uint32(1)
-                    if number == uint32(slots):
-                        number = uint32(0)
-                        parity ^= uint32(1)
-                    if flags & PAIRS:
-                        up = ptx.shfl_idx_f32(total, uint32(lane + count) & uint32(31))
-                        if lane < count:
-                            place = uint32(outputs_at + (row - first) * 4)
-                            ptx.st_shared_f32(shared + place, silu_product(total, up))
-                    elif lane < count:
-                        ptx.st_global_f32(y + uint64(row) * uint64(4), old + total)
-                if flags & PAIRS:
-                    ptx.syncwarp()
-                    write_records(shared, address_of(addresses, ACTIVATED_RECORDS), first, last)
-                if flags & ARRIVE:
-                    ptx.syncwarp()
-                    if lane == 0:
-                        ptx.red_add_release_u32(address_of(addresses, BARRIERS), uint32(1))
+        sums = shared + uint32(sums_at)
+        thread = int32(cuda.threadIdx.x)
+        scale = float32(1)
+        if flags & NORM:
+            scale = norm_scale(shared + uint32(scratch_at), eps)
+        if flags & PAIRS:
+            records = address_of(addresses, ACTIVATED_RECORDS)
+            lane = int32(ptx.lane_id())
+            each = uint32(groups * 8)
+            # Whole warps go round together: the store shuffles.
+            for base in range((thread - lane) * 4, count, threads * 4):
+                index = int32(base) + lane * 4
+                at = sums + uint32(int32(min(index, count - 4))) * each
+                v0 = gated(at, groups, scale)
+                v1 = gated(at + each, groups, scale)
+                v2 = gated(at + each * uint32(2), groups, scale)
+                v3 = gated(at + each * uint32(3), groups, scale)
+                store_record(records, first + index, first + count, v0, v1, v2, v3)
+        else:
+            y = address_of(addresses, LOGITS)
+            if flags & ADD:
+                y = address_of(addresses, X)
+            if flags & TO_QKV:
+                y = address_of(addresses, QKV) + uint64(place) * uint64(4)
+            for i in range(thread, count, threads):
+                total = scale * add_up(sums + uint32(int32(i) * groups * 4), groups)
+                ptx.st_global_f32(y + uint64(first + i) * uint64(4), old + total)
 
-    return finish
+    return write

@@ -107,12 +107,13 @@ def make_copy(dim: int, threads: int) -> Callable:
     return copy
 
 
-def make_norm(dim: int, warps: int, sync: Callable) -> tuple[Callable, Callable, int]:
-    """Device functions (factors, gains) and (factors, records, scratch, x, eps), and the length of the local
-    f32 array `factors`.
+def make_norm(dim: int, warps: int) -> tuple[Callable, Callable, int]:
+    """Device functions (factors, gains) and (factors, records, scratch, x), and the length of the local f32
+    array `factors`.
 
-    The first loads what is there before the activations are; the second leaves the records of the normed x at
-    a shared address. `scratch` is room for a float a warp; `sync` is the warps' barrier."""
+    The first loads what is there before the activations are; the second leaves the records of x times the
+    gains at a shared address, and the warps' sums of x squared in `scratch`: 1 / rms is left to what is made
+    of them."""
     threads = warps * 32
     fours = dim // 4
     rounds = -(-fours // threads)
@@ -139,33 +140,28 @@ def make_norm(dim: int, warps: int, sync: Callable) -> tuple[Callable, Callable,
 
     @device_function
     @unrolled
-    def norm(factors, records, scratch, x, eps):
+    def norm(factors, records, scratch, x):
         values = cuda.local.array(held, float32)
         for i in unroll(rounds * 4):
             values[i] = float32(0)
         load(values, x)
         squares = float32(0)
-        for i in unroll(rounds * 4):
-            squares += values[i] * values[i]
-        squares = warp_sum(squares)
-        warp = int32(cuda.threadIdx.x) >> 5
-        if ptx.lane_id() == 0:
-            ptx.st_shared_f32(scratch + uint32(warp * 4), squares)
-        sync()
-        total = float32(0)
-        for w in unroll(warps):
-            total += ptx.ld_shared_f32(scratch + uint32(w * 4))
-        scale = ptx.rsqrt_approx(total * float32(1.0 / dim) + eps)
         for i in unroll(rounds):
             four = int32(cuda.threadIdx.x) + int32(i * threads)
+            for j in unroll(4):
+                squares += values[i * 4 + j] * values[i * 4 + j]
+                values[i * 4 + j] *= factors[i * 4 + j]
             if four < fours:
                 store_record_shared(
                     records,
                     four * 4,
-                    values[i * 4] * scale * factors[i * 4],
-                    values[i * 4 + 1] * scale * factors[i * 4 + 1],
-                    values[i * 4 + 2] * scale * factors[i * 4 + 2],
-                    values[i * 4 + 3] * scale * factors[i * 4 + 3],
+                    values[i * 4],
+                    values[i * 4 + 1],
+                    values[i * 4 + 2],
+                    values[i * 4 + 3],
                 )
+        squares = warp_sum(squares)
+        if ptx.lane_id() == 0:
+            ptx.st_shared_f32(scratch + uint32((int32(cuda.threadIdx.x) >> 5) * 4), squares)
 
     return prepare, norm, held

@@ -12,9 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from minfer.cuda.blocks import BLOCKS
+from minfer.cuda.token.config import SLOT_BYTES, TILE_ROWS, row_groups
+from minfer.cuda.token.records import WEIGHTS
+
+Q4_BYTES, Q6_BYTES = (BLOCKS[format].row_bytes(WEIGHTS) for format in ("Q4_K", "Q6_K"))
+
 SIX_BIT = 1  # Q6_K; else Q4_K
 PAIRS = 2  # rows of gate above rows of up; the outputs are their gated activation, as records
-NORM = 4  # the activations are the normed residual stream
+NORM = 4  # the activations are the normed residual stream; without WAIT those of the entry before
 ATTENDED = 8  # ... the attention's records
 ACTIVATED = 16  # ... the gated activations' records
 TO_QKV = 32  # the outputs go to the attention's row
@@ -52,7 +58,16 @@ class Entry:
         split = [half for value in low for half in (value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF)]
         if self.flags & ATTENTION:
             return [*split, self.flags, 0]
-        return [*split[:4], self.rows, self.units | self.first << 8, self.flags, 0]
+        return [*split[:4], self.rows, self.first, self.flags, self.shape]
+
+    @property
+    def shape(self) -> int:
+        """What a block needs to know of the product's tiles, in a word: blocks of weights a row (8 bits),
+        outputs of a tile (5), 65536 over the groups of a row's blocks, rounded up (17)."""
+        pitch = self.units * (Q6_BYTES if self.flags & SIX_BIT else Q4_BYTES)
+        rows = min(TILE_ROWS, (SLOT_BYTES - 32) // pitch)
+        each = rows // 2 if self.flags & PAIRS else rows
+        return self.units | each << 8 | (65536 // int(row_groups(self.units)) + 1) << 13
 
 
 def table(entries: list[Entry]) -> NDArray[np.uint32]:
@@ -111,7 +126,7 @@ def _qkv(layer: Layer) -> list[Entry]:
     """The stacked projections: one product a format, on the same activations."""
     entries, first = [], 0
     for n, matrix in enumerate(layer.qkv):
-        flags = NORM | WAIT | TO_QKV if n == 0 else TO_QKV
+        flags = NORM | TO_QKV | (WAIT if n == 0 else 0)
         if n == len(layer.qkv) - 1:
             flags |= ARRIVE
         entries.append(_product(matrix, flags, vector=layer.attn_norm, first=first))

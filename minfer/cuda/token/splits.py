@@ -24,17 +24,18 @@ def make_gather(served: int, head_dim: int, parts: int) -> Callable:
     slot = (head_dim + 4) * 4
 
     @device_function
+    @unrolled
     def gather(sums, h, d):
         mine = sums + uint32(h * slot)
         top = float32(NEVER)
-        for g in range(parts):
+        for g in unroll(parts):
             top = ptx.max_f32(top, ptx.ld_shared_f32(mine + uint32(g * (served * slot) + head_dim * 4)))
         a0 = float32(0)
         a1 = float32(0)
         a2 = float32(0)
         a3 = float32(0)
         weight = float32(0)
-        for g in range(parts):
+        for g in unroll(parts):
             at = mine + uint32(g * (served * slot))
             largest, share = ptx.ld_shared_v2_f32(at + uint32(head_dim * 4))
             b0, b1, b2, b3 = ptx.ld_shared_v4_f32(at + uint32(d * 4))

@@ -11,13 +11,10 @@ from __future__ import annotations
 from numba.cuda.types import int32
 
 from minfer.cuda import ptx
-from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.instruction import device_function
-from minfer.cuda.token.config import SLOT_BYTES, TILE_ROWS
-from minfer.cuda.token.records import RUN, WEIGHTS
-from minfer.cuda.token.schedule import PAIRS, SIX_BIT
-
-Q4_BYTES, Q6_BYTES = (BLOCKS[format].row_bytes(WEIGHTS) for format in ("Q4_K", "Q6_K"))
+from minfer.cuda.token.config import row_groups
+from minfer.cuda.token.records import RUN
+from minfer.cuda.token.schedule import PAIRS, Q4_BYTES, Q6_BYTES, SIX_BIT
 
 
 @device_function
@@ -41,10 +38,8 @@ def unit_bytes(flags):
 
 
 @device_function
-def cut(flags, units):
-    """(outputs of a tile, rows of weights of an output, bytes of a row of `units` blocks)."""
-    pitch = units * unit_bytes(flags)
-    each = int32(min(int32(TILE_ROWS), int32(ptx.udiv_u32(int32(SLOT_BYTES - 32), pitch))))
-    if flags & PAIRS:
-        return each >> 1, int32(2), pitch
-    return each, int32(1), pitch
+def cut(shape):
+    """(blocks of weights a row, outputs of a tile, groups of a row's blocks, 65536 over them), from a word of
+    the schedule (`minfer.cuda.token.schedule.Entry.shape`)."""
+    units = int32(shape) & 255
+    return units, (int32(shape) >> 8) & 31, int32(row_groups(units)), int32(shape) >> 13

@@ -69,7 +69,7 @@ class Route:
         fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself; else later
             kernels do, from f16 results.
         token_kernel: a decoded token is one kernel (`minfer.cuda.token`), where the device and the model's
-            formats allow; else, or elsewhere, one kernel an operation, which was the faster way so far.
+            formats allow; else, or elsewhere, one kernel an operation.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Route:
     hopper_attention: bool = False
     convert: str = "fused"
     fused: bool = True
-    token_kernel: bool = False
+    token_kernel: bool = True
     mmq: str | None = None
     w4a16: bool = False
     w4a8: bool = False
