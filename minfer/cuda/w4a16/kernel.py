@@ -311,8 +311,9 @@ def w4a16(config: W4A16Config) -> Kernel:
 
 def shipped() -> list[Kernel]:
     """Every tile that `choose` picks for f16, for gated products of Q4_K, and one of every other form."""
-    tiles = [W4A16Config(name, *tile) for name in FORMATS for tile in TILES]
-    others = [W4A16Config(name, *TILES[5], out="f32", store="direct", bias=True) for name in FORMATS]
-    gated = [W4A16Config("Q4_K", *tile, gated=True) for tile in TILES]
-    gated.append(W4A16Config("Q6_K", *TILES[5], gated=True))
+    tiles = [W4A16Config(name, *tile) for name in FORMATS for tile in TILES[name]]
+    narrow = next(tile for tile in TILES["Q6_K"] if tile[0] == 128)
+    others = [W4A16Config(name, *narrow, out="f32", store="direct", bias=True) for name in FORMATS]
+    gated = [W4A16Config("Q4_K", *tile, gated=True) for tile in TILES["Q4_K"]]
+    gated.append(W4A16Config("Q6_K", *narrow, gated=True))
     return [w4a16(config) for config in (*tiles, *others, *gated)]
