@@ -1,9 +1,9 @@
 """C[nt, od] = A[nt, id] W[od, id]^T on Hopper with W as Q4_K or Q6_K blocks: no f16 copy of the weights.
 
 The product is computed transposed, since only wgmma's A operand may come from registers: a tile's rows are
-128 outputs, its columns up to 256 tokens. Warpgroup 0 brings both operands: one thread loads the activations'
-k-tiles of 64 by TMA into a ring of stages, three warps the weights' blocks into a ring of slots
-(`minfer.cuda.w4a16.movers`). Warpgroups 1 and 2 hold 64 rows each: they unpack a k-tile's weights into
+128 or 192 outputs, its columns up to 256 tokens. Warpgroup 0 brings both operands: one thread loads the
+activations' k-tiles of 64 by TMA into a ring of stages, three warps the weights' blocks into a ring of slots
+(`minfer.cuda.w4a16.movers`). The other warpgroups hold 64 rows each: they unpack a k-tile's weights into
 fragments (`minfer.cuda.w4a16.formats`) while the tensor cores work on the one before; no unpacked weight is
 written anywhere. One block a multiprocessor takes tile after tile.
 
@@ -13,12 +13,15 @@ written anywhere. One block a multiprocessor takes tile after tile.
 - While wgmma is in flight nothing branches by lane (C7518), and fragments are pinned before the next wait.
 
 What was tried on an H200 and lost: two or three wgmma groups in flight (the assembler serialises them all,
-C7513); k-tiles of 128 (no faster for any tile); warps that wait for their own copies of Q6_K blocks and
-expand the int8 scales too (up to 1.7 times slower: a block took longer to bring than to multiply); narrow
-tiles that fill more waves (152 tokens: unpacking takes longer than multiplying). Scales are named in the
-operand: copied to both halves by prmt they are 57 instructions more. Q6_K costs half as many
-instructions again as Q4_K to unpack. Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B: Q4_K 0.96
-(qkv), 1.04 (o), 1.02 (gate and up), 1.04-1.07 (down), Q6_K 0.89-0.95 (down).
+C7513); k-tiles of 128 (no faster for any tile); narrow tiles that fill more waves (152 tokens: unpacking
+takes longer than multiplying). Scales are named in the operand: copied to both halves by prmt they are 57
+instructions more.
+
+What held Q6_K back, read off ncu's samples an instruction: the warps that copy are slow in instructions (one
+in about nine cycles), and spent 530 on a block, so that consumers waited a tenth of their time for blocks;
+then k-tiles in which all of a half block's bytes were loaded took longer than their products, and the others
+less. Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B: Q4_K 1.00 (qkv; two consumers 0.98), 1.04 (o),
+0.99-1.02 (gate and up), 1.02 (down), Q6_K 0.94 (down, before the last of these steps).
 """
 
 from __future__ import annotations
