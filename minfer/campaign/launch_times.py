@@ -118,8 +118,9 @@ class EventTimer:
 
 def class_graphs(launches: Sequence[Observed], device: Any) -> Pass:
     """A pass whose launches are timed class by class: a graph holds one class's launches in their order,
-    some times over, and they share its time evenly. For a decode, whose launches are so short that
-    recording each of them within the graph costs more than they do.
+    some times over, and they share its time evenly. For a decode, whose launches are so short that what lies
+    between them counts: by CUPTI a token of 2.0 ms took 4.1 on an H200, and its launches alone were charged
+    5 % less than the graph that holds them takes.
     """
     whole = graph_ms(launches, device, **DECODES)
     held = {}

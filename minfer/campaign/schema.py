@@ -41,6 +41,8 @@ def plain(value: Any) -> Any:
         return [plain(member) for member in value]
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is no finite number")
+    if isinstance(value, str) and not _is_unicode(value):
+        raise ValueError(f"{value!a} is no Unicode text")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if hasattr(value, "item"):  # a NumPy scalar
@@ -73,6 +75,13 @@ def _is(value: Any, wanted: type, where: str) -> Any:
         raise ValueError(f"{where}: {value!r} is no {wanted.__name__}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}: {value} is no finite number")
+    if isinstance(value, str) and not _is_unicode(value):
+        raise ValueError(f"{where}: {value!a} is no Unicode text")
     if isinstance(value, int) and abs(value) >= 2**63:  # sums and rates of them would not be floats
         raise ValueError(f"{where}: a number of {len(str(abs(value)))} digits: 64 bits hold 18")
     return value
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a file can hold it: half of a surrogate pair, which JSON can spell, is no character."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

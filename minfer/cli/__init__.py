@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 done; 2 bad input or a resource that is missing, with one line on stderr that says so; 130 interrupted;
     1 the reader of our output went away, or a bug (one line; MINFER_TRACEBACK=1 shows where).
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller; no file of ours may take its number
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A terminal that cannot show a character is no error.

@@ -71,19 +71,25 @@ def decompose(
     from minfer.campaign.counters import read_counters
     from minfer.campaign.decompose import decompose as take_apart
     from minfer.campaign.document import wall_table
+    from minfer.campaign.precompile import precompile
     from minfer.campaign.prefills import SharedModel
     from minfer.campaign.records import FOLDER, write_record
     from minfer.campaign.schema import plain
     from minfer.engine.cuda.devices import GpuDevice
     from minfer.engine.cuda.routes import check_route, choose_route
+    from minfer.model.model import Model
 
     check_route(route)
     device = GpuDevice()
     chosen = choose_route(route, device.arch, os.environ)
     before = context if phase is Phase.decode else 0
+    n_ctx = max(tokens, context + 64)
+    passed = before or 1 if phase is Phase.decode else tokens
+    ahead = Model.load(model)
+    precompile((), device.arch, model=ahead, routes=[chosen], prompts=(n_ctx, passed), say=_tell)
     # First, and in a process of its own, which needs the GPU's memory.
     counted = read_counters(model, phase.value, route, tokens, before) if counters else {}
-    shared = SharedModel(model, device, max(tokens, context + 64), _tell)
+    shared = SharedModel(model, device, n_ctx, _tell)
     wall = take_apart(
         shared,
         chosen,

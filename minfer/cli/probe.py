@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from minfer.cli.common import JsonOption, print_json
+from minfer.cli.common import JsonOption, check_text, print_json
 from minfer.cli.tables import table
 
 app = typer.Typer(help="Questions about two configs: gates, interleaved A/B, verdict, record.")
@@ -117,7 +117,7 @@ def run(
     if device == "simulator":
         failed = session.simulate(chosen, typer.echo)
     else:
-        if device.isdigit():
+        if device.isascii() and device.isdigit():
             os.environ["CUDA_VISIBLE_DEVICES"] = device
         elif device != "gpu":
             raise typer.BadParameter(f"--device {device}: gpu, the number of a GPU, or simulator")
@@ -149,7 +149,7 @@ def note(
     from minfer.campaign.table import describe_run
 
     words = {"mechanism": mechanism, "retry": retry, "reason": reason}
-    given = {name: text for name, text in words.items() if text is not None}
+    given = {name: check_text(text, f"--{name}") for name, text in words.items() if text is not None}
     if not given:
         raise typer.BadParameter("give at least one of --mechanism, --retry and --reason")
     typer.echo(describe_run(annotate(record, **given)))

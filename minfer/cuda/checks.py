@@ -56,6 +56,15 @@ def check_sizes(family: str, **sizes: object) -> None:
         check_whole(f"{family}: {name}", size, 1, INT32_MAX)
 
 
+def blocks_for(what: str, items: int, each: int = 1, most: int = INT32_MAX) -> int:
+    """Blocks for `items`, of which a block takes `each`; at least one, which then finds nothing to do.
+
+    Refuses what is no number of items, or more than `most`.
+    """
+    check_whole(what, items, 0, most)
+    return max(1, -(-items // each))
+
+
 def check_choice(family: str, field: str, value: object, choices: tuple) -> None:
     """Refuse a field's value that is none of `choices`."""
     if value not in choices:

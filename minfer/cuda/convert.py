@@ -13,7 +13,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_threads, check_types
+from minfer.cuda.checks import blocks_for, check_threads, check_types
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 
 
@@ -44,7 +44,8 @@ class ConvertConfig:
 
     def grid(self, n: int) -> tuple[int, int, int]:
         """Blocks for n elements."""
-        return (max(1, -(-n // (self.threads * self.vector))), 1, 1)
+        # The last block's indices are past n, and must not be past int32.
+        return (blocks_for("convert: n", n, self.threads * self.vector, 2**31 - 2**13), 1, 1)
 
 
 def convert_f32_f16(config: ConvertConfig = ConvertConfig()) -> Kernel:
@@ -126,7 +127,7 @@ class StoreKvConfig:
 
     def grid(self, nt: int, width: int) -> tuple[int, int, int]:
         """Blocks for nt rows of `width` = kv_heads * head_dim."""
-        return (max(1, nt), -(-width // (self.threads * self.vector)), 1)
+        return (blocks_for("store_kv_f16: nt", nt), -(-width // (self.threads * self.vector)), 1)
 
 
 def store_kv_f16(config: StoreKvConfig = StoreKvConfig()) -> Kernel:

@@ -13,7 +13,7 @@ from numba.cuda.types import int32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS, block_of, four_weights
-from minfer.cuda.checks import check_threads, check_types
+from minfer.cuda.checks import blocks_for, check_threads, check_types
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 
 
@@ -49,7 +49,7 @@ class DequantizeConfig:
 
     def grid(self, rows: int) -> tuple[int, int, int]:
         """Blocks for that many rows."""
-        return (max(1, rows), -(-(self.dim // 8) // self.threads), 1)
+        return (blocks_for("dequantize: rows", rows), -(-(self.dim // 8) // self.threads), 1)
 
 
 def dequantize(config: DequantizeConfig) -> Kernel:

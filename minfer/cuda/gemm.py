@@ -370,8 +370,8 @@ def make_gemm(config: GemmConfig) -> Kernel:
         shared_bytes=config.shared_bytes,
         arguments=arguments,
         min_blocks=config.min_blocks,
-        # ptxas puts a register or two of the mirror's aside to fit three blocks (13.5: sm_100a, 13.0: Q4_K).
-        allowed_spill_bytes=16 if config.a_source == "f32_mirror" else 0,
+        # Where both operands pass through registers, ptxas puts a few of them aside.
+        allowed_spill_bytes=32 if b_blocks and a_settled else 0,
     )
 
 

@@ -18,7 +18,7 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.block_dots import DOTS
 from minfer.cuda.blocks import BLOCKS, block_of
-from minfer.cuda.checks import check_choice, check_types, check_whole
+from minfer.cuda.checks import blocks_for, check_choice, check_types, check_whole
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
@@ -138,7 +138,7 @@ class GemvConfig:
 
     def grid(self, od: int, sms: int = 132) -> tuple[int, int, int]:
         """Blocks that stay: `resident` an SM, fewer if there are fewer row groups."""
-        return (max(1, min(self.resident * sms, -(-od // self.rows))), 1, 1)
+        return (min(self.resident * sms, blocks_for("gemv: od", od, self.rows)), 1, 1)
 
     @classmethod
     def for_shape(

@@ -17,7 +17,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads, check_types
+from minfer.cuda.checks import blocks_for, check_choice, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import load8_f16
 from minfer.cuda.instruction import device_function
@@ -34,6 +34,7 @@ from minfer.cuda.q8 import (
 )
 
 FORMS = ("serial", "tree", "warp")
+MAX_CHUNKS = 2**26 - 1  # int32 counts their activations
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class QuantizeQ8Config:
 
     def grid(self, nt: int, dim: int) -> tuple[int, int, int]:
         """Blocks for nt rows of dim."""
-        return (max(1, nt), -(-(-(-dim // 64) * 16) // self.threads), 1)
+        return (blocks_for("quantize_q8: nt", nt), -(-(-(-dim // 64) * 16) // self.threads), 1)
 
 
 def quantize_q8(config: QuantizeQ8Config = QuantizeQ8Config()) -> Kernel:
@@ -152,7 +153,8 @@ class QuantizePad40Config:
 
     def grid(self, nt: int, dim: int) -> tuple[int, int, int]:
         """Blocks for nt rows of dim."""
-        return (max(1, -(-nt * (dim // RUN) // self.chunks)), 1, 1)
+        name = "quantize_q8_0_pad40: chunks"
+        return (blocks_for(name, nt * (dim // RUN), self.chunks, MAX_CHUNKS), 1, 1)
 
 
 @device_function
@@ -206,7 +208,7 @@ def quantize_q8_0_pad40(config: QuantizePad40Config = QuantizePad40Config()) -> 
     """pad40 chunks of x, one for every 32 neighbouring activations.
 
     Arguments: x f32 or f16 [nt, dim] (16-byte aligned, finite: checked mode refuses what is not), chunks
-    uint8 [nt, dim / 32, 40], count int32: nt * dim / 32, at most 2^26 - 1. d = max|x| / 127, stored as f16;
+    uint8 [nt, dim / 32, 40], count int32: nt * dim / 32, at most MAX_CHUNKS. d = max|x| / 127, stored as f16;
     q = x * (127 / max|x|) to the nearest, halves to even; the int32 sum of the q. All forms give the same
     bits, those of `minfer.cuda.reference.quantize_pad40`. Seed 003, section 3.2: quantize_q8_0_pad40.
     """
@@ -269,13 +271,15 @@ class DequantizePad40Config:
 
     def grid(self, nt: int, dim: int) -> tuple[int, int, int]:
         """Blocks for nt rows of dim."""
-        return (max(1, -(-nt * (dim // 4) // self.threads)), 1, 1)
+        chunks, each = nt * (dim // RUN), self.threads * 4 // RUN
+        return (blocks_for("dequantize_pad40: chunks", chunks, each, MAX_CHUNKS), 1, 1)
 
 
 def dequantize_pad40(config: DequantizePad40Config = DequantizePad40Config()) -> Kernel:
     """f16 activations d * q of pad40 chunks: for a GEMM that takes the place of an MMQ kernel.
 
-    Arguments: chunks uint8 [nt, dim / 32, 40], x f16 [nt, dim], count int32: nt * dim / 32, at most 2^26 - 1.
+    Arguments: chunks uint8 [nt, dim / 32, 40], x f16 [nt, dim], count int32: nt * dim / 32, at most
+    MAX_CHUNKS.
     """
     threads = config.threads
 

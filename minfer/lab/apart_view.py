@@ -128,7 +128,8 @@ def draw_apart(taken: TakenApart) -> Picture:
             if part.ms > 0.04 * one.observed_ms:
                 dark = part.name in decomposition_view.DARK
                 look = {"fontsize": 8, "color": "white" if dark else style.INK}
-                ax.text(left + part.ms / 2, 0, f"{part.ms:.3g}", ha="center", va="center", **look)
+                text = f"{part.ms:.3g}" if part.ms >= 0.1 else f"{part.ms:.2g}"
+                ax.text(left + part.ms / 2, 0, text, ha="center", va="center", **look)
             left += part.ms
         ax.set_yticks([])
         ax.set_xlim(0, left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import os
 import threading
@@ -27,12 +28,13 @@ ONE_AT_A_TIME = threading.Lock()  # the host backend's threads serve one caller
 
 
 def available_models() -> list[tuple[str, Path]]:
-    """(label, path) of every model that can run now: the pulled ones, then the tiny one of the repository.
+    """(label, path) of every model that can run now: the pulled ones, the tiny one of the repository, then
+    what `minfer synth` made.
 
     The name in `$MINFER_MODEL`, if it has been pulled, comes first.
     """
     from minfer.model.errors import ModelFileError
-    from minfer.model.registry import NAMES, resolve
+    from minfer.model.registry import NAMES, SYNTHETIC, models_dir, resolve
 
     found = []
     for name in sorted(NAMES, key=lambda name: name != os.environ.get(FIRST_MODEL)):
@@ -42,6 +44,9 @@ def available_models() -> list[tuple[str, Path]]:
             continue
     if TINY.is_file():
         found.append(("qwen2-tiny (random weights)", TINY))
+    with contextlib.suppress(ModelFileError):  # no folder of models
+        made = sorted(models_dir().glob(f"*{SYNTHETIC}.gguf"))
+        found += [(f"{path.stem} (random weights)", path) for path in made]
     return found
 
 

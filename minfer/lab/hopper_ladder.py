@@ -133,7 +133,7 @@ LOST = (
         "of": "GEMM",
         "idea": "a fourth of the reads of B",
         "outcome": "x0.6",
-        "why": "30 clusters of 4 fit at a time: 120 of 132 SMs; most of the loss is not explained",
+        "why": "of the grid's 33 clusters 30 fit at a time: three run their share alone, after the others",
     },
     {
         "probe": "128 x 256 on mma.sync",
@@ -148,6 +148,13 @@ LOST = (
         "idea": "fill the wave that few tiles leave empty",
         "outcome": "x0.9",
         "why": "exchanging the sums costs what wider tiles save",
+    },
+    {
+        "probe": "stream-k",
+        "of": "GEMM, o, 8192 tokens",
+        "idea": "cut the last wave's tiles along k: 4.6 waves instead of 5",
+        "outcome": "x0.96",
+        "why": "a block hands on 192 sums a thread through L2, and idle SMs give the others a higher clock",
     },
     {
         "probe": "programmatic dependent launch",

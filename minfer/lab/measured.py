@@ -96,14 +96,9 @@ def speeds(records: Sequence[Record], measure: Callable[[Path], Taken] | None = 
     Args:
         measure: runs every route on a model file.
     """
-    from minfer.engine.cuda.backend import why_unavailable
-
-    reason = why_unavailable()
-    model = find_model()
-    if reason is None and model is None:
-        reason = f"the 7B is not here; run `minfer pull {PULLED}`, or `minfer synth {PULLED}`"
-    if reason is not None:
-        return from_records(records, reason)
+    model, why_not = model_to_measure()
+    if model is None:
+        return from_records(records, why_not)
     from minfer.cuda.runtime import device
 
     gpu = device()
@@ -120,6 +115,17 @@ def speeds(records: Sequence[Record], measure: Callable[[Path], Taken] | None = 
     benches = dict(sorted(benches.items(), key=lambda entry: entry[1].result(PREFILL).avg_ts))
     peer = llamacpp() if known.key == DEVICE else None
     return Speeds(benches, None, peer, known, True, f"Measured just now on {gpu}, {model.name}", why)
+
+
+def model_to_measure() -> tuple[Path | None, str]:
+    """The 7B's file on a machine with a GPU that can run it; else None, and the reason."""
+    from minfer.engine.cuda.backend import why_unavailable
+
+    reason = why_unavailable()
+    if reason is not None:
+        return None, reason
+    missing = f"the 7B is not here; run `minfer pull {PULLED}`, or `minfer synth {PULLED}`"
+    return find_model(), missing
 
 
 def find_model() -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from minfer.campaign.document import newest_walls
@@ -11,7 +12,7 @@ from minfer.campaign.record import origins
 from minfer.campaign.records import Record, Wall
 from minfer.campaign.report import DEVICE
 from minfer.lab.errors import EXPECTED, sentence
-from minfer.lab.measured import PULLED, find_model
+from minfer.lab.measured import model_to_measure
 
 TOKENS = 2048
 
@@ -34,6 +35,9 @@ class Walls:
     def __repr__(self) -> str:
         return f"{self.origin}." + (f" Not measured here: {self.why}." if self.why else "")
 
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>"
+
 
 def from_records(records: Sequence[Record], why: str = "") -> Walls:
     """What the records hold of the H200."""
@@ -53,14 +57,9 @@ def walls(records: Sequence[Record], measure: Callable[[Path], Taken] | None = N
     Args:
         measure: takes the walls of a model file apart.
     """
-    from minfer.engine.cuda.backend import why_unavailable
-
-    model = find_model()
-    reason = why_unavailable()
-    if reason is None and model is None:
-        reason = f"the 7B is not here (`minfer synth {PULLED}` makes one)"
-    if reason is not None:
-        return from_records(records, reason)
+    model, why_not = model_to_measure()
+    if model is None:
+        return from_records(records, why_not)
     try:
         found, failed = (measure or take_apart)(model)
     except (*EXPECTED, RuntimeError) as error:

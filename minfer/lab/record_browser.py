@@ -67,6 +67,15 @@ def verdict_rows(
     return found
 
 
+def reason_rows(probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str) -> list[dict]:
+    """Probes whose newest verdict is not the seed's, and the reason that the run bears out."""
+    return [
+        {key: row[key] for key in ("probe", "seed", "ours")}
+        | {"why": newest_runs(row["probe"], runs)[device].reason or "not determined"}
+        for row in verdict_rows(probes, runs, device, DIFFERS)
+    ]
+
+
 def browse(probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str, shown: str, name: str) -> Browsed:
     """The table under a filter, and one probe's newest run.
 

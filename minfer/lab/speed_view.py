@@ -34,6 +34,7 @@ FAMILIES = {
     WHOLE: style.ORANGE,
 }
 """What a prefill variant changes -> its colour."""
+SENSORS = {"power (W)": "power_w", "SM clock (MHz)": "sm_mhz", "GPU (°C)": "temperature_c"}
 ON_GB10 = {
     "f16": ("000", "prefill.after", "after session P5"),
     "mmq": ("003", "mmq.r1.tok_s", "R1, KD=8"),
@@ -71,6 +72,18 @@ def draw_work(nt: int = TOKENS) -> Picture:
     note = f"pale: what only other positions' logits would need, {saved:.1%} of all"
     style.title(ax, f"The work of {nt:,} tokens", note)
     return Picture(fig, f"Prefill work of the 7B by class at {nt:,} tokens", rows)
+
+
+def sustained_rows(benches: Mapping[str, Bench]) -> list[dict]:
+    """Prefills under a load that lasts: tokens a second, their standard deviation, and what the GPU's sensors
+    read meanwhile; "-" where there were none."""
+    rows = []
+    for route, bench in benches.items():
+        result = bench.result(PREFILL)
+        read = result.sensors or {}
+        sensors = {name: read.get(key) for name, key in SENSORS.items()}
+        rows.append({"route": route, "sustained (tok/s)": result.avg_ts, "±": result.stddev_ts} | sensors)
+    return rows
 
 
 def variant_rows(benches: Mapping[str, Bench], sweep: Sweep | None, peer: Peer | None) -> list[dict]:

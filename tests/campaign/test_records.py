@@ -99,6 +99,7 @@ def change(entry: dict, path: tuple, value) -> dict:
         ("sweep", ("date",), "2026-11-29", r"date: '2026-11-29' is no ISO 8601 date"),
         ("sweep", ("date",), "yesterday", r"date: 'yesterday' is no ISO 8601 date"),
         ("sweep", ("tok_s",), 1, r"tok_s: no such field"),
+        ("sweep", ("command",), "\udcff", r"command: '\\udcff' is no Unicode text"),
         ("sweep", ("results",), [], r"results: a list of at least one test"),
         ("sweep", ("results", 2, "avg_ns"), 0, r"results\[2\]\.avg_ns: 0 is not above 0"),
         ("sweep", ("results", 2, "test"), "pp512", r"results: of more than one test"),

@@ -274,6 +274,12 @@ def test_an_interrupted_write_leaves_nothing(gpu, tmp_path, monkeypatch):
     assert list(tmp_path.rglob("*.json")) == [] and list((tmp_path / "h200").iterdir()) == []
 
 
+def test_a_text_that_no_file_can_hold_is_not_written(gpu, tmp_path):
+    run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
+    with pytest.raises(RecordError, match=r"x-.*: not written: '\\udcff' is no Unicode text"):
+        write_record(replace(run, title="\udcff"), tmp_path, stem="x")
+
+
 def test_writers_at_the_same_time_do_not_overwrite_each_other(gpu, tmp_path):
     run = run_probe(probe(ScaleConfig(1.0)), gpu, rounds=9, records=walls(), say=lambda line: None)
     write = partial(write_record, run, tmp_path, stem="x")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from minfer.campaign.record import Environment, Telemetry
 from minfer.campaign.wall_record import Bucket, Wall
 
@@ -54,3 +56,17 @@ def example_wall(**changes) -> Wall:
         "notes": ["a note"],
     }
     return Wall(**(fields | changes))
+
+
+F16 = replace(example_wall(), device="NVIDIA H200")
+RAW = replace(
+    F16,
+    route="mmq_raw",
+    wall_ms=[50.0],
+    gap_ms=F16.gap_ms / 2,
+    buckets=[
+        replace(b, ms=b.ms / 2, kernels={"k": b.ms / 2}, weight_bits=4.5 if b.gmac else 0.0)
+        for b in F16.buckets
+    ],
+)
+"""Two walls of an H200: the second, of raw bytes, takes half the time."""

@@ -61,6 +61,9 @@ def test_a_gate_that_fails_in_the_simulator(capsys, tmp_path):
         (("probe", "run"), "name the probes to run, or give --all"),
         (("probe", "run", "ks64", "--all"), "name the probes to run, or give --all"),
         (("probe", "run", "ks64", "--device", "abacus"), "--device abacus"),
+        (("probe", "run", "ks64", "--device", "²"), "--device ²"),
+        (("probe", "note", "nowhere", "--mechanism", "\udcff"), "--mechanism is not UTF-8: character 0"),
+        (("probe", "note", "nowhere", "--mechanism", "x"), "nowhere: No such file or directory"),
         (("probe", "run", "nothing"), "no probe is called 'nothing'"),
         (("probe", "run", "r23-decomposition"), "give one with -m"),
         (("probe", "list", "--probes", "nowhere"), "no such file or folder"),
@@ -135,6 +138,31 @@ def test_what_is_not_begun_within_its_time_is_no_failure(gpu, capsys, tmp_path):
     status, out, _ = run(capsys, "probe", "run", "slower", "wrong", "--within", "0", *places)
     assert status == 0 and list(tmp_path.rglob("probe-*.json")) == []
     assert "slower: not begun: 0 s are over" in out and "wrong: not begun" in out
+
+
+def test_a_wall_with_counters(gpu, capsys, tmp_path, monkeypatch):
+    from minfer.campaign import counters, decompose, precompile, prefills
+    from minfer.engine.cuda import devices
+    from tests.campaign.walls import example_wall
+
+    asked = []
+    monkeypatch.setattr(devices, "GpuDevice", lambda: gpu)
+    monkeypatch.setattr(prefills, "SharedModel", lambda *_: None)
+    monkeypatch.setattr(precompile, "precompile", lambda *_, **rest: asked.append(rest["prompts"]))
+    monkeypatch.setattr(decompose, "decompose", lambda *_, **__: example_wall())
+    monkeypatch.setattr(
+        counters, "read_counters", lambda *known: asked.append(known) or {"gate+up": {"SM": 0.5}}
+    )
+    model = "data/qwen2-tiny.gguf"
+    command = ("decompose", "-m", model, "--route", "f16", "--counters", "--out", str(tmp_path))
+    status, out, err = run(capsys, *command)
+    assert status == 0 and asked == [(2048, 2048), (model, "prefill", "f16", 2048, 0)]
+    assert "ncu SM" in out and "50%" in out and "record: " in err
+    (path,) = tmp_path.rglob("wall-prefill-2000-f16-*.json")
+    assert json.loads(path.read_text())["counters"] == {"gate+up": {"SM": 0.5}}
+    asked.clear()
+    assert run(capsys, *command, "--phase", "decode", "--context", "20")[0] == 0
+    assert asked == [(2048, 20), (model, "decode", "f16", 2048, 20)]
 
 
 def test_note(capsys, tmp_path):

@@ -14,6 +14,8 @@ import pytest
 
 from minfer import __main__, __version__, cli
 
+TINY = Path(__file__).parents[2] / "data" / "qwen2-tiny.gguf"
+
 
 def run(capsys, *argv):
     """(status, stdout, stderr) of one command line, run in this process."""
@@ -180,3 +182,16 @@ def test_a_bug_shows_no_traceback_unless_asked(capsys, monkeypatch, data_dir):
     monkeypatch.setenv("MINFER_TRACEBACK", "1")
     with pytest.raises(RuntimeError):
         run(capsys, *argv)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_the_caller_closed(closed, tmp_path):
+    """Nobody reads what would have gone there, and no file takes the place of the stream."""
+    model = tmp_path / "tiny.gguf"
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "minfer"]
+    done = subprocess.run([*shell, "synth", "qwen2-tiny", "-o", str(model)], capture_output=True, text=True)
+    assert done.returncode == 0 and model.read_bytes() == TINY.read_bytes(), done.stderr
+    done = subprocess.run(
+        [*shell, "run", "-m", str(model), "-f", "-"], input="", capture_output=True, text=True
+    )
+    assert done.returncode == 2 and (done.stderr == "" or "the prompt is empty" in done.stderr)

@@ -32,16 +32,8 @@ def expected(config: GemmHopperConfig, products: Any, magnitudes: Any, before: A
     return silu * up, bound + (ROUNDING[config.out] + 2.0**-20) * abs(silu * up) + 1e-6
 
 
-def hopper_case(
-    config: GemmHopperConfig,
-    nt: int,
-    od: int,
-    depth: int,
-    multiprocessors: int = 4,
-    k_step: int | None = None,
-) -> Case:
-    """A random product on so many multiprocessors, and the bound that every element must keep; k_step: of
-    stream-k, not the config's own."""
+def hopper_case(config: GemmHopperConfig, nt: int, od: int, depth: int, multiprocessors: int = 4) -> Case:
+    """A random product on so many multiprocessors, and the bound that every element must keep."""
     draw = np.random.default_rng([nt, od, depth])
     rows = 2 * od if config.epilogue == "swiglu" else od
     a, b = (draw.standard_normal((n, depth)).astype(np.float16) for n in (nt, rows))
@@ -56,18 +48,13 @@ def hopper_case(
         off = np.abs(c.astype(np.float64) - wanted)
         assert (off <= bound).all(), f"{(~(off <= bound)).sum()} of {c.size} off"
 
-    arguments, checks = {"a": a, "b": b, "c": c}, {"c": check}
-    sizes = {"nt": nt, "od": od, "depth": depth, "group": config.group(nt, od)}
-    if config.stream:
-        parts, ready = config.parts.workspace(multiprocessors)
-        arguments |= {"parts": poisoned(parts, np.float32), "ready": np.zeros(ready, np.uint32)}
-        sizes["k_step"] = k_step or config.k_step(nt, od, depth, multiprocessors)
-        checks["ready"] = np.zeros(ready, np.uint32)
+    arguments = {"a": a, "b": b, "c": c}
+    arguments |= {"nt": nt, "od": od, "depth": depth, "group": config.group(nt, od)}
     return Case(
         make_gemm_hopper(config),
         config.grid(nt, od, multiprocessors),
-        arguments | sizes,
-        checks,
+        arguments,
+        {"c": check},
         name=f"{nt}x{od}x{depth}",
         boxes=config.boxes,
     )

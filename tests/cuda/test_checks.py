@@ -5,10 +5,16 @@ from dataclasses import fields, replace
 
 import pytest
 
+from minfer.cuda.attention import AttentionConfig
+from minfer.cuda.convert import ConvertConfig
+from minfer.cuda.dequantize import DequantizeConfig
+from minfer.cuda.elementwise import RmsNormConfig
 from minfer.cuda.gemm import GemmConfig
 from minfer.cuda.gemm_hopper import GemmHopperConfig
+from minfer.cuda.gemv import GemvConfig
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.mmq.variants import narrow
+from minfer.cuda.quantize import MAX_CHUNKS, DequantizePad40Config, QuantizePad40Config
 from minfer.cuda.registry import all_kernels
 from minfer.cuda.w4a8 import W4A8Config
 from minfer.cuda.w4a16 import W4A16Config
@@ -41,6 +47,26 @@ def test_products_of_sizes_that_are_none_are_refused(family):
         ):
             with pytest.raises(ConfigRefused, match=f"^{family}: {name}: {message}"):
                 config.check(*sizes[:place], wrong, *sizes[place + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("grid", "most"),
+    [
+        (ConvertConfig(vector=8).grid, 2**31 - 2**13),
+        (DequantizeConfig("Q4_K", 256).grid, 2**31 - 1),
+        (lambda nt: QuantizePad40Config().grid(nt, 32), MAX_CHUNKS),
+        (lambda nt: DequantizePad40Config().grid(nt, 32), MAX_CHUNKS),
+        (RmsNormConfig().grid, 2**31 - 1),
+        (AttentionConfig(4, 1).grid, 2**31 - 1),
+        (GemvConfig("Q4_K", 256).grid, 2**31 - 1),
+    ],
+)
+def test_grids_of_what_is_no_number_of_items_are_refused(grid, most):
+    """A block would find nothing to do, or indices would wrap."""
+    assert min(grid(0)) >= 1 and grid(most)
+    for wrong in (-1, most + 1, 2.0):
+        with pytest.raises(ConfigRefused, match=f": {wrong}: must be"):
+            grid(wrong)
 
 
 @pytest.fixture(scope="module")

@@ -32,13 +32,27 @@ class TestArrays:
             lambda: array.reshape(5, -1),
             lambda: array.reshape(23),
             lambda: array.reshape(-4, -6),
-            lambda: array.view("S5"),
+            lambda: runtime.empty(6, np.uint8).view(np.uint32),
             lambda: runtime.empty(9, np.uint8)[1:].view(np.uint32),
             lambda: runtime.empty((4, -1), np.uint32),
+            lambda: array.fill_bytes(256),
         ):
             with pytest.raises(ValueError):
                 wrong()
-        for wrong in (lambda: array[4], lambda: array[::2]):
+        for wrong in (
+            lambda: array.reshape(2.0, 12),
+            lambda: array.view("S5"),
+            lambda: array.view(object),
+            lambda: array[1.0],
+            lambda: runtime.empty((2.5,), np.uint32),
+            lambda: runtime.empty("4", np.uint32),
+            lambda: runtime.empty(4, np.longdouble),
+            lambda: runtime.empty(4, ">u4"),
+            lambda: runtime.to_device([1, 2]),
+        ):
+            with pytest.raises(TypeError):
+                wrong()
+        for wrong in (lambda: array[4], lambda: array[::2], lambda: array.reshape(1, 24)[0][0][0]):
             with pytest.raises(IndexError):
                 wrong()
         with pytest.raises(ValueError, match="cannot copy"):

@@ -50,16 +50,28 @@ def test_a_gpu_too_old(fake, capability):
         runtime.device()
 
 
-def test_no_driver_library(monkeypatch):
+class DynamicLibNotFoundError(RuntimeError):
+    """As cuda.pathfinder's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            DynamicLibNotFoundError("no libcuda.so.1"),
+            r"no NVIDIA driver on this machine \(libcuda was not found\)",
+        ),
+        (RuntimeError("no cuGetProcAddress_v2"), r"too old or damaged \(no cuGetProcAddress_v2\)"),
+    ],
+)
+def test_no_driver_library(monkeypatch, error, message):
     class WithoutDriver:
         def cuInit(self, flags):
-            raise RuntimeError("libcuda.so.1 could not be found")
+            raise error
 
     monkeypatch.setattr(driver, "bindings", WithoutDriver)
     driver.initialize.cache_clear()
-    message = (
-        "no NVIDIA driver on this machine .*: install NVIDIA driver 580 or newer; everything but launching"
-    )
+    message += ": install NVIDIA driver 580 or newer; everything but launching"
     with pytest.raises(NoDevice, match=message):
         driver.initialize()
     driver.initialize.cache_clear()

@@ -43,7 +43,7 @@ def load_box(source, out, x, y, size):
         out[i] = ptx.ld_shared_u8(u32(base + i))
 
 
-@pytest.mark.parametrize(("x", "y"), [(0, 0), (64, 16), (-3, -2), (100, 30), (200, 0)])
+@pytest.mark.parametrize(("x", "y"), [(0, 0), (64, 16), (-8, -2), (104, 30), (200, 0)])
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_tma_load_swizzles_and_fills_with_zeros(swizzle, x, y):
     columns, rows = (swizzle or 128) // 2, 16
@@ -67,6 +67,13 @@ def test_tma_load_swizzles_and_fills_with_zeros(swizzle, x, y):
                 box[r, c] = matrix[y + r, x + c]
     expected = swizzled(box, swizzle) if swizzle else box.view(np.uint8).reshape(-1)
     np.testing.assert_array_equal(out, expected)
+
+
+def test_tma_refuses_columns_between_units_of_16_bytes():
+    tensor_map, out = simulator.tensor_map(np.zeros((16, 64), np.float16), 16), np.zeros(2048, np.uint8)
+    arguments = ("source: map", "out: uint8", "x = int32", "y = int32", "size = int32")
+    with pytest.raises(simulator.InvalidInstruction, match="column 4 of float16: TMA needs a multiple of 16"):
+        simulator.launch(make_kernel(load_box, *arguments, shared_bytes=2056), 1, tensor_map, out, 4, 0, 2048)
 
 
 def test_a_read_before_the_wait_sees_unwritten_memory():

@@ -1,13 +1,11 @@
 """Persistent schedules and rings in plain Python."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.cuda.tile.hopper import MbarrierRing, chunk_starts, store_tile
 from minfer.cuda.tile.scheduler import tile_xy
-from minfer.cuda.tile.stream_k import segment
 
 sizes = st.integers(1, 40)
 
@@ -27,25 +25,6 @@ def test_a_group_is_finished_before_the_next(rows, columns, group):
 
 def test_rows_of_a_group_go_fastest():
     assert [tile_xy(i, 3, 2, 2) for i in range(6)] == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
-
-
-@pytest.mark.parametrize(
-    ("blocks", "tiles", "steps"), [(264, 448, 28), (264, 112, 148), (6, 6, 4), (9, 1, 2)]
-)
-def test_every_step_is_one_block_s(blocks, tiles, steps):
-    """The segments of all blocks are the product, once; a tile's beginning is the last of its blocks'."""
-    taken = np.zeros((tiles, steps), int)
-    owner = {}
-    for block in range(blocks):
-        for index in range(tiles // blocks + 2):
-            tile, begin, end = segment(index, block, blocks, tiles // blocks, tiles, steps)
-            if begin < end:
-                taken[tile, begin:end] += 1
-                owner.setdefault(tile, []).append((begin, block))
-    assert (taken == 1).all()
-    for parts in owner.values():
-        order = [block for _, block in sorted(parts)]
-        assert order == sorted(order, reverse=True)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])

@@ -19,7 +19,8 @@ def test_shared_memory():
 
 def test_q6_k_slots_hold_aligned_chunks():
     config = W4A16Config("Q6_K", 152, 4)
-    assert config.slot_bytes == 128 * 240 + 128 * 4
+    # 14 chunks of 16 bytes and 16 scales a row, and where its block starts
+    assert config.slot_bytes == 128 * (240 + 32 + 4)
     assert "w" not in config.boxes
 
 
@@ -48,6 +49,7 @@ def test_the_choice_is_shipped_and_stores_any_width():
     ("changes", "message"),
     [
         ({"format": "Q5_K"}, "one of Q4_K, Q6_K"),
+        ({"consumers": 4}, "4 consumers"),
         ({"tokens": 264}, "264 tokens"),
         ({"tokens": 56}, "56 tokens"),
         ({"out": "f32"}, 'take store="direct"'),
@@ -68,7 +70,7 @@ def test_products_that_do_not_fit_are_refused():
             W4A16Config().check(*shape)
 
 
-@pytest.mark.parametrize("config", [W4A16Config("Q4_K", *TILES[0]), W4A16Config("Q6_K", *TILES[3])], ids=str)
+@pytest.mark.parametrize("config", [W4A16Config("Q4_K", *TILES[0]), W4A16Config("Q6_K", *TILES[4])], ids=str)
 def test_assembled_without_spills_and_serialisation(config):
     compiled = compile_kernel(w4a16(config), "sm_90a")
     resources = compiled.resources

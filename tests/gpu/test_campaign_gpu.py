@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from minfer.campaign.counters import METRICS, NotCounted, read_counters
 from minfer.campaign.decompose import decompose
 from minfer.campaign.discovery import choose
+from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.prefills import Prefills, SharedModel
 from minfer.campaign.records import read_record, write_record
 from minfer.campaign.run import run_probe
@@ -76,3 +78,16 @@ def test_a_wall_by_events_is_conserved_or_refused(device, measure):
         return
     wall.check()
     measure("wall of the tiny model by events: off by", round(wall.conservation, 4))
+
+
+@pytest.mark.parametrize(("phase", "tokens", "context"), [("prefill", 128, 0), ("decode", 1, 16)])
+def test_counters_of_every_class(device, phase, tokens, context, measure):
+    """ncu, where it is installed and may read counters."""
+    try:
+        found = read_counters(str(TINY), phase, "f16", tokens, context)
+    except NotCounted as error:
+        pytest.skip(str(error))
+    assert {*PRODUCTS, "FA", "add/rms/rope", "lm_head"} <= found.keys()
+    assert all(values.keys() == METRICS.keys() for values in found.values())
+    assert all(0 <= share <= 1.03 for values in found.values() for share in values.values())
+    measure(f"counters of a {phase} of the tiny model", found)

@@ -219,3 +219,6 @@ def test_models_that_are_here(monkeypatch, tmp_path):
     assert [name for name, _ in generate.available_models()][:2] == ["smollm2-135m", "qwen2.5-0.5b"]
     monkeypatch.setenv("MINFER_MODEL", "qwen2.5-0.5b")
     assert generate.available_models()[0] == ("qwen2.5-0.5b", other)
+    made = tmp_path / "qwen2.5-7b-synth.gguf"
+    made.touch()
+    assert generate.available_models()[-1] == ("qwen2.5-7b-synth (random weights)", made)

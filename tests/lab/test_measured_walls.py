@@ -8,6 +8,7 @@ import pytest
 
 from minfer.engine.cuda import backend
 from minfer.engine.errors import EngineError
+from minfer.lab import measured
 from minfer.lab import measured_walls as mw
 from tests.campaign.walls import example_wall
 
@@ -20,7 +21,7 @@ def here(monkeypatch, tmp_path):
     """A GPU and the model."""
     model = tmp_path / "qwen2.5-7b-synth.gguf"
     monkeypatch.setattr(backend, "why_unavailable", lambda: None)
-    monkeypatch.setattr(mw, "find_model", lambda: model)
+    monkeypatch.setattr(measured, "find_model", lambda: model)
     return model
 
 
@@ -32,7 +33,7 @@ def test_records_say_where_they_are_from_and_why_they_are_shown(monkeypatch):
 
 
 def test_a_gpu_without_the_model(here, monkeypatch):
-    monkeypatch.setattr(mw, "find_model", lambda: None)
+    monkeypatch.setattr(measured, "find_model", lambda: None)
     assert "the 7B is not here" in mw.walls([H200]).why
 
 

@@ -196,6 +196,15 @@ class TestDecode:
         sound(speed_view.draw_decode(speed_view.decode_rows(BENCHES, None, H200), H200))
 
 
+def test_sustained_prefills_have_their_sensors():
+    benches = routes(RECORDS, regime="sustained")
+    rows = speed_view.sustained_rows(benches)
+    assert [row["route"] for row in rows] == list(benches)
+    for row in rows:
+        assert row["sustained (tok/s)"] == benches[row["route"]].result("pp2048").avg_ts
+        assert 100 < row["power (W)"] < 1000 and 500 < row["SM clock (MHz)"] < 2500
+
+
 def test_the_seeds_routes_on_both_gpus():
     rows = {row["engine"]: row for row in speed_view.gb10_rows(BENCHES, llamacpp())}
     assert rows["f16"]["GB10 (tok/s)"] == 2355 and rows["mmq"]["GB10 (tok/s)"] == 441

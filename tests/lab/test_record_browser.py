@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from minfer.campaign.discovery import shipped
@@ -49,6 +51,14 @@ def test_filters(runs, shown, names):
 
 def test_another_device_has_no_runs(runs):
     assert {row["ours"] for row in browser.verdict_rows(PROBES, runs, "gb10")} == {browser.MISSING}
+
+
+def test_reasons_are_those_of_the_newest_run(runs):
+    (row,) = browser.reason_rows(PROBES, runs, "h200")
+    assert row == {"probe": "ks64", "seed": "REVERTED", "ours": "LANDED", "why": "not determined"}
+    later = replace(runs[0], date="2999-01-01T00:00:00+00:00", reason="three blocks before and after")
+    (row,) = browser.reason_rows(PROBES, [*runs, later], "h200")
+    assert row["why"] == "three blocks before and after"
 
 
 def test_what_there_is_not(runs):

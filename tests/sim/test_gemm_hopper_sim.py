@@ -31,37 +31,6 @@ def test_product(config, shape, multiprocessors):
     hopper_case(config, *shape, multiprocessors).run_simulated(seed=0)
 
 
-@pytest.mark.parametrize(
-    ("shape", "multiprocessors", "k_step"),
-    [
-        ((300, 88, 200), 3, None),  # four tiles: a wave and a third
-        ((300, 168, 328), 4, 2),  # six tiles: a wave and a half, parts of unlike length
-        ((130, 72, 520), 5, 1),  # two tiles for five blocks: middles
-        ((128, 72, 72), 7, 1),  # one tile of two steps: blocks with nothing to do
-        ((300, 80, 136), 4, None),  # whole waves alone
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "config",
-    [
-        GemmHopperConfig(72, 2, stream=True),
-        GemmHopperConfig(80, 2, 1, "f32", "add", 256, stream=True),
-        GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=192, stream=True),
-    ],
-    ids=str,
-)
-def test_stream_k(config, shape, multiprocessors, k_step):
-    hopper_case(config, *shape, multiprocessors, k_step).run_simulated(seed=1)
-
-
-def test_stream_k_does_not_race_in_shared_memory():
-    """(What one block writes and another reads, the analysis never takes for ordered.)"""
-    case, trace = hopper_case(GemmHopperConfig(72, 2, stream=True), 200, 80, 264, 3), Trace()
-    case.run_simulated(seed=4, trace=trace)
-    assert [finding for finding in check(trace) if finding.space == "shared"] == []
-
-
 def test_traced_run_has_no_race_and_no_conflict():
     config, (nt, od, depth) = GemmHopperConfig(64, 2), (128, 64, 192)
     a, b = np.ones((nt, depth), np.float16), np.ones((od, depth), np.float16)

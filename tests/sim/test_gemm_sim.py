@@ -103,6 +103,7 @@ def test_traced_run_has_the_conflicts_of_its_layout_and_no_race(config, ldmatrix
     stores = [line for line in global_lines(trace) if line.op is Op.STORE_GLOBAL]
     assert all(line.efficiency == 1 for line in stores)
     reads = [line for line in global_lines(trace) if line.op is Op.COPY_READ]
+    assert all(line.efficiency == 1 for line in reads)
     read_bytes = sum(line.requests * 512 for line in reads)
     assert read_bytes == a.nbytes + b.nbytes
 

@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 
 from minfer.cuda.attention import AttentionConfig, DecodeAttentionConfig
 from minfer.cuda.block_dots import DOTS
+from minfer.cuda.gemm import A_SOURCES, B_SOURCES, LAYOUTS, OUTPUTS, GemmConfig
 from minfer.cuda.gemv import GemvConfig
-from tests.cuda import attention_cases, convert_cases, elementwise_cases, gemv_cases
+from tests.cuda import attention_cases, convert_cases, elementwise_cases, gemm_block_cases, gemv_cases
+from tests.gpu.gemm_cases import gemm_case
 
 few = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
@@ -60,3 +62,34 @@ def test_converts(n, vector, nt, width, store_vector):
 def test_rows(nt, runs, output, flag):
     elementwise_cases.rmsnorm_case(nt, 32 * runs, output, flag, threads=32).run_simulated()
     elementwise_cases.swiglu_case(nt, 32 * runs, output, packed=flag, threads=32).run_simulated()
+
+
+@st.composite
+def gemm_configs(draw, b_sources):
+    """Tiles that one to four warps share in any way."""
+    warps_n, warps_m = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (1, 4)]))
+    b_source = draw(st.sampled_from(b_sources))
+    return GemmConfig(
+        tile_n=16 * warps_n * draw(st.integers(1, 2)),
+        tile_m=16 * warps_m * draw(st.integers(1, 2)),
+        tile_k=draw(st.sampled_from([32, 64] if b_source != "f16" else [16, 32, 64])),
+        stages=draw(st.integers(2, 4)),
+        warps=warps_n * warps_m,
+        warps_n=warps_n,
+        layout=draw(st.sampled_from(LAYOUTS)),
+        a_source=draw(st.sampled_from(A_SOURCES)),
+        b_source=b_source,
+        out=draw(st.sampled_from(OUTPUTS)),
+    )
+
+
+@few
+@given(gemm_configs(["f16"]), st.integers(1, 70), st.integers(1, 70), st.integers(1, 25))
+def test_gemm(config, nt, od, eighths):
+    gemm_case(config, nt, od, 8 * eighths).run_simulated()
+
+
+@few
+@given(gemm_configs(B_SOURCES[1:]), st.integers(1, 40), st.integers(1, 40), st.integers(1, 3))
+def test_gemm_of_blocks(config, nt, od, blocks):
+    gemm_block_cases.block_case(config, nt, od, blocks).run_simulated()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minfer.cuda import simulator
-from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, mmq, reference
+from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, mmq, reference, schedule
 from minfer.cuda.trace import Op, Trace, check, shared_lines
 from tests.cuda.mmq_cases import mmq_case, operands
 
@@ -141,6 +141,25 @@ def test_stream_k_does_not_race():
     case, trace = mmq_case(replace(FOLDED, stream=True), 33, 65, 512, sms=3), Trace()
     case.run_simulated(seed=4, trace=trace)
     assert check(trace) == []
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tiles", "k_tiles"), [(264, 448, 28), (264, 112, 148), (6, 6, 4), (9, 1, 2)]
+)
+def test_every_k_tile_is_one_block_s(blocks, tiles, k_tiles):
+    """The segments of all blocks are the product, once; a tile's beginning is the last of its blocks'."""
+    taken = np.zeros((tiles, k_tiles), int)
+    owner = {}
+    for block in range(blocks):
+        for index in range(tiles // blocks + 2):
+            tile, begin, end = schedule.segment(index, block, blocks, tiles // blocks, tiles, k_tiles)
+            if begin < end:
+                taken[tile, begin:end] += 1
+                owner.setdefault(tile, []).append((begin, block))
+    assert (taken == 1).all()
+    for parts in owner.values():
+        order = [block for _, block in sorted(parts)]
+        assert order == sorted(order, reverse=True)
 
 
 def test_padding_frees_the_fragments_of_conflicts():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minfer.cuda.checks import check_types
+from minfer.cuda.checks import blocks_for, check_types
 from minfer.cuda.kernel import ConfigRefused
 
 TILE_ROWS = 64  # query rows a block
@@ -144,7 +144,7 @@ class AttentionConfig:
 
     def grid(self, nt: int) -> tuple[int, int, int]:
         """(heads, query tiles); the tiles run from the last, which has the most work."""
-        return (self.heads, max(1, -(-nt // TILE_ROWS)), 1)
+        return (self.heads, blocks_for("attention: nt", nt, TILE_ROWS), 1)
 
 
 def seed_steps(heads: int, kv_heads: int, head_dim: int = 128) -> dict[str, AttentionConfig]:

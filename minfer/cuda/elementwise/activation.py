@@ -8,7 +8,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads, check_types
+from minfer.cuda.checks import blocks_for, check_choice, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import (
     OUTPUTS,
@@ -75,7 +75,7 @@ class SwigluConfig:
     def grid(self, nt: int, ff: int) -> tuple[int, int, int]:
         """Blocks for nt rows of ff outputs."""
         walked = -(-ff // 64) * 64 if self.output == "q8" else ff
-        return (max(1, nt), -(-walked // (self.threads * self.vector)), 1)
+        return (blocks_for("swiglu: nt", nt), -(-walked // (self.threads * self.vector)), 1)
 
 
 @device_function

@@ -8,7 +8,7 @@ from numba import cuda
 from numba.cuda.types import int32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads, check_types
+from minfer.cuda.checks import blocks_for, check_choice, check_threads, check_types
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
 
@@ -39,7 +39,7 @@ class AddConfig:
 
     def grid(self, nt: int, dim: int) -> tuple[int, int, int]:
         """Blocks for nt rows of dim."""
-        return (max(1, nt), -(-dim // (self.threads * self.vector)), 1)
+        return (blocks_for("add: nt", nt), -(-dim // (self.threads * self.vector)), 1)
 
 
 @device_function

@@ -9,7 +9,7 @@ from numba.cuda.types import int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS, block_of, four_weights
-from minfer.cuda.checks import check_threads, check_types
+from minfer.cuda.checks import blocks_for, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.kernel import Argument, ConfigRefused, Kernel
 
@@ -48,7 +48,7 @@ class EmbeddingConfig:
 
     def grid(self, nt: int) -> tuple[int, int, int]:
         """Blocks for nt ids."""
-        return (max(1, nt), -(-(self.dim // 4) // self.threads), 1)
+        return (blocks_for("embedding: nt", nt), -(-(self.dim // 4) // self.threads), 1)
 
 
 def embedding(config: EmbeddingConfig) -> Kernel:

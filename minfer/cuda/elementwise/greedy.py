@@ -8,7 +8,7 @@ from numba import cuda
 from numba.cuda.types import int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads, check_types
+from minfer.cuda.checks import blocks_for, check_choice, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
@@ -45,7 +45,7 @@ class ArgmaxConfig:
     def grid(self, n: int) -> tuple[int, int, int]:
         """Blocks for n logits: 4 a thread, at most 256 blocks, which then walk; one block for the final
         stage."""
-        return (1 if self.stage == "final" else min(256, max(1, -(-n // (self.threads * 4)))), 1, 1)
+        return (1 if self.stage == "final" else min(256, blocks_for("argmax: n", n, self.threads * 4)), 1, 1)
 
 
 @device_function

@@ -8,7 +8,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads, check_types
+from minfer.cuda.checks import blocks_for, check_choice, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import (
     OUTPUTS,
@@ -70,7 +70,7 @@ class RmsNormConfig:
 
     def grid(self, nt: int) -> tuple[int, int, int]:
         """One block a row."""
-        return (max(1, nt), 1, 1)
+        return (blocks_for("rmsnorm: nt", nt), 1, 1)
 
 
 def rmsnorm(config: RmsNormConfig = RmsNormConfig()) -> Kernel:

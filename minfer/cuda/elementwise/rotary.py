@@ -16,7 +16,7 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from numpy.typing import ArrayLike, NDArray
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads, check_types
+from minfer.cuda.checks import blocks_for, check_choice, check_threads, check_types
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.elementwise.rows import load4
 from minfer.cuda.instruction import device_function
@@ -119,7 +119,7 @@ class RopeConfig:
 
     def grid(self, nt: int) -> tuple[int, int, int]:
         """Blocks for nt rows."""
-        return (max(1, nt), -(-(self.heads * self.rotary // 8) // self.threads), 1)
+        return (blocks_for("rope: nt", nt), -(-(self.heads * self.rotary // 8) // self.threads), 1)
 
 
 def rope(config: RopeConfig) -> Kernel:
@@ -228,7 +228,7 @@ class RopeStoreConfig:
 
     def grid(self, nt: int) -> tuple[int, int, int]:
         """Blocks for nt rows."""
-        return (max(1, nt), -(-(self.width // 8) // self.threads), 1)
+        return (blocks_for("rope_store: nt", nt), -(-(self.width // 8) // self.threads), 1)
 
 
 def head_part(config: RopeStoreConfig) -> Callable:

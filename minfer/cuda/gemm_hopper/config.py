@@ -15,12 +15,9 @@ from minfer.cuda.tile.hopper import (
     chunk_columns,
     chunk_starts,
 )
-from minfer.cuda.tile.stream_k import Parts
 
 #: Tokens of A that a group of tile rows should hold: they stay in L2 while B passes.
 GROUP_ROWS = 2048
-#: Steps along k of a tile that stream-k cuts.
-MAX_STEPS = 8
 CLUSTERS = (1, 2)
 EPILOGUES = ("store", "add", "swiglu")
 OUTPUTS = ("f16", "f32")
@@ -74,7 +71,6 @@ class GemmHopperConfig:
     out: str = "f16"
     epilogue: str = "store"
     tile_n: int = 128
-    stream: bool = False
 
     tile_k = BOX_COLUMNS
 
@@ -95,8 +91,6 @@ class GemmHopperConfig:
                 f"gemm_hopper: clusters of {self.cluster} with {self.tile_n} tokens: clusters are for tiles "
                 "of 128 tokens"
             )
-        if self.stream and self.cluster > 1:
-            raise ConfigRefused("gemm_hopper: stream-k is for blocks of their own: clusters of 1")
         if self.epilogue == "add" and self.out != "f32":
             raise ConfigRefused("gemm_hopper: add is for f32 results: rounding every sum to f16 loses them")
         # Every load brings whole groups of 8 rows of B; a warp's part of C fills a chunk.
@@ -120,8 +114,6 @@ class GemmHopperConfig:
         text = f"{self.tile_n}x{self.tile_m}x{self.tile_k} {self.stages} stages"
         if self.cluster > 1:
             text += f" clusters of {self.cluster}"
-        if self.stream:
-            text += " stream-k"
         if self.epilogue != "store":
             text += f" {self.epilogue}"
         return text + (f" -> {self.out}" if self.out != "f16" else "")
@@ -153,12 +145,6 @@ class GemmHopperConfig:
     @cached_property
     def ring(self) -> MbarrierRing:
         return MbarrierRing(self.stages, self.warpgroups.consumers * self.cluster)
-
-    @cached_property
-    def parts(self) -> Parts:
-        """How stream-k blocks hand on parts of tiles."""
-        accumulators = self.warpgroups.row_blocks * self.tile_m // 2
-        return Parts(accumulators, 128, self.warpgroups.consumers)
 
     @property
     def a_bytes(self) -> int:
@@ -210,23 +196,9 @@ class GemmHopperConfig:
         return -(-nt // (self.tile_n * self.cluster)), -(-od // self.out_m)
 
     def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
-        """Blocks of a persistent launch: one a multiprocessor; whole tiles: at most one a tile."""
+        """Blocks of a persistent launch: one a multiprocessor, at most one a tile."""
         rows, columns = self.tiles(nt, od)
-        if self.stream:
-            return multiprocessors, 1, 1
         return self.cluster * min(multiprocessors // self.cluster, rows * columns), 1, 1
-
-    def k_step(self, nt: int, od: int, depth: int, multiprocessors: int) -> int:
-        """k-tiles of a step of stream-k: equal shares of the tiles of the last wave, in few steps, so that
-        blocks that read the same rows or columns do so at about the same time."""
-        rows, columns = self.tiles(nt, od)
-        k_tiles, left = -(-depth // self.tile_k), rows * columns % multiprocessors
-
-        def share(parts: int) -> int:
-            step = -(-k_tiles // parts)
-            return -(-left * -(-k_tiles // step) // multiprocessors) * step
-
-        return -(-k_tiles // min(range(1, MAX_STEPS + 1), key=share))
 
     def group(self, nt: int, od: int) -> int:
         """Tile rows a group of the schedule: about 2048 tokens."""

@@ -18,9 +18,12 @@ values of an output are in one thread).
   GPU), and a consumer releases a stage one k-tile late, when its wgmmas have certainly read it.
 
 What was tried on an H200 and lost: two blocks that share a tile, each with half of the depth, and exchange
-sums (24.2 us where 128 x 112 tiles took 21.3: 3584 x 3584 at 512 tokens); programmatic dependent launches
-that load weights ahead (5 % fewer cycles at 512 tokens, the same time: the clock fell); clusters of 4 (30 of
-them fit); clusters of 2 for tiles of 256 tokens.
+sums (24.2 us where 128 x 112 tiles took 21.3: 3584 x 3584 at 512 tokens); stream-k, the last wave's tiles cut
+along k with the sums handed on through L2 (291 us where 128 x 256 takes 279: 3584 x 3584 at 8192 tokens; 0.7
+% slower where no tile is cut); programmatic dependent launches that load weights ahead (5 % fewer cycles at
+512 tokens, the same time: the clock fell); clusters of 4 (30 of them fit); clusters of 2 for tiles of 256
+tokens. A wave that leaves multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3
+% more waves and 5.5 % more time (37888 x 3584 at 2048 tokens).
 """
 
 from __future__ import annotations
@@ -52,7 +55,6 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     from minfer.cuda.tile.activation import gate_columns
     from minfer.cuda.tile.hopper import store_tile
     from minfer.cuda.tile.scheduler import tile_xy
-    from minfer.cuda.tile.stream_k import segment
 
     tile_n, tile_m, tile_k, cluster = config.tile_n, config.tile_m, config.tile_k, config.cluster
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
@@ -75,23 +77,6 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     store = store_tile(out_m, config.store_buffers, config.out, config.epilogue == "add")
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
     descriptor, pin = ptx.wgmma_descriptor, ptx.pin(block_sums, "f32")
-
-    stream, steps, workspace = config.stream, (), ()
-    if stream:
-        steps = ("k_step",)
-        workspace = (Argument("parts", "inout", "float32"), Argument("ready", "inout", "uint32"))
-    leave, collect = config.parts.leave, config.parts.collect
-
-    @device_function
-    def steps_of(k_tiles, k_step):
-        return types.int32(ptx.udiv_u32(k_tiles + (k_step - 1), k_step))
-
-    @device_function
-    def gather(sums, parts, ready, tile, tiles, k_tiles, k_step, consumer, thread):
-        """Add the other parts of a tile."""
-        waves = types.int32(ptx.udiv_u32(tiles, cuda.gridDim.x))
-        steps = steps_of(k_tiles, k_step)
-        collect(sums, parts, ready, waves, tile, tiles, steps, consumer, thread)
 
     @device_function
     def release(barrier, thread):
@@ -124,41 +109,14 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 ptx.tma_load_2d(b_place + share_bytes, b_map, full, k * tile_k, b_row + od)
 
     @device_function
-    def own_number():
-        """(number of this block or cluster, how many there are)"""
-        return types.int32(cuda.blockIdx.x // cluster), types.int32(cuda.gridDim.x // cluster)
-
-    @device_function
-    def pieces(tiles):
-        """Pieces of work of a block: whole tiles, with stream-k also two parts of tiles, maybe empty."""
-        block, blocks = own_number()
-        if not stream:
-            return types.int32(ptx.udiv_u32(tiles - block + (blocks - 1), blocks))
-        return types.int32(ptx.udiv_u32(tiles, blocks) + 2)
-
-    @device_function
-    def piece(index, tiles, k_tiles, k_step):
-        """(tile, first k-tile, end) of a block's index-th piece."""
-        block, blocks = own_number()
-        if not stream:
-            return types.int32(block + index * blocks), types.int32(0), k_tiles
-        # Parts of tiles come first: waits for other blocks hide behind whole tiles.
-        waves = types.int32(ptx.udiv_u32(tiles, blocks))
-        number = types.int32(index - 2 if index >= 2 else index + waves)
-        tile, first, end = segment(number, block, blocks, waves, tiles, steps_of(k_tiles, k_step))
-        return tile, types.int32(first * k_step), types.int32(min(end * k_step, k_tiles))
-
-    @device_function
-    def produce(a_map, b_map, base, barriers, rank, rows, columns, k_tiles, k_step, group, od):
+    def produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, od):
         stage, parity = types.uint32(0), types.uint32(1)
-        index, tiles = types.int32(0), types.int32(rows * columns)
-        count = pieces(tiles)
-        while index < count:
-            tile, k, k_end = piece(index, tiles, k_tiles, k_step)
+        while tile < rows * columns:
             row, column = tile_xy(tile, rows, columns, group)
             a_row = types.int32((row * cluster + rank) * tile_n)
             b_row = first_b(column, rank * own_loads, od)
-            while k < k_end:
+            k = types.int32(0)
+            while k < k_tiles:
                 full, place = barriers + 8 * stage, base + stage * stage_bytes
                 ptx.mbarrier_wait(full + 8 * stages, parity)
                 ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
@@ -166,7 +124,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 load_b(b_map, place, full, k, b_row, rank, od)
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
-            index = types.int32(index + 1)
+            tile = types.int32(tile + step)
 
     @device_function
     @unrolled
@@ -185,8 +143,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             store(part, c_map, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(c_map, parts, ready, base, barriers, rank, rows, columns, k_tiles, k_step, group, consumer):
-        thread = types.int32(cuda.threadIdx.x & 127)
+    def consume(c_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, consumer, thread):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         sums = cuda.local.array(accumulators, dtype=types.float32)
         for i in range(accumulators):
@@ -196,45 +153,36 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
         stage, parity, previous = types.uint32(0), types.uint32(0), types.uint32(0)
         row, column = types.int32(0), types.int32(0)
-        index, tiles = types.int32(0), types.int32(rows * columns)
-        count = pieces(tiles)
-        while index < count:
-            tile, first, k_end = piece(index, tiles, k_tiles, k_step)
-            if first < k_end:
-                k = first
-                while k < k_end:
-                    ptx.mbarrier_wait(barriers + 8 * stage, parity)
-                    offset = stage * (stage_bytes >> 4)
-                    multiply(sums, a_start + offset, b_start + offset, k - first)
-                    if k > first:
-                        release(barriers + 8 * (stages + previous), thread)
-                    else:
-                        # Divisions that run under the tensor cores' work.
-                        tile_row, tile_column = tile_xy(tile, rows, columns, group)
-                        row, column = ptx.uniform(tile_row), ptx.uniform(tile_column)
-                    previous = stage
-                    stage, parity = advance(stage, parity)
-                    k = types.int32(k + 1)
-                wait_sums(sums)
-                release(barriers + 8 * (stages + previous), thread)
-                first_row = (row * cluster + rank) * tile_n + consumer * consumer_rows + warp * 16
-                if first > 0:
-                    leave(sums, parts, ready, consumer, thread)
+        while tile < rows * columns:
+            k = types.int32(0)
+            while k < k_tiles:
+                ptx.mbarrier_wait(barriers + 8 * stage, parity)
+                offset = stage * (stage_bytes >> 4)
+                multiply(sums, a_start + offset, b_start + offset, k)
+                if k > 0:
+                    release(barriers + 8 * (stages + previous), thread)
                 else:
-                    if k_end < k_tiles:
-                        gather(sums, parts, ready, tile, tiles, k_tiles, k_step, consumer, thread)
-                    finish(sums, c_map, buffer, first_row, column * out_m, lane)
-            index = types.int32(index + 1)
+                    # Divisions that run under the tensor cores' work.
+                    tile_row, tile_column = tile_xy(tile, rows, columns, group)
+                    row, column = ptx.uniform(tile_row), ptx.uniform(tile_column)
+                previous = stage
+                stage, parity = advance(stage, parity)
+                k = types.int32(k + 1)
+            wait_sums(sums)
+            release(barriers + 8 * (stages + previous), thread)
+            first_row = (row * cluster + rank) * tile_n + consumer * consumer_rows + warp * 16
+            finish(sums, c_map, buffer, first_row, column * out_m, lane)
+            tile = types.int32(tile + step)
         if lane == 0:
             wait_stores()
 
-    @device_function
-    def multiply_all(a_map, b_map, c_map, parts, ready, nt, od, depth, group, k_step):
-        """All of a block's work."""
+    def gemm_hopper(a, b, c, nt, od, depth, group):
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
         base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
         barriers = types.uint32(base + barriers_start)
+        a_map, b_map, c_map = ptx.tensor_map_address(a), ptx.tensor_map_address(b), ptx.tensor_map_address(c)
         thread = cuda.threadIdx.x
+        warpgroup = ptx.uniform(thread >> 7)
         # This block's rows of the cluster's tile.
         rank = types.int32(0)
         if cluster > 1:
@@ -251,47 +199,30 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         rows = types.int32((nt + (cluster * tile_n - 1)) // (cluster * tile_n))
         columns = types.int32((od + (out_m - 1)) // out_m)
         k_tiles = types.int32((depth + (tile_k - 1)) // tile_k)
-        warpgroup = ptx.uniform(thread >> 7)
+        tile, step = types.int32(cuda.blockIdx.x // cluster), types.int32(cuda.gridDim.x // cluster)
         if warpgroup == 0:
             fewer()
             if thread == 0:
-                produce(a_map, b_map, base, barriers, rank, rows, columns, k_tiles, k_step, group, od)
+                produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, od)
         else:
             more()
-            consumer = types.int32(warpgroup - 1)
-            consume(
-                c_map, parts, ready, base, barriers, rank, rows, columns, k_tiles, k_step, group, consumer
-            )
+            consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
+            consume(c_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, consumer, within)
         if cluster > 1:
             # No block leaves while a peer may still arrive at its mbarriers.
             ptx.cluster_sync()
 
-    address = ptx.tensor_map_address
-
-    def gemm_hopper(a, b, c, nt, od, depth, group):
-        nothing = types.uint64(0)
-        multiply_all(
-            address(a), address(b), address(c), nothing, nothing, nt, od, depth, group, types.int32(1)
-        )
-
-    def gemm_hopper_stream(a, b, c, parts, ready, nt, od, depth, group, k_step):
-        multiply_all(
-            address(a), address(b), address(c), ptx.global_address(parts), ptx.global_address(ready), nt, od,
-            depth, group, k_step,
-        )  # fmt: skip
-
     return Kernel(
         name="gemm_hopper",
         config=config,
-        function=gemm_hopper_stream if stream else gemm_hopper,
+        function=gemm_hopper,
         threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=(
             Argument("a", "tensor_map", "float16"),
             Argument("b", "tensor_map", "float16"),
             Argument("c", "tensor_map", f"float{config.out[1:]}", stored=config.epilogue != "add"),
-            *workspace,
-            *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "group", *steps)),
+            *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "group")),
         ),
         min_arch=90,
         arch_specific=True,

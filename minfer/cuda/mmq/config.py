@@ -72,7 +72,7 @@ class MmqConfig:
         min_blocks: blocks an SM that the compiler leaves registers for.
         strided: the output is some columns of a wider matrix: one of several that are multiplied at once.
         stream: a grid that fills the device once, and tiles cut along k where they do not fill it
-            (`minfer.cuda.tile.stream_k`).
+            (`minfer.cuda.mmq.schedule`).
     """
 
     variant: str = "raw"

@@ -22,9 +22,9 @@ from minfer.cuda.mmq.ladder import shipped_configs
 from minfer.cuda.mmq.raw import RawWeights
 from minfer.cuda.mmq.rescale import integer_product, rescaling, store_sums
 from minfer.cuda.mmq.scales import Scales
+from minfer.cuda.mmq.schedule import Parts, segment
 from minfer.cuda.mmq.words import WordWeights
 from minfer.cuda.tile.epilogue import store_strided
-from minfer.cuda.tile.stream_k import Parts, segment
 
 _OUT_DTYPES = {"f32": "float32", "f16": "float16", "sums": "int32"}
 
@@ -78,8 +78,7 @@ def mmq(config: MmqConfig) -> Kernel:
     own_weights, fragments = weights_source.own, weights_source.fragments
     product, rescale = integer_product(config), rescaling(config)
     if stream:
-        handover = Parts(accumulators, config.threads)
-        leave, collect = handover.leave, handover.collect
+        leave, collect = Parts(config).leave, Parts(config).collect
     store = store_strided(m_fragments, pairs, "f16" if config.out == "f16" else "f32")
     commit, wait = ptx.cp_async_commit, ptx.cp_async_wait_group(stages - 2)
 
@@ -345,10 +344,10 @@ def mmq(config: MmqConfig) -> Kernel:
                     thread,
                 )  # fmt: skip
                 if k_begin > 0:
-                    leave(acc, parts, ready, 0, thread)
+                    leave(acc, parts, ready, thread)
                 else:
                     if k_end < k_tiles:
-                        collect(acc, parts, ready, waves, tile, tiles, k_tiles, 0, thread)
+                        collect(acc, parts, ready, waves, tile, tiles, k_tiles, thread)
                     store_tile(acc, target, first_token, first_row, nt, od, stride, thread)
                 # All have read the buffers that the next segment fills.
                 cuda.syncthreads()

@@ -91,8 +91,8 @@ def fence_proxy_async():
 
 @instruction(f"{_TMA_LOAD} [$0], [$1, {{$3, $4}}], [$2];", section=_TENSOR, arch=90)
 def tma_load_2d(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32):
-    """Load the box at column x, row y into shared memory; its bytes count towards the mbarrier. Out of range
-    is zero."""
+    """Load the box at column x (a multiple of 16 bytes), row y into shared memory; its bytes count towards
+    the mbarrier. Out of range is zero."""
 
 
 @instruction(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import operator
 import sys
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -86,7 +88,7 @@ class DeviceArray:
 
     def reshape(self, *shape: int) -> DeviceArray:
         """The same memory under another shape; one axis may be -1."""
-        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        wanted = _sizes(shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape)
         if -1 in wanted:
             known = -math.prod(wanted)
             if wanted.count(-1) > 1 or known == 0 or self.size % known:
@@ -94,11 +96,11 @@ class DeviceArray:
             wanted = tuple(self.size // known if n == -1 else n for n in wanted)
         if math.prod(wanted) != self.size or min(wanted, default=0) < 0:
             raise ValueError(f"cannot reshape {self.shape} ({self.size} elements) to {wanted}")
-        return DeviceArray(self.memory, self.pointer, tuple(wanted), self.dtype)
+        return DeviceArray(self.memory, self.pointer, wanted, self.dtype)
 
     def view(self, dtype: Any) -> DeviceArray:
         """The same memory as another dtype; the last axis changes its length."""
-        wanted = np.dtype(dtype)
+        wanted = _element(dtype)
         last = (self.shape[-1] if self.shape else 1) * self.dtype.itemsize
         if last % wanted.itemsize:
             raise ValueError(f"rows of {last} bytes are no whole number of {wanted}")
@@ -107,14 +109,17 @@ class DeviceArray:
 
     def __getitem__(self, key: int | slice) -> DeviceArray:
         """A row, or a range of rows (no steps), of the first axis: the same memory."""
-        row = self.nbytes // self.shape[0] if self.shape and self.shape[0] else 0
+        if not self.shape:
+            raise IndexError("an array without axes has no rows")
+        row = self.nbytes // self.shape[0] if self.shape[0] else 0
         if isinstance(key, slice):
             start, stop, step = key.indices(self.shape[0])
             if step != 1:
                 raise IndexError("a slice of a DeviceArray has no step: rows must stay contiguous")
             shape = (max(stop - start, 0), *self.shape[1:])
             return DeviceArray(self.memory, self.pointer + start * row, shape, self.dtype)
-        index = key + self.shape[0] if key < 0 else key
+        index = operator.index(key)
+        index += self.shape[0] if index < 0 else 0
         if not 0 <= index < self.shape[0]:
             raise IndexError(f"row {key} of {self.shape[0]}")
         return DeviceArray(self.memory, self.pointer + index * row, self.shape[1:], self.dtype)
@@ -145,7 +150,9 @@ class DeviceArray:
         return self
 
     def fill_bytes(self, value: int, stream: Any = None) -> DeviceArray:
-        """Set every byte."""
+        """Set every byte. Raises ValueError for a value that is none."""
+        if not 0 <= operator.index(value) <= 255:
+            raise ValueError(f"{value} is no byte (0 to 255)")
         if self.nbytes:
             driver.call("cuMemsetD8Async", self.pointer, value, self.nbytes, Stream.of(stream).handle)
         return self
@@ -159,14 +166,30 @@ def empty(shape: int | tuple[int, ...], dtype: Any) -> DeviceArray:
 
     Raises:
         MemoryError: the device has not that much free; says how much it has.
-        ValueError: a negative size.
+        ValueError: a negative size. TypeError: a size that is no whole number, or a dtype that kernels do not
+            have.
     """
-    wanted = tuple(int(n) for n in ((shape,) if isinstance(shape, int | np.integer) else shape))
+    wanted = _sizes(shape if isinstance(shape, Iterable) else (shape,))
     if min(wanted, default=0) < 0:
         raise ValueError(f"no array has the shape {wanted}: sizes must be at least 0")
-    kind = np.dtype(dtype)
+    kind = _element(dtype)
     memory = _Memory(math.prod(wanted) * kind.itemsize)
     return DeviceArray(memory, memory.pointer, wanted, kind)
+
+
+def _sizes(shape: Iterable[Any]) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, shape))
+    except TypeError:
+        raise TypeError(f"an array's sizes are whole numbers, not {tuple(shape)!r}") from None
+
+
+def _element(dtype: Any) -> np.dtype:
+    """The dtype, if elements of it can lie on a GPU."""
+    kind = np.dtype(dtype)
+    if kind.kind not in "biuf" or kind.itemsize > 8 or not kind.isnative:
+        raise TypeError(f"no array of {kind!r} on the GPU: bool, int, uint or float, of 8 bytes at most")
+    return kind
 
 
 def zeros(shape: int | tuple[int, ...], dtype: Any, stream: Any = None) -> DeviceArray:
@@ -175,7 +198,9 @@ def zeros(shape: int | tuple[int, ...], dtype: Any, stream: Any = None) -> Devic
 
 
 def to_device(array: np.ndarray, stream: Any = None) -> DeviceArray:
-    """A device copy of a NumPy array; the copy is finished on return."""
+    """A device copy of a NumPy array; the copy is finished on return. Raises as `empty`."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{type(array).__name__} is no NumPy array: use np.asarray")
     return empty(array.shape, array.dtype).copy_from(array, stream)
 
 

@@ -110,7 +110,10 @@ def open_device(index: int) -> Device:
     version = driver.initialize()
     count = int(driver.call("cuDeviceGetCount"))
     if not 0 <= index < count:
-        raise NoDevice(f"there is no GPU {index}: the driver sees {count}")
+        raise NoDevice(
+            f"there is no GPU {index}, the driver sees {count}: check nvidia-smi and the variable "
+            "CUDA_VISIBLE_DEVICES"
+        )
     handle = driver.call("cuDeviceGet", index)
     name = driver.call("cuDeviceGetName", 96, handle).split(b"\0")[0].decode()
     capability = (

@@ -86,10 +86,11 @@ def initialize() -> int:
     driver = bindings()
     try:
         status = int(driver.cuInit(0)[0])
-    except Exception as error:  # cuda.pathfinder's DynamicLibNotFoundError has moved between its releases
-        raise NoDevice(
-            f"no NVIDIA driver on this machine (libcuda was not found): {_INSTALL}; {_WITHOUT}"
-        ) from error
+    except Exception as error:
+        what = f"the NVIDIA driver's libcuda is too old or damaged ({error})"
+        if type(error).__name__ == "DynamicLibNotFoundError":  # which has moved within cuda.pathfinder
+            what = "no NVIDIA driver on this machine (libcuda was not found)"
+        raise NoDevice(f"{what}: {_INSTALL}; {_WITHOUT}") from error
     if status == NO_DEVICE:
         raise NoDevice(
             "the NVIDIA driver sees no GPU: check nvidia-smi and the variable CUDA_VISIBLE_DEVICES; "

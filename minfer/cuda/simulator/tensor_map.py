@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minfer.cuda.simulator.errors import InvalidInstruction
+
 
 @dataclass(frozen=True, eq=False)
 class TensorMap:
@@ -51,7 +53,13 @@ class TensorMap:
         return self.box_rows * self.box_row_bytes
 
     def _overlap(self, x: int, y: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-        """The part of the box at column x, row y that lies in the matrix: (in the matrix, in the box)."""
+        """The part of the box at column x, row y that lies in the matrix: (in the matrix, in the box).
+
+        Raises InvalidInstruction for a column that is no multiple of 16 bytes, as an H200 does."""
+        if x * self.array.itemsize % 16:
+            raise InvalidInstruction(
+                f"a box at column {x} of {self.array.dtype}: TMA needs a multiple of 16 bytes"
+            )
         rows, columns = self.array.shape
         top, bottom = max(0, y), max(0, y, min(rows, y + self.box_rows))
         left, right = max(0, x), max(0, x, min(columns, x + self.box_columns))

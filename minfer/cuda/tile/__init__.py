@@ -10,7 +10,6 @@
     hopper       rings of TMA stages with mbarriers, stmatrix and TMA-store epilogue
     transposed   epilogues of products whose accumulators are transposed
     scheduler    the order of tiles of persistent blocks
-    stream_k     tiles of the last wave cut along k
 
 Written with `minfer.cuda.ptx` in plain Python, so that it is simulated as it is. Operations are device
 functions made by factories for their compile-time constants; a kernel's factory calls them and closes over

@@ -24,11 +24,12 @@ BUFFER_BYTES = 2048
 class MbarrierRing:
     """The mbarriers of a ring: `full` of stage s at 8 s from their start, `empty` at 8 (stages + s).
 
-    A phase of `full` takes one arrival (the producer's, expecting the bytes), one of `empty` takes
-    `consumers`."""
+    A phase of `full` takes `producers` arrivals (one, expecting the bytes, where TMA brings them), one of
+    `empty` takes `consumers`."""
 
     stages: int
     consumers: int
+    producers: int = 1
 
     @property
     def size_bytes(self) -> int:
@@ -38,12 +39,12 @@ class MbarrierRing:
     @functools.cached_property
     def initialise(self) -> DeviceFunction:
         """(mbarriers' address): by one thread, before a barrier of the block or cluster."""
-        stages, consumers = self.stages, self.consumers
+        stages, consumers, producers = self.stages, self.consumers, self.producers
 
         @device_function
         def initialise(barriers):
             for stage in range(stages):
-                ptx.mbarrier_init(barriers + 8 * stage, 1)
+                ptx.mbarrier_init(barriers + 8 * stage, producers)
                 ptx.mbarrier_init(barriers + 8 * (stages + stage), consumers)
             ptx.fence_mbarrier_init()
 

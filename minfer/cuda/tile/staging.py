@@ -19,7 +19,7 @@ The device functions of a source:
   and how many rows and elements of k the matrix has from there on. `matrix` is a global address, `leading`
   its row length in elements.
 - copy(stage, pointer, leading, rows_left, ks_left, thread): issue the copies of one k-tile into the stage at
-  this shared address. What lies past the matrix becomes zero. A chunk of 8 elements is inside or outside as a
+  this shared address. What lies past the matrix becomes zero. A chunk of 16 bytes is inside or outside as a
   whole: leading and ks are multiples of 8. The caller moves on by `step_bytes` and tile elements a k-tile.
 - settle(stage, tile, thread): make the f16 tile at `tile` from what this thread copied to `stage`.
 """
@@ -34,13 +34,11 @@ from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unr
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.tile.shared import CHUNK, SharedTile
 
-#: f16 elements in a 16-byte chunk of the tile
-CHUNK_ELEMENTS = 8
-
 
 @dataclass(frozen=True)
 class _Staged:
-    """Common to all sources: chunk c of the tile belongs to thread c % threads."""
+    """Common to all sources: `tile` is the f16 tile that the fragments read. Chunk c of the staged tile is
+    copied by thread c % threads, so that the lanes of a warp ask for whole sectors."""
 
     tile: SharedTile
     threads: int
@@ -54,7 +52,7 @@ class _Staged:
 
     @property
     def chunks_per_row(self) -> int:
-        return self.tile.row_bytes // CHUNK
+        return self.staged.row_bytes // CHUNK
 
     @property
     def rows_per_round(self) -> int:
@@ -69,7 +67,12 @@ class _Staged:
     @property
     def step_bytes(self) -> int:
         """Bytes from a k-tile to the next in a row of the matrix."""
-        return self.chunks_per_row * CHUNK_ELEMENTS * self.element_bytes
+        return self.staged.row_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage."""
+        return self.staged.size_bytes
 
     @property
     def copied_bytes(self) -> int:
@@ -81,14 +84,40 @@ class _Staged:
         from numba.cuda import types
 
         per_row, element_bytes = self.chunks_per_row, self.element_bytes
+        chunk_elements = CHUNK // element_bytes
 
         @device_function
         def start(matrix, leading, first_row, rows, ks, thread):
-            row, k = first_row + thread // per_row, thread % per_row * CHUNK_ELEMENTS
+            row, k = first_row + thread // per_row, thread % per_row * chunk_elements
             offset = types.uint64((types.int64(row) * leading + k) * element_bytes)
             return types.uint64(matrix + offset), types.int32(rows - row), types.int32(ks - k)
 
         return start
+
+    @functools.cached_property
+    def copy(self) -> DeviceFunction:
+        from numba.cuda import types
+
+        at, per_row = self.staged.address, self.chunks_per_row
+        rounds, rows_per_round = self.rounds, self.rows_per_round
+        round_bytes = self.element_bytes * rows_per_round
+        tile_rows, whole = self.tile.rows, self.tile.rows % self.rows_per_round == 0
+
+        @device_function
+        @unrolled
+        def copy(stage, pointer, leading, rows_left, ks_left, thread):
+            row, byte = thread // per_row, thread % per_row * CHUNK
+            source, step = pointer, types.uint64(types.int64(leading) * round_bytes)
+            for j in unroll(rounds):
+                inside = j * rows_per_round < rows_left and ks_left > 0
+                # Only the last round of a tile that is no multiple of a round can pass the tile's end.
+                if whole or row < tile_rows - j * rows_per_round:
+                    ptx.cp_async_cg_16(
+                        stage + at(row + j * rows_per_round, byte), source, 16 if inside else 0
+                    )
+                source = types.uint64(source + step)
+
+        return copy
 
 
 @dataclass(frozen=True)
@@ -102,33 +131,9 @@ class StagedF16(_Staged):
     settled_tiles = 0
 
     @property
-    def stage_bytes(self) -> int:
-        """Shared memory of a stage."""
-        return self.tile.size_bytes
-
-    @functools.cached_property
-    def copy(self) -> DeviceFunction:
-        from numba.cuda import types
-
-        at, per_row = self.tile.address, self.chunks_per_row
-        rounds, rows_per_round = self.rounds, self.rows_per_round
-        tile_rows, whole = self.tile.rows, self.tile.rows % self.rows_per_round == 0
-
-        @device_function
-        @unrolled
-        def copy(stage, pointer, leading, rows_left, ks_left, thread):
-            row, byte = thread // per_row, thread % per_row * CHUNK
-            source, step = pointer, types.uint64(types.int64(leading) * (2 * rows_per_round))
-            for j in unroll(rounds):
-                inside = j * rows_per_round < rows_left and ks_left > 0
-                # Only the last round of a tile that is no multiple of a round can pass the tile's end.
-                if whole or row < tile_rows - j * rows_per_round:
-                    ptx.cp_async_cg_16(
-                        stage + at(row + j * rows_per_round, byte), source, 16 if inside else 0
-                    )
-                source = types.uint64(source + step)
-
-        return copy
+    def staged(self) -> SharedTile:
+        """What the copies fill."""
+        return self.tile
 
     @functools.cached_property
     def settle(self) -> DeviceFunction:
@@ -154,30 +159,9 @@ class StagedF32(_Staged):
     settled_tiles = 2
 
     @property
-    def stage_bytes(self) -> int:
-        """Shared memory of a stage's mirror."""
-        return self.rounds * self.threads * 2 * CHUNK
-
-    @functools.cached_property
-    def copy(self) -> DeviceFunction:
-        from numba.cuda import types
-
-        rounds, rows_per_round, threads = self.rounds, self.rows_per_round, self.threads
-
-        @device_function
-        @unrolled
-        def copy(stage, pointer, leading, rows_left, ks_left, thread):
-            mirror = stage + thread * CHUNK
-            source, step = pointer, types.uint64(types.int64(leading) * (4 * rows_per_round))
-            for j in unroll(rounds):
-                inside = j * rows_per_round < rows_left and ks_left > 0
-                count = 16 if inside else 0
-                ptx.cp_async_cg_16(mirror + 2 * j * threads * CHUNK, source, count)
-                second = types.uint64(source + types.uint64(CHUNK))
-                ptx.cp_async_cg_16(mirror + (2 * j + 1) * threads * CHUNK, second, count)
-                source = types.uint64(source + step)
-
-        return copy
+    def staged(self) -> SharedTile:
+        """What the copies fill: the mirror."""
+        return SharedTile(self.tile.rows, 2 * self.tile.row_bytes)
 
     @functools.cached_property
     def settle(self) -> DeviceFunction:
@@ -188,22 +172,14 @@ class StagedF32(_Staged):
         @device_function
         def convert(mirror, target):
             x0, x1, x2, x3 = ptx.ld_shared_v4_f32(mirror)
-            x4, x5, x6, x7 = ptx.ld_shared_v4_f32(mirror + threads * CHUNK)
-            ptx.st_shared_v4_u32(
-                target,
-                ptx.pack_f16x2(x0, x1),
-                ptx.pack_f16x2(x2, x3),
-                ptx.pack_f16x2(x4, x5),
-                ptx.pack_f16x2(x6, x7),
-            )
+            ptx.st_shared_v2_u32(target, ptx.pack_f16x2(x0, x1), ptx.pack_f16x2(x2, x3))
 
         @device_function
         @unrolled
         def settle(stage, tile, thread):
-            row, byte = thread // per_row, thread % per_row * CHUNK
+            row, byte = thread // per_row, thread % per_row * (CHUNK // 2)
             for j in unroll(rounds):
-                mirror = stage + (2 * j * threads + thread) * CHUNK
                 if whole or row < tile_rows - j * rows_per_round:
-                    convert(mirror, tile + at(row + j * rows_per_round, byte))
+                    convert(stage + (j * threads + thread) * CHUNK, tile + at(row + j * rows_per_round, byte))
 
         return settle

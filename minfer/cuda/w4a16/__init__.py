@@ -1,7 +1,6 @@
 """W4A16: GEMMs of f16 activations with weights that stay 4- or 6-bit blocks (Q4_K, Q6_K), on Hopper."""
 
-from minfer.cuda.w4a16.config import TILES, W4A16Config, choose
-from minfer.cuda.w4a16.formats import FORMATS
+from minfer.cuda.w4a16.config import FORMATS, TILES, W4A16Config, choose
 from minfer.cuda.w4a16.kernel import shipped, w4a16
 
 __all__ = ["FORMATS", "TILES", "W4A16Config", "choose", "shipped", "w4a16"]

@@ -9,16 +9,20 @@ from minfer.cuda.gemm import MAX_SHARED_BYTES
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.tile.hopper import BOX_COLUMNS
 from minfer.cuda.tile.transposed import CHUNK_ROWS
-from minfer.cuda.w4a16.formats import FORMATS, QUARTERS, ROWS, SCALES_BYTES, PackedFormat
-from minfer.cuda.w4a16.packed_tile import CONSUMERS, PackedTile
+from minfer.cuda.w4a16.formats import QUARTERS, PackedFormat
+from minfer.cuda.w4a16.packed_tile import CONSUMER_ROWS, CONSUMERS, MOVERS, REGISTERS, PackedTile
+from minfer.cuda.w4a16.q4_k import q4_k
+from minfer.cuda.w4a16.q6_k import q6_k
 
+#: Name -> (rows of a tile) -> the format.
+FORMATS = {"Q4_K": q4_k, "Q6_K": q6_k}
 OUTPUTS = ("f16", "f32")
 STORES = ("tma", "direct")
 
 
 @dataclass(frozen=True)
 class W4A16Config(PackedTile):
-    """Tile of 128 weight rows x `tokens`, k-tiles of 64.
+    """Tile of 64 weight rows a consumer x `tokens`, k-tiles of 64.
 
     Attributes:
         format: of the weights, "Q4_K" or "Q6_K".
@@ -27,6 +31,8 @@ class W4A16Config(PackedTile):
         slots: blocks of 256 weights a row in flight.
         ahead: weights are unpacked while the tensor cores still work on two k-tiles, not on the last one
             only: takes 20 registers, which the largest tiles lack.
+        consumers: warpgroups of 64 rows, 2 or 3. Three have fewer registers each, so fewer tokens, and more
+            time to unpack under the others' products.
         out: "f16" or "f32".
         store: "tma" (f16 only; whole lines through shared memory, rows of C must be whole 16 bytes) or
             "direct" (any width, an element at a time; f32 fills its sectors).
@@ -39,6 +45,7 @@ class W4A16Config(PackedTile):
     stages: int = 4
     slots: int = 2
     ahead: bool = True
+    consumers: int = CONSUMERS
     out: str = "f16"
     store: str = "tma"
     bias: bool = False
@@ -53,6 +60,8 @@ class W4A16Config(PackedTile):
                 raise ConfigRefused(
                     f"w4a16: {name} = {getattr(self, name)!r}: must be one of {', '.join(allowed)}"
                 )
+        if self.consumers not in REGISTERS:
+            raise ConfigRefused(f"w4a16: {self.consumers} consumers: 2 or 3 have registers enough")
         if self.tokens % 8 or not 64 <= self.tokens <= 256:
             raise ConfigRefused(f"w4a16: {self.tokens} tokens a tile: a multiple of 8 from 64 to 256")
         if self.store == "tma" and self.out != "f16":
@@ -67,12 +76,12 @@ class W4A16Config(PackedTile):
         if self.shared_bytes > MAX_SHARED_BYTES or (self.store == "tma" and self.buffers < 1):
             raise ConfigRefused(
                 f"w4a16: {self.stages} stages of {self.stage_bytes} bytes and {self.slots} slots of "
-                f"{self.slot_bytes} leave no room for the epilogue's {CONSUMERS * self.chunk_bytes} bytes in "
-                f"{MAX_SHARED_BYTES} of shared memory: use fewer stages"
+                f"{self.slot_bytes} leave no room for the epilogue's {self.consumers * self.chunk_bytes} "
+                f"bytes in {MAX_SHARED_BYTES} of shared memory: use fewer stages"
             )
 
     def __str__(self) -> str:
-        text = f"{self.format} {ROWS}x{self.tokens}x{self.tile_k}"
+        text = f"{self.format} {self.rows}x{self.tokens}x{self.tile_k}"
         text += (
             f" {self.stages} stages {self.slots} slots {self.out}"
             + (" ahead" if self.ahead else "")
@@ -82,7 +91,7 @@ class W4A16Config(PackedTile):
 
     @property
     def packed(self) -> PackedFormat:
-        return FORMATS[self.format]
+        return FORMATS[self.format](self.rows)
 
     @property
     def stage_bytes(self) -> int:
@@ -90,14 +99,14 @@ class W4A16Config(PackedTile):
         return self.tokens * self.tile_k * 2
 
     @property
-    def packed_bytes(self) -> int:
-        """Blocks of a slot."""
-        return ROWS * self.packed.pitch
+    def slot_bytes(self) -> int:
+        """A slot: the blocks and their expanded scales."""
+        return self.packed.slot_bytes
 
     @property
-    def slot_bytes(self) -> int:
-        """A slot: the blocks, then their expanded scales, or where each row's block starts."""
-        return self.packed_bytes + (4 * ROWS if self.packed.expand is None else SCALES_BYTES)
+    def landing_arrivals(self) -> int:
+        """One, or one a warp, when it has noted where blocks start, and each thread's copies."""
+        return 1 if self.packed.by_tma else MOVERS + 32 * MOVERS
 
     @property
     def buffers(self) -> int:
@@ -111,7 +120,8 @@ class W4A16Config(PackedTile):
         if self.packed.by_tma:
             boxes["w"] = (self.outputs, self.packed.block_bytes, 0)
         if self.store == "tma":
-            boxes["c"] = (CHUNK_ROWS, self.outputs // CONSUMERS, self.outputs)
+            columns = self.outputs // self.consumers
+            boxes["c"] = (CHUNK_ROWS, columns, 2 * columns)
         return boxes
 
     def check(self, nt: int, od: int, depth: int, width: int) -> None:
@@ -119,25 +129,22 @@ class W4A16Config(PackedTile):
         check_sizes("w4a16", nt=nt, od=od, id=depth, width=width)
         if depth % 256:
             raise ConfigRefused(f"w4a16: id = {depth} is no multiple of 256 ({self.format} rows)")
-        if 2 * od * depth // 256 * self.packed.block_bytes >= 1 << 31:
-            raise ConfigRefused(
-                f"w4a16: {od} rows of {depth} weights: offsets of 32 bits reach 1 GiB: cut the matrix"
-            )
         if self.store == "tma" and width % 8:
             raise ConfigRefused(
                 f"w4a16: rows of {width} f16: TMA stores rows of whole 16 bytes: take the direct store"
             )
 
 
-#: (tokens, stages, slots, ahead) of the tiles that `choose` picks from.
+#: (tokens, stages, slots, ahead, consumers) of the tiles that `choose` picks from.
 TILES = (
-    (256, 4, 2, False),
-    (232, 4, 2, True),
-    (192, 4, 3, True),
-    (152, 4, 3, True),
-    (128, 8, 2, True),
-    (96, 8, 3, True),
-    (64, 8, 3, True),
+    (256, 4, 2, False, 2),
+    (232, 4, 2, True, 2),
+    (192, 4, 2, False, 3),
+    (192, 4, 3, True, 2),
+    (152, 4, 3, True, 2),
+    (128, 8, 2, True, 2),
+    (96, 8, 3, True, 2),
+    (64, 8, 3, True, 2),
 )
 
 
@@ -154,15 +161,17 @@ def choose(
     """The config with the fewest cycles over whole waves of blocks, for an nt x od x depth product into a C
     of this `width`; gated: of 2 od rows of weights.
 
-    A k-tile costs its wgmmas (4 cycles a token for 128 weight rows), or those of one consumer (half as many)
-    and a number of cycles for its unpacking, a tile about 1500 cycles outside its main loop: a fit to times
-    of an H200, which says nothing about what overlaps."""
+    A k-tile costs its wgmmas (2 cycles a token for a consumer's 64 weight rows), or those of one consumer and
+    a number of cycles for its unpacking, a tile about 1500 cycles outside its main loop: a fit to times of an
+    H200, which says nothing about what overlaps."""
     unpacking = 370 if format == "Q4_K" else 530
 
-    def cost(tokens: int) -> int:
-        waves = -(-(-(-nt // tokens) * -(-od * (1 + gated) // ROWS)) // multiprocessors)
-        return waves * (depth // 64 * max(4 * tokens, 2 * tokens + unpacking) + 1500)
+    def cost(tile: tuple) -> int:
+        tokens, consumers = tile[0], tile[-1]
+        tiles = -(-nt // tokens) * -(-od * (1 + gated) // (consumers * CONSUMER_ROWS))
+        k_tile = max(2 * consumers * tokens, 2 * tokens + unpacking)
+        return -(-tiles // multiprocessors) * (depth // 64 * k_tile + 1500)
 
-    tile = min(TILES, key=lambda tile: cost(tile[0]))
+    tile = min(TILES, key=cost)
     store = "tma" if out == "f16" and width % 8 == 0 else "direct"
     return W4A16Config(format, *tile, out=out, store=store, gated=gated)

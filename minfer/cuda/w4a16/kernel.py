@@ -26,9 +26,9 @@ from __future__ import annotations
 from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.w4a16.config import TILES, W4A16Config
-from minfer.cuda.w4a16.formats import FORMATS, PAIRS, QUARTERS, ROWS, SCALE_BYTES, WORDS
-from minfer.cuda.w4a16.packed_tile import CONSUMER_REGISTERS, CONSUMERS, PRODUCER_REGISTERS
+from minfer.cuda.w4a16.config import FORMATS, TILES, W4A16Config
+from minfer.cuda.w4a16.formats import PAIRS, QUARTERS, WORDS
+from minfer.cuda.w4a16.packed_tile import MOVERS, REGISTERS
 
 
 @cache
@@ -54,12 +54,12 @@ def w4a16(config: W4A16Config) -> Kernel:
     from minfer.cuda.tile.scheduler import tile_xy
     from minfer.cuda.tile.transposed import store_accumulators_transposed, store_tile_transposed
     from minfer.cuda.w4a16.activations import bring_activations
-    from minfer.cuda.w4a16.movers import move_weights, ready_arrivals, row_start
+    from minfer.cuda.w4a16.movers import move_weights
     from minfer.cuda.w4a16.prologue import start_rings
 
     tokens, outputs = config.tokens, config.outputs
     stages, stage_bytes = config.stages, config.stage_bytes
-    slots, slot_bytes, packed_bytes = config.slots, config.slot_bytes, config.packed_bytes
+    slots, slot_bytes = config.slots, config.slot_bytes
     buffers_start, slots_start = config.buffers_start, config.slots_start
     slot_barriers = config.ring.size_bytes
     ready_start, constant_start = config.ready_start, config.constant_start
@@ -69,20 +69,17 @@ def w4a16(config: W4A16Config) -> Kernel:
     by_tma, stored_by_tma, biased = config.packed.by_tma, config.store == "tma", config.bias
     # Gates and the ups that belong to them are rows g and g + 8 of the fragments.
     combine = silu_product_by if config.gated else None
-    gated, consumer_outputs = config.gated, outputs // CONSUMERS
+    gated, consumer_outputs = config.gated, outputs // config.consumers
     # Weight rows of a warp, and from row g of its fragments to row g + 8.
-    warp_rows, apart = (8, ROWS // 2) if gated else (16, 8)
-    scales_apart = apart * SCALE_BYTES
+    warp_rows, apart = (8, outputs) if gated else (16, 8)
     buffers_bytes = max(0, config.buffers) * config.chunk_bytes
     element_bytes = 2 if config.out == "f16" else 4
     advance_slot = config.slot_ring.advance
-    fewer, more_registers = (
-        ptx.setmaxnreg("dec", PRODUCER_REGISTERS),
-        ptx.setmaxnreg("inc", CONSUMER_REGISTERS),
-    )
+    few, many = REGISTERS[config.consumers]
+    fewer, more_registers = ptx.setmaxnreg("dec", few), ptx.setmaxnreg("inc", many)
     prepare, finish = config.packed.prepare, config.packed.finish
-    block_start, move = row_start(config), move_weights(config)
-    bring, start = bring_activations(config), start_rings(config, ready_arrivals(config), magic)
+    locate, move = config.packed.place, move_weights(config)
+    bring, start = bring_activations(config), start_rings(config, MOVERS, magic)
     ahead = config.ahead
     # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
     multiply_first = ptx.wgmma(tokens, a="registers", k_steps=4, accumulate="operand")
@@ -149,14 +146,15 @@ def w4a16(config: W4A16Config) -> Kernel:
         buffer = types.uint32(base + buffers_start + consumer * buffers_bytes)
         lap, parity = types.uint32(0), types.uint32(0)
         if magic:
-            raw[words - 1] = ptx.ld_shared_u32(constant + 4)
+            # The lane's number, below 32, keeps the assembler from using a uniform register.
+            raw[words - 1] = ptx.ld_shared_u32(constant + 4) + (ptx.lane_id() >> 5)
         slot, slot_parity = types.uint32(0), types.uint32(0)
         token_tile, output_tile = types.int32(0), types.int32(0)
         ptx.mbarrier_wait(ready, 0)
-        near, far = block_start(slots_at, row), block_start(slots_at, row + apart)
-        scales = types.uint32(slots_at + packed_bytes + row * SCALE_BYTES)
+        near, near_scales = locate(slots_at, row)
+        far, far_scales = locate(slots_at, row + apart)
         for eighth in unroll(2):
-            prepare(numbers, pairs, raw, near, far, byte, scales, scales_apart, eighth)
+            prepare(numbers, pairs, raw, near, far, byte, near_scales, far_scales, eighth)
         finish(even, numbers, pairs)
         pin(even)
         while tile < token_tiles * output_tiles:
@@ -180,11 +178,11 @@ def w4a16(config: W4A16Config) -> Kernel:
                             slot, slot_parity = advance_slot(slot, slot_parity)
                             ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
                         place = types.uint32(slots_at + slot * slot_bytes)
-                        near, far = block_start(place, row), block_start(place, row + apart)
-                        scales = types.uint32(place + packed_bytes + row * SCALE_BYTES)
+                        near, near_scales = locate(place, row)
+                        far, far_scales = locate(place, row + apart)
                     for half in unroll(2):
                         eighth = (2 * quarter + 2 + half) % 8
-                        prepare(numbers, pairs, raw, near, far, byte, scales, scales_apart, eighth)
+                        prepare(numbers, pairs, raw, near, far, byte, near_scales, far_scales, eighth)
                     if quarter == 2:
                         ptx.syncwarp()
                         ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
@@ -282,10 +280,9 @@ def w4a16(config: W4A16Config) -> Kernel:
         a_map, added = ptx.tensor_map_address(a), ptx.global_address(bias)
         work(a_map, source, added, target, nt, od, depth, first, width, group, pitch)
 
-    tensor_map = Argument("w", "tensor_map", "uint8")
     arguments = (
         Argument("a", "tensor_map", "float16"),
-        tensor_map if by_tma else Argument("w", "in", "uint8"),
+        Argument("w", "tensor_map" if by_tma else "in", "uint8"),
         Argument("bias", "in", "float32", present=config.bias),
         Argument("c", "tensor_map", "float16", stored=True)
         if stored_by_tma
@@ -309,7 +306,7 @@ def w4a16(config: W4A16Config) -> Kernel:
 def shipped() -> list[Kernel]:
     """Every tile that `choose` picks for f16, for gated products of Q4_K, and one of every other form."""
     tiles = [W4A16Config(name, *tile) for name in FORMATS for tile in TILES]
-    others = [W4A16Config(name, *TILES[4], out="f32", store="direct", bias=True) for name in FORMATS]
+    others = [W4A16Config(name, *TILES[5], out="f32", store="direct", bias=True) for name in FORMATS]
     gated = [W4A16Config("Q4_K", *tile, gated=True) for tile in TILES]
-    gated.append(W4A16Config("Q6_K", *TILES[4], gated=True))
+    gated.append(W4A16Config("Q6_K", *TILES[5], gated=True))
     return [w4a16(config) for config in (*tiles, *others, *gated)]

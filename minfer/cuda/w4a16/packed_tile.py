@@ -7,19 +7,22 @@ from functools import cached_property
 from minfer.cuda.gemm import MAX_SHARED_BYTES
 from minfer.cuda.tile.hopper import ALIGNMENT, MbarrierRing, chunk_starts
 from minfer.cuda.tile.transposed import chunk_bytes
-from minfer.cuda.w4a16.formats import ROWS
 
+#: Weight rows of a consumer warpgroup, and of the two that most tiles have.
+CONSUMER_ROWS = 64
 CONSUMERS = 2
+ROWS = CONSUMERS * CONSUMER_ROWS
 #: Warps of the first warpgroup that bring the weights; the warp before them brings the activations.
 MOVERS = 3
-#: Registers a thread after setmaxnreg: 56 + 2 x 224 = 3 x 168, what 384 threads start with.
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 56, 224
+#: Consumers -> registers a thread after setmaxnreg, producers' and consumers': 56 + 2 x 224 = 3 x 168 and
+#: 32 + 3 x 160 = 4 x 128, what 384 and 512 threads start with.
+REGISTERS = {2: (56, 224), 3: (32, 160)}
 #: Tokens that a group of token tiles should hold: their activations stay in L2 while the weights pass.
 GROUP_TOKENS = 2048
 
 
 class PackedTile:
-    """Base of the configs: 128 weight rows x `tokens`, `stages` of activations, `slots` of weights.
+    """Base of the configs: 64 weight rows a consumer x `tokens`, `stages` of activations, `slots` of weights.
 
     In shared memory lie the stages, the epilogue's buffers, the slots and the mbarriers. A config says how
     large a stage (`stage_bytes`) and a slot (`slot_bytes`) are.
@@ -31,28 +34,39 @@ class PackedTile:
     gated: bool
     stage_bytes: int
     slot_bytes: int
+    consumers: int = CONSUMERS
+    #: Arrivals that, with the bytes of TMA, say that a slot's weights have landed.
+    landing_arrivals: int = 1
 
-    threads = 128 * (CONSUMERS + 1)
+    @property
+    def threads(self) -> int:
+        """Those of the consumers and of a warpgroup that brings the operands."""
+        return 128 * (self.consumers + 1)
+
+    @property
+    def rows(self) -> int:
+        """Weight rows of a tile."""
+        return self.consumers * CONSUMER_ROWS
 
     @property
     def outputs(self) -> int:
         """Columns of C in a tile."""
-        return ROWS // 2 if self.gated else ROWS
+        return self.rows // 2 if self.gated else self.rows
 
     @property
     def chunk_bytes(self) -> int:
         """A chunk of a consumer's part of C."""
-        return chunk_bytes(self.outputs // CONSUMERS)
+        return chunk_bytes(self.outputs // self.consumers)
 
     @cached_property
     def ring(self) -> MbarrierRing:
         """Of the activations' stages: a warpgroup arrives once."""
-        return MbarrierRing(self.stages, CONSUMERS)
+        return MbarrierRing(self.stages, self.consumers)
 
     @cached_property
     def slot_ring(self) -> MbarrierRing:
         """Of the weights' slots: every consumer warp arrives, since each reads them by itself."""
-        return MbarrierRing(self.slots, 4 * CONSUMERS)
+        return MbarrierRing(self.slots, 4 * self.consumers, self.landing_arrivals)
 
     @property
     def ready_start(self) -> int:
@@ -74,7 +88,7 @@ class PackedTile:
         """Chunks of C that a consumer may have in flight: what fits."""
         used = self.stages * self.stage_bytes + self.slots * self.slot_bytes + self.barrier_bytes + ALIGNMENT
         return min(
-            len(chunk_starts(self.tokens)), (MAX_SHARED_BYTES - used) // (CONSUMERS * self.chunk_bytes)
+            len(chunk_starts(self.tokens)), (MAX_SHARED_BYTES - used) // (self.consumers * self.chunk_bytes)
         )
 
     @property
@@ -85,7 +99,7 @@ class PackedTile:
     @property
     def slots_start(self) -> int:
         """Where the weights lie: behind the epilogue's buffers."""
-        return self.buffers_start + max(0, self.buffers) * CONSUMERS * self.chunk_bytes
+        return self.buffers_start + max(0, self.buffers) * self.consumers * self.chunk_bytes
 
     @property
     def barriers_start(self) -> int:

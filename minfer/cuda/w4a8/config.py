@@ -18,8 +18,7 @@ from minfer.cuda.w4a8.formats import (
     RUNS,
     SCALE_BYTES,
 )
-from minfer.cuda.w4a16.formats import ROWS
-from minfer.cuda.w4a16.packed_tile import CONSUMERS, PackedTile
+from minfer.cuda.w4a16.packed_tile import CONSUMERS, ROWS, PackedTile
 
 
 @dataclass(frozen=True)

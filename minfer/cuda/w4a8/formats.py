@@ -19,7 +19,7 @@ from numba.cuda import types
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.w4a16.formats import ROWS
+from minfer.cuda.w4a16.packed_tile import ROWS
 
 GROUP_BLOCKS = 2
 GROUP = 512

@@ -16,8 +16,7 @@ from functools import cache
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.w4a8.config import W4A8Config
 from minfer.cuda.w4a8.formats import BLOCK_BYTES, GROUP, GROUP_BLOCKS, MINIMA_PITCH, PLANE_BYTES, RUNS
-from minfer.cuda.w4a16.formats import ROWS
-from minfer.cuda.w4a16.packed_tile import CONSUMER_REGISTERS, CONSUMERS, MOVERS, PRODUCER_REGISTERS
+from minfer.cuda.w4a16.packed_tile import CONSUMERS, MOVERS, REGISTERS, ROWS
 
 
 @cache
@@ -53,8 +52,8 @@ def w4a8(config: W4A8Config) -> Kernel:
     ready_start, constant_start = config.ready_start, config.constant_start
     accumulators = tokens // 2
     advance, advance_slot = config.ring.advance, config.slot_ring.advance
-    fewer = ptx.setmaxnreg("dec", PRODUCER_REGISTERS)
-    more_registers = ptx.setmaxnreg("inc", CONSUMER_REGISTERS)
+    few, many = REGISTERS[CONSUMERS]
+    fewer, more_registers = ptx.setmaxnreg("dec", few), ptx.setmaxnreg("inc", many)
     bring, descriptor = bring_activations(config), ptx.wgmma_descriptor
     start = start_rings(config, ready_arrivals=MOVERS)
     multiply_first = ptx.wgmma(tokens, "u8", a="registers", k_steps=4, accumulate=False, wait=1)

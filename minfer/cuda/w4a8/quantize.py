@@ -8,7 +8,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_choice, check_threads, check_types
+from minfer.cuda.checks import blocks_for, check_choice, check_threads, check_types
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.q8 import magnitude_bits
@@ -43,7 +43,7 @@ class QuantizeGroupsConfig:
 
     def grid(self, nt: int, depth: int) -> tuple[int, int, int]:
         """Blocks for nt rows of `depth` activations."""
-        return (max(1, -(-nt * (depth // GROUP) // (self.threads // 32))), 1, 1)
+        return (blocks_for("quantize_groups: groups", nt * (depth // GROUP), self.threads // 32), 1, 1)
 
 
 def quantize_groups(config: QuantizeGroupsConfig = QuantizeGroupsConfig()) -> Kernel:
