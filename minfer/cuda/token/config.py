@@ -70,6 +70,7 @@ class TokenConfig:
         check_choice("decode_token", "warps", self.warps, tuple(range(1, 32)))
         check_whole("decode_token: heads", self.heads, 1)
         check_whole("decode_token: entries", self.entries, 1)
+        check_whole("decode_token: blocks", self.blocks, 1)
         self.row  # noqa: B018 - checks the attention's shape
         for name, dim in (("hidden", self.hidden), ("heads", self.attended), ("ffn", self.ffn)):
             if dim <= 0 or dim % WEIGHTS:
