@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes
 from minfer.campaign.against import SHAPES
-from minfer.campaign.document import newest_walls
 from minfer.campaign.records import Record
 from minfer.campaign.report import DECODE, routes
+from minfer.campaign.wall_record import newest_walls
 from minfer.lab import decomposition_view, style
 from minfer.lab.figures import DEVICE, newest, newest_like, nothing, origin
 from minfer.lab.picture import Picture
