@@ -35,20 +35,6 @@ class Activations:
         """Bytes from a token's chunk to its next one in a stage."""
         return CHUNK_BYTES if self.config.layout == "padded" else self.config.tokens_tile * CHUNK_BYTES
 
-    @functools.cached_property
-    def start(self) -> DeviceFunction:
-        """(matrix, first_token, chunks, thread): the address of a thread's first unit (u64), which moves on
-        by `step_bytes` a k-tile."""
-        unit, per_token = self.unit, self.threads_per_token
-
-        @device_function
-        def start(matrix, first_token, chunks, thread):
-            token, part = first_token + thread // per_token, thread % per_token
-            row = uint64(token) * uint64(chunks * CHUNK_BYTES)
-            return uint64(matrix + row + uint64(part * unit))
-
-        return start
-
     @property
     def step_bytes(self) -> int:
         """Bytes of a token's k-tile."""
@@ -56,8 +42,9 @@ class Activations:
 
     @functools.cached_property
     def copy(self) -> DeviceFunction:
-        """(stage, source, tokens_left, chunks_left, thread): issue the copies of a k-tile. Tokens and chunks
-        that do not exist become zero, scale included; their bytes are not read."""
+        """(stage, source, chunks, tokens_left, chunks_left, thread): issue the copies of the k-tile at this
+        address (the block's first token's), of rows of `chunks`. Tokens and chunks that do not exist become
+        zero, scale included; their bytes are not read."""
         unit, per_token = self.unit, self.threads_per_token
         token_bytes, chunk_step = self.config.token_bytes, self.chunk_step
         row_units, units, whole = self.step_bytes // unit, CHUNK_BYTES // unit, self.config.k_quant
@@ -67,8 +54,9 @@ class Activations:
 
         @device_function
         @unrolled
-        def copy(stage, source, tokens_left, chunks_left, thread):
+        def copy(stage, source, chunks, tokens_left, chunks_left, thread):
             token, part = uint32(thread // per_token), uint32(thread % per_token)
+            first = source + uint64(uint32(token * uint32(chunks * CHUNK_BYTES) + part * unit))
             row = uint32(stage + token * token_bytes)
             own = uint32(row + part * unit)
             inside = int32(token) < tokens_left
@@ -81,24 +69,38 @@ class Activations:
                     target = own + uint32(j * per_token * unit)
                     if not contiguous:
                         target = uint32(row + u // units * chunk_step + u % units * unit)
-                    copy_unit(target, source + uint64(j * per_token * unit), count)
+                    copy_unit(target, first + uint64(j * per_token * unit), count)
 
         return copy
 
     @functools.cached_property
+    def quarter(self) -> DeviceFunction:
+        """(word, lane): 4 * (lane % 4), where `word` is the shared address of a token's first chunk and so
+        many bytes: read off the address where tokens lie at multiples of 16 bytes, so that it waits in no
+        register."""
+        aligned = self.config.layout == "padded"
+
+        @device_function
+        def quarter(word, lane):
+            if aligned:
+                return uint32(word & uint32(12))
+            return uint32((lane & 3) * 4)
+
+        return quarter
+
+    @functools.cached_property
     def load(self) -> DeviceFunction:
-        """(words, o, scales, s, low, t): a chunk of two tokens, the one at the shared address `low` (a lane's
-        own: the warp's first + lane // 4) and the one 8 further on. The A fragment into words[o ... o + 3];
-        what its rescaling needs into scales[s ... s + 5]: d of both tokens, `config.correction` * d
+        """(words, o, scales, s, low, quarter): a chunk of two tokens, the one at the shared address `low` (a
+        lane's own: the warp's first + lane // 4) and the one 8 further on. The A fragment into words[o ...
+        o + 3]; what its rescaling needs into scales[s ... s + 5]: d of both tokens, `config.correction` * d
         (rescale="magic"), d * sum (minimum="fma")."""
         eight, magic = 8 * self.config.token_bytes, self.config.rescale == "magic"
         correction = self.config.correction
         sums = self.config.has_minimum and self.config.minimum == "fma"
 
         @device_function
-        def load(words, o, scales, s, low, t):
-            high = low + uint32(eight)
-            own = low + uint32(4 * t)
+        def load(words, o, scales, s, low, quarter):
+            high, own = low + uint32(eight), low + quarter
             words[o] = ptx.ld_shared_u32(own + uint32(4))
             words[o + 1] = ptx.ld_shared_u32(own + uint32(4 + eight))
             words[o + 2] = ptx.ld_shared_u32(own + uint32(20))

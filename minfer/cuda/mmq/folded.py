@@ -63,6 +63,13 @@ def _window(words, address):
     words[2], words[3] = ptx.shf_r_wrap(a2, a3, two), ptx.shf_r_wrap(a3, b0, two)
 
 
+@device_function
+def _swizzle(row):
+    """What the numbers of a row's 16-byte parts are XORed with: 8 rows differ, for what reads a part of each;
+    4 rows differ beyond the last bit, for what writes a pair of parts of each."""
+    return uint32(((row << 1) & 6) | ((row >> 2) & 1))
+
+
 @dataclass(frozen=True)
 class FoldedWeights:
     """How a config expands and reads its folded weights: a tile of low bytes and one of high bytes, rows of
@@ -71,35 +78,30 @@ class FoldedWeights:
     config: MmqConfig
 
     @functools.cached_property
-    def start(self) -> DeviceFunction:
-        """(row_bytes, first_row, od, thread): bytes from the matrix's start to a thread's row; rows past the
-        matrix repeat its last one."""
-
-        @device_function
-        def start(row_bytes, first_row, od, thread):
-            return uint32(uint32(min(int32(first_row + thread // 2), int32(od - 1))) * uint32(row_bytes))
-
-        return start
-
-    @functools.cached_property
     def expand(self) -> DeviceFunction:
-        """(matrix, row, k_tile, tile, scales, thread): a thread's weights of a k-tile into the tile at a
-        shared address, and d beside it."""
-        row_bytes, second_tile = self.config.word_row_bytes, self.config.high_bytes
+        """(matrix, row_bytes, first_row, od, k_tile, tile, scales, thread): a thread's weights of a k-tile
+        into the tile at a shared address, and d beside it; rows past the matrix repeat its last one."""
+        tile_row, second_tile, pin = self.config.word_row_bytes, self.config.high_bytes, ptx.pin(1)
 
         @device_function
         @unrolled
-        def expand(matrix, source, k_tile, tile, scales, thread):
+        def expand(matrix, row_bytes, first_row, od, k_tile, tile, scales, thread):
             low, second = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
-            high = cuda.local.array(4, uint32)
-            row, part = uint32(thread // 2), uint32(thread % 2)
+            high, own = cuda.local.array(4, uint32), cuda.local.array(1, uint32)
+            row, part = uint32(thread >> 1), uint32(thread & 1)
+            source = uint32(min(int32(first_row + row), int32(od - 1))) * uint32(row_bytes)
             block, half = matrix + uint64(uint32(source + uint32(k_tile >> 1) * SIZE)), uint32(k_tile & 1)
             at = block + uint64(half * 64 + part * 16)
             _window(low, at)
             _window(second, at + uint64(32))
             _window(high, block + uint64(128 + half * 32 + part * 16))
             scale_at = block + uint64(192 + half * 8 + part)
-            line, swizzle = uint32(tile + row * row_bytes), uint32(row & 7)
+            # Pinned, so that where to store is computed here: ahead of the loop over chunks, which has no
+            # register to spare, all of these addresses would wait in registers.
+            own[0] = thread
+            pin(own)
+            own_row, own_part = own[0] >> uint32(1), own[0] & uint32(1)
+            line, swizzle = uint32(tile + own_row * tile_row), _swizzle(own_row)
             for group in unroll(GROUPS):
                 byte = ptx.ld_global_nc_u8(scale_at + uint64(2 * group))
                 scale = uint32((byte ^ uint32(128)) - uint32(128))
@@ -108,7 +110,7 @@ class FoldedWeights:
                 l1, h1 = _fold(_quants(group, low[1], second[1], high[1]), scale, bias)
                 l2, h2 = _fold(_quants(group, low[2], second[2], high[2]), scale, bias)
                 l3, h3 = _fold(_quants(group, low[3], second[3], high[3]), scale, bias)
-                target = uint32(line + ((uint32(2 * group + part) ^ swizzle) << uint32(4)))
+                target = uint32(line + ((uint32(2 * group + own_part) ^ swizzle) << uint32(4)))
                 ptx.st_shared_v4_u32(target, l0, l1, l2, l3)
                 ptx.st_shared_v4_u32(target + uint32(second_tile), h0, h1, h2, h3)
             if part == 0:
@@ -125,7 +127,7 @@ class FoldedWeights:
 
         @device_function
         def own(row, lane):
-            place = uint32(((lane >> 3) & 1) ^ (lane & 7))
+            place = uint32(((lane >> 3) & 1) ^ _swizzle(lane))
             return uint32((row + (lane & 7) + ((lane >> 4) << 3)) * row_bytes + (place << uint32(4)))
 
         return own

@@ -16,7 +16,7 @@ from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.mmq.activations import Activations
-from minfer.cuda.mmq.config import MmqConfig
+from minfer.cuda.mmq.config import CHUNK_BYTES, MmqConfig
 from minfer.cuda.mmq.folded import FoldedWeights
 from minfer.cuda.mmq.ladder import shipped_configs
 from minfer.cuda.mmq.raw import RawWeights
@@ -57,8 +57,8 @@ def mmq(config: MmqConfig) -> Kernel:
     second_scale, pitch, second_pitch = config.second_scale, config.scale_row * 4, config.second_pitch
     block_weights, block_bytes = config.block_weights, config.block_bytes
     activations = Activations(config)
-    start_activations, copy_activations = activations.start, activations.copy
-    load_activations = activations.load
+    copy_activations, load_activations = activations.copy, activations.load
+    quarter_of = activations.quarter
     if minimum_tensor:
         load_sums = activations.load_sums
     if raw:
@@ -68,7 +68,7 @@ def mmq(config: MmqConfig) -> Kernel:
         fetch, deposit = scales_source.fetch, scales_source.deposit
     elif folded:
         weights_source, held = FoldedWeights(config), 1
-        start_weights, expand = weights_source.start, weights_source.expand
+        expand = weights_source.expand
     else:
         weights_source = WordWeights(config)
         start_weights, fetch, deposit = weights_source.start, weights_source.fetch, weights_source.deposit
@@ -118,11 +118,12 @@ def mmq(config: MmqConfig) -> Kernel:
         acc, a, b, d, tokens, tile, scales, row_bytes, token, row, lane, k_tile, i, chunks, out, nt, od
     ):  # fmt: skip
         """Chunk i of a k-tile: the warp's fragments of 16 tokens times pairs of 8 rows. `tokens`, `tile`,
-        `scales`: shared addresses of what the lane reads first; `token`, `row`: the warp's first ones."""
+        `scales`: shared addresses of what the lane reads first (`Activations.quarter`); `token`, `row`: the
+        warp's first ones."""
+        quarter = quarter_of(tokens, lane)
+        low = uint32(tokens - quarter) + uint32(i * chunk_step)
         for m in unroll(m_fragments):
-            load_activations(
-                a, 4 * m, d, 6 * m, tokens + uint32(i * chunk_step) + uint32(m * token_step), uint32(lane & 3)
-            )
+            load_activations(a, 4 * m, d, 6 * m, low + uint32(m * token_step), quarter)
         line = scales + uint32(i * pitch)
         for j in unroll(pairs):
             fragments(b, tile, j, k_tile, i, lane, row + (lane >> 2), od, row_bytes)
@@ -177,7 +178,7 @@ def mmq(config: MmqConfig) -> Kernel:
     ):  # fmt: skip
         """The block's accumulators over k-tiles k_begin ... k_end - 1 of a tile."""
         ring = ptx.shared_address(cuda.shared.array(0, dtype=uint8))
-        lane, warp = uint32(thread & 31), uint32(thread >> 5)
+        lane, warp = uint32(thread & 31), uint32(ptx.uniform(int32(thread >> 5)))
         own_token, own_row = int32(warp // warps_rows * warp_tokens), int32(warp % warps_rows * warp_rows)
         chunks = int32(depth >> 5)
         row_bytes = int32(depth // block_weights * block_bytes)
@@ -188,7 +189,7 @@ def mmq(config: MmqConfig) -> Kernel:
         for i in unroll(accumulators):
             acc[i] = float32(0)
 
-        x_source = start_activations(x_matrix, first_token, chunks, thread)
+        x_source = uint64(x_matrix + uint64(first_token) * uint64(chunks * CHUNK_BYTES))
         if stream:
             x_source += uint64(uint32(k_begin) * uint32(x_step))
         tokens_left = int32(nt - first_token)
@@ -196,16 +197,14 @@ def mmq(config: MmqConfig) -> Kernel:
         if raw:
             w_source = start_weights(w_matrix, row_bytes, first_row, od, thread)
             s_source = start_scales(w_matrix, row_bytes, first_row, od, thread)
-        elif folded:
-            w_source = start_weights(row_bytes, first_row, od, thread)
-        else:
+        elif words_source:
             w_source = start_weights(row_bytes, first_row, thread)
             rows_left = int32(od - first_row - int32(thread // (2 * kd)))
         for n in unroll(stages - 1):
             k_tile = int32(k_begin + n)
             if k_tile < k_end:
                 stage = ring + uint32(n * stage_bytes)
-                copy_activations(stage, x_source, tokens_left, int32(chunks - k_tile * kd), thread)
+                copy_activations(stage, x_source, chunks, tokens_left, int32(chunks - k_tile * kd), thread)
                 if raw:
                     copy_weights(stage + uint32(activation_bytes), w_source, end, k_tile, thread)
             x_source += uint64(x_step)
@@ -214,7 +213,10 @@ def mmq(config: MmqConfig) -> Kernel:
             fetch(words, s_source, chunks, k_begin, thread)
             deposit(words, ring + uint32(ring_bytes), chunks, k_begin, thread)
         elif folded:
-            expand(w_matrix, w_source, k_begin, ring + uint32(words_at), ring + uint32(ring_bytes), thread)
+            expand(
+                w_matrix, row_bytes, first_row, od, k_begin, ring + uint32(words_at),
+                ring + uint32(ring_bytes), thread,
+            )  # fmt: skip
         else:
             source, at = locate(w_source, chunks, k_begin, thread)
             for unit in range(units):
@@ -224,7 +226,7 @@ def mmq(config: MmqConfig) -> Kernel:
         # Warps expand at different chunks: while one does, others multiply.
         own_turn = int32(warp & (kd - 1))
         # What a lane reads, as offsets in a stage and in a buffer of scales.
-        token_offset = uint32((own_token + (lane >> 2)) * token_bytes)
+        token_offset = uint32((own_token + (lane >> 2)) * token_bytes + (lane & 3) * 4)
         tile_offset = own_weights(own_row, lane)
         scale_offset = uint32((own_row + (lane & 3) * 2) * 4)
         read, fill = uint32(0), uint32((stages - 1) * stage_bytes)
@@ -234,7 +236,9 @@ def mmq(config: MmqConfig) -> Kernel:
             cuda.syncthreads()
             ahead = int32(k_tile + (stages - 1))
             if ahead < k_end:
-                copy_activations(ring + fill, x_source, tokens_left, int32(chunks - ahead * kd), thread)
+                copy_activations(
+                    ring + fill, x_source, chunks, tokens_left, int32(chunks - ahead * kd), thread
+                )
                 if raw:
                     copy_weights(ring + fill + uint32(activation_bytes), w_source, end, ahead, thread)
             x_source += uint64(x_step)
@@ -262,7 +266,9 @@ def mmq(config: MmqConfig) -> Kernel:
                     i = int32(written_out * group + n)
                     if folded:
                         if i == own_turn:
-                            expand(w_matrix, w_source, following, next_tile, next_scales, thread)
+                            expand(
+                                w_matrix, row_bytes, first_row, od, following, next_tile, next_scales, thread
+                            )  # fmt: skip
                     elif not raw:
                         for u in unroll(per_step):
                             unit = int32(i * per_step + u)
@@ -295,7 +301,7 @@ def mmq(config: MmqConfig) -> Kernel:
                     multiply_minima(
                         acc,
                         a,
-                        uint32(tokens + chunk * chunk_step),
+                        uint32(tokens - quarter_of(tokens, lane) + chunk * chunk_step),
                         uint32(scales + second_scale + chunk * second_pitch + (own_row + (lane >> 2)) * 8),
                     )
             if raw:

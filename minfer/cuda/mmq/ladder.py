@@ -115,6 +115,17 @@ def tried(weight_type: str = "Q4_K") -> tuple[Step, ...]:
             "More registers, but nobody multiplies while all 8 warps stand at the barrier.",
         ),
         Step(
+            "3 stages",
+            replace(best, stages=3),
+            "Two blocks of them still fit, but what is copied was there in time with 2: what is left is the "
+            "arithmetic of a longer ring.",
+        ),
+        Step(
+            "4 stages, one block",
+            replace(best, stages=4, min_blocks=1),
+            "Their shared memory leaves room for one block, which nobody relieves at its barrier.",
+        ),
+        Step(
             "16 warps, one block",
             replace(best, warps=16, unroll=4, min_blocks=1),
             "Warps of 32 x 32: activations' loads serve 4 mma, and one barrier holds all 16.",
