@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minfer.arithmetic.counts import check_counts
+
 BANKS = 32
 BANK_BYTES = 4
 SECTOR_BYTES = 32
@@ -142,7 +144,14 @@ def padded(row_bytes: int, pad_bytes: int = 0) -> TileAddress:
 
 
 def bank_map(tile: TileAddress, rows: int, row_bytes: int) -> np.ndarray:
-    """The bank of every 4-byte word of a tile: int array of shape (rows, row_bytes // 4)."""
+    """The bank of every 4-byte word of a tile: int array of shape (rows, row_bytes // 4).
+
+    Raises:
+        ValueError: what is no count, or rows that are no whole words.
+    """
+    check_counts(1, rows=rows, row_bytes=row_bytes)
+    if row_bytes % BANK_BYTES:
+        raise ValueError(f"rows of {row_bytes} bytes are no whole words of {BANK_BYTES}")
     return np.array(
         [[bank_of(tile(row, column)) for column in range(0, row_bytes, BANK_BYTES)] for row in range(rows)]
     )

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from minfer.arithmetic.counts import check_counts
+
 QUANT_BLOCKS: dict[str, tuple[int, int]] = {
     "F32": (1, 4),
     "F16": (1, 2),
@@ -44,7 +46,13 @@ def bits_a_weight(quant: str) -> float:
 
 
 def us_per_gmac(seconds: float, gmac: float) -> float:
-    """Microseconds a billion MACs: the seeds' unit for comparing GEMMs of different shapes."""
+    """Microseconds a billion MACs: the seeds' unit for comparing GEMMs of different shapes.
+
+    Raises:
+        ValueError: no work.
+    """
+    if not gmac > 0:
+        raise ValueError(f"{gmac} GMAC: a rate needs work above 0")
     return seconds * 1e6 / gmac
 
 
@@ -74,9 +82,11 @@ class GemmTile:
     pad_bytes: int = 0
 
     def __post_init__(self):
-        for name in ("tn", "tm", "ks", "stages"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_counts(1, tn=self.tn, tm=self.tm, ks=self.ks, stages=self.stages)
+        check_counts(0, pad_bytes=self.pad_bytes)
+        for name in ("a_bits", "b_bits"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
 
     @property
     def a_bytes(self) -> int:
@@ -187,10 +197,9 @@ def gemm_ledger(
     (the lower bound). `c_bytes` is the size of an output element.
 
     Raises:
-        ValueError: a dimension below 1.
+        ValueError: a dimension that is no whole number from 1 on.
     """
-    if min(nt, od, id) < 1:
-        raise ValueError(f"a GEMM needs nt, od and id of at least 1, got {nt}, {od}, {id}")
+    check_counts(1, nt=nt, od=od, id=id, c_bytes=c_bytes)
     n_tiles, m_tiles, k_steps = _ceil_div(nt, tile.tn), _ceil_div(od, tile.tm), _ceil_div(id, tile.ks)
     a, b, c = nt * id * tile.a_bits / 8, od * id * tile.b_bits / 8, nt * od * c_bytes
     a_passes = b_passes = 1.0
@@ -231,7 +240,12 @@ def attention_shared_bytes(
     """Shared memory of a flash-attention block: Q, K and V tiles in f16 with padded rows and, where the
     softmax works in shared memory (`scores`), the f32 score tile and `statistics` f32 values a query row.
     (Seed 000, 2.2; seed 002, 2.2.)
+
+    Raises:
+        ValueError: what is no count.
     """
+    check_counts(1, tkv=tkv, tq=tq, head_dim=head_dim)
+    check_counts(0, pad_halves=pad_halves, statistics=statistics)
     row = (head_dim + pad_halves) * 2
     staged = (tq + 2 * tkv) * row
     return staged + (tq * tkv * 4 + tq * statistics * 4 if scores else 0)
@@ -267,8 +281,7 @@ def attention_ledger(
     once a tile (staging waits, barriers, the softmax rescale) is paid twice as often (seed 002, section
     2.2).
     """
-    if min(nt, tkv, tq) < 1:
-        raise ValueError(f"attention needs nt, tkv and tq of at least 1, got {nt}, {tkv}, {tq}")
+    check_counts(1, nt=nt, tkv=tkv, tq=tq, head_dim=head_dim)
     q_tiles = _ceil_div(nt, tq)
     pairs = sum(_ceil_div(min(nt, (q + 1) * tq), tkv) for q in range(q_tiles))
     return AttentionLedger(
@@ -306,7 +319,11 @@ def mmq_shared_bytes(
     Weights come as whole 144-byte super-blocks whatever `kd` is; each (row, chunk) has two f32 scales. The
     seed's wide kernel charges 128 rows to both operands and buffers its scales twice: `tokens=128,
     rows=128, scale_stages=2`.
+
+    Raises:
+        ValueError: what is no count.
     """
+    check_counts(1, kd=kd, tokens=tokens, rows=rows, stages=stages, scale_stages=scale_stages)
     return MmqShared(
         activations=stages * kd * tokens * PAD40_BYTES,
         weights=stages * rows * QUANT_BLOCKS["Q4_K"][1],

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from minfer.arithmetic.counts import check_counts
 from minfer.arithmetic.devices import (
     REGISTER_ALLOCATION_UNIT,
     SHARED_ALLOCATION_UNIT,
@@ -113,18 +114,10 @@ def blocks_per_sm(
         so that sliders and tables can show it.
 
     Raises:
-        ValueError: a count below its least legal value.
+        ValueError: a count that is no whole number, or below its least legal value.
     """
-    for name, value, least in (
-        ("threads", threads, 1),
-        ("registers", registers, 1),
-        ("shared_bytes", shared_bytes, 0),
-        ("static_shared_bytes", static_shared_bytes, 0),
-        ("barriers", barriers, 0),
-    ):
-        if value < least:
-            raise ValueError(f"{name} is {value}; it must be at least {least}")
-
+    check_counts(1, threads=threads, registers=registers)
+    check_counts(0, shared_bytes=shared_bytes, static_shared_bytes=static_shared_bytes, barriers=barriers)
     warps = _ceil_div(threads, WARP_SIZE)
     per_warp = _round_up(registers * WARP_SIZE, REGISTER_ALLOCATION_UNIT)
     total_shared = shared_bytes + static_shared_bytes

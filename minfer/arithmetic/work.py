@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from minfer.arithmetic.counts import check_counts
 from minfer.arithmetic.ledger import bits_a_weight
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -84,8 +85,7 @@ def prefill_gmac(shape: ModelShape, nt: int, *, tail: bool = True) -> dict[str, 
     Raises:
         ValueError: nt below 1.
     """
-    if nt < 1:
-        raise ValueError(f"a prefill needs at least one token, got {nt}")
+    check_counts(1, nt=nt)
     full = shape.layers - 1 if tail else shape.layers
     rows = full * nt + (1 if tail else 0)
     work = {

@@ -102,6 +102,8 @@ class Against(Record):
         for place, result in enumerate(self.results):
             try:
                 checked_positive(result, "nt", "od", "depth", "ours_us", "theirs_us")
+                if result.product not in SHAPES:
+                    raise ValueError(f"product: {result.product!r} is none of {', '.join(SHAPES)}")
             except ValueError as error:
                 raise ValueError(f"results[{place}].{error}") from None
 

@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from minfer.campaign.ceilings import ceilings_of
@@ -14,7 +14,7 @@ from minfer.campaign.decomposition import buckets
 from minfer.campaign.environment import environment, stamps
 from minfer.campaign.launch_times import DECODES, GRAPHS, Pass, class_graphs, graph_ms, timer
 from minfer.campaign.observe import Observed, ObservedRuntime, observing
-from minfer.campaign.prefills import REST_S, SharedModel
+from minfer.campaign.prefills import REST_S, SharedModel, separate
 from minfer.campaign.telemetry import Watch, reader_of
 from minfer.campaign.wall_record import Wall
 from minfer.engine.cuda.devices import GpuDevice
@@ -87,7 +87,7 @@ def decompose(
                 "a decode is one CUDA graph, and events see nothing in it: take --source graphs"
             )
         source = "graphs" if source == "auto" else source
-        route = replace(route, token_kernel=False)
+    route = separate(route)
     if source == "graphs":
         taken = by_class(shared, route, phase, tokens, context, passes, watch)
     else:
@@ -131,7 +131,7 @@ def prefill_routes(arch: str) -> list[Route]:
     found = []
     for name in ROUTES[1:]:  # "auto" is one of the others
         with contextlib.suppress(EngineError):  # a route of another architecture
-            found.append(choose_route(name, arch, {}))
+            found.append(separate(choose_route(name, arch, {})))
     return found
 
 
@@ -230,7 +230,7 @@ def observed_launches(
     """
     device = shared.device if device is None else device
     step = _step(shared, phase, tokens, context)
-    session = shared.session(replace(route, token_kernel=False), device, ObservedRuntime)
+    session = shared.session(separate(route), device, ObservedRuntime)
     step(session)()
     run = step(session)
     device.observed = []

@@ -14,6 +14,7 @@ from minfer.campaign.probe import Probe
 from minfer.campaign.record import origins
 from minfer.campaign.records import ProbeRun, Record, RecordError, Wall
 from minfer.campaign.table import newest_runs, probe_rows
+from minfer.campaign.wall_record import newest_walls
 
 SHARES = {
     "GEMM": "wall.share.gemm",
@@ -147,15 +148,6 @@ def campaign_table(
         "why they differ",
     )
     return Table("Probes", columns, made, note, words=columns[1:4] + columns[-1:])
-
-
-def newest_walls(records: Sequence[Record], device: str = "h200", phase: str = "prefill") -> list[Wall]:
-    """The newest decomposition of each route, slowest first."""
-    found: dict[str, Wall] = {}
-    for record in sorted(records, key=lambda record: record.date):
-        if isinstance(record, Wall) and (record.device_key, record.phase) == (device, phase):
-            found[record.route] = record
-    return sorted(found.values(), key=lambda wall: wall.tok_s)
 
 
 def wall_table(wall: Wall) -> Table:

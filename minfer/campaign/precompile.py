@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+from minfer.campaign.prefills import separate
 from minfer.campaign.probe import Probe
 from minfer.campaign.trial import kernels_of
 from minfer.cuda.kernel import ConfigRefused, Kernel
@@ -19,14 +20,15 @@ from minfer.model.model import Model
 
 
 def routes_of(probes: Iterable[Probe], arch: str) -> list[Route]:
-    """The engine's routes that probes' configs are part of on an architecture, each once."""
+    """The engine's routes that probes' configs are part of on an architecture, each once, as their prefills
+    run them."""
     found = [
         probe.workload.route(config, arch)
         for probe in probes
         if probe.workload is not None
         for _, config in probe.sides
     ]
-    return [route for route in dict.fromkeys(found) if route is not None]
+    return list(dict.fromkeys(separate(route) for route in found if route is not None))
 
 
 def route_kernels(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ from minfer.model.model import Model
 Wrap = Callable[[Any], Any]
 REST_S = 0.06
 """Rest before every timed pass: one after the other they meet the power limit, and its clocks are noise."""
+
+
+def separate(route: Route) -> Route:
+    """The route with one kernel an operation of a decoded token. One kernel for all of them has no classes; a
+    prefill has no use for it."""
+    return replace(route, token_kernel=False)
 
 
 class SharedModel:
@@ -62,7 +69,9 @@ class SharedModel:
             weights: as `CudaBackend` takes it.
         """
         if self.loaded is None and (route.reads_blocks or weights != "auto"):
-            self.session(choose_route("f16", self.device.arch, {}))  # with the copies that other routes read
+            self.session(
+                separate(choose_route("f16", self.device.arch, {}))
+            )  # with the copies that other routes read
         where = self.device if device is None else device
         key = route, weights, id(where)
         if key not in self._sessions:
@@ -107,7 +116,7 @@ class Prefills:
     def __init__(self, shared: SharedModel, baseline: Route, variant: Route, tokens: int = 2048) -> None:
         self.shared, self.tokens = shared, min(tokens, shared.n_ctx)
         self.routes = baseline, variant
-        self.sessions = [shared.session(route) for route in self.routes]
+        self.sessions = [shared.session(separate(route)) for route in self.routes]
 
     @property
     def flop(self) -> float:

@@ -12,7 +12,7 @@ from minfer.arithmetic.occupancy import blocks_per_sm
 from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.probe_record import ProbeRun, Side
 from minfer.campaign.record import Record
-from minfer.campaign.wall_record import Wall
+from minfer.campaign.wall_record import Wall, newest_walls
 from minfer.cuda.mmq.config import ALIGNED_TYPES, BLOCK_BYTES
 
 SEED_DEVICE = DEVICES["gb10"]
@@ -132,12 +132,7 @@ def _formats_told(a: dict[str, float], b: dict[str, float]) -> str:
 
 def newest_wall(records: Sequence[Record], device: str, route: str) -> Wall | None:
     """The newest decomposition of a prefill on a device (its driver's name) and route, or None."""
-    walls = [
-        r
-        for r in records
-        if isinstance(r, Wall) and (r.device, r.phase, r.route) == (device, "prefill", route)
-    ]
-    return max(walls, key=lambda wall: wall.date, default=None)
+    return next((wall for wall in newest_walls(records, device) if wall.route == route), None)
 
 
 def products_by_format(wall: Wall) -> dict[str, float]:

@@ -14,10 +14,11 @@ from datetime import datetime
 from pathlib import Path
 
 from minfer.campaign.against import SHAPES, newest_comparisons
-from minfer.campaign.document import campaign_table, markdown_table, newest_walls, shares_table
+from minfer.campaign.document import campaign_table, markdown_table, shares_table
 from minfer.campaign.peers import Peer, llamacpp
 from minfer.campaign.record import origins
 from minfer.campaign.records import Bench, Record, RecordError, Sweep, load_records, newest_measured
+from minfer.campaign.wall_record import newest_walls
 from minfer.model.whole_file import whole_file
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -49,14 +50,13 @@ WHAT = {
 def routes(
     records: Sequence[Record], model: str = MODEL, device: str = DEVICE, regime: str = "burst"
 ) -> dict[str, Bench]:
-    """The newest bench of a model on a device by its route, slowest prefill first.
+    """The newest bench of a model on a device by its route, slowest prefill first. One of other tests than
+    `PREFILL` and, in a burst, `DECODE` takes nobody's place.
 
     Args:
         regime: "burst" or "sustained".
-
-    Raises:
-        RecordError: a bench of the model without the tests `PREFILL` and `DECODE`.
     """
+    tests = {PREFILL, DECODE} if regime == "burst" else {PREFILL}
     found: dict[str, Bench] = {}
     for record in records:
         if (
@@ -64,6 +64,7 @@ def routes(
             and record.device_key == device
             and record.regime == regime
             and record.results[0].model_type == model
+            and tests <= {result.test for result in record.results}
         ):
             found[record.route] = record
     return dict(sorted(found.items(), key=lambda item: item[1].result(PREFILL).avg_ts))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from statistics import median
 from typing import Any, ClassVar
 
@@ -157,3 +159,26 @@ class Wall(Record):
                 f"buckets: with the gaps {self.charged_ms:.3f} ms, the wall clock is {self.ms:.3f} ms: "
                 f"{self.conservation:+.1%}, more than {CONSERVATION:.0%}"
             )
+
+
+def newest_walls(records: Iterable[Record], device: str = "h200", phase: str = "prefill") -> list[Wall]:
+    """The newest decomposition of each route on a device (its key or its driver's name), slowest first.
+
+    All are of one model and size, so that they compare: of those with the most routes, the one whose walls
+    are the newest.
+    """
+    alike: dict[tuple, dict[str, Wall]] = {}
+    for record in sorted(records, key=_time):
+        if (
+            isinstance(record, Wall)
+            and record.phase == phase
+            and device in (record.device, record.device_key)
+        ):
+            walls = alike.pop((record.model, record.tokens, record.context), {})
+            alike[record.model, record.tokens, record.context] = walls | {record.route: record}
+    most = max(reversed(alike.values()), key=len, default={})
+    return sorted(most.values(), key=lambda wall: wall.tok_s)
+
+
+def _time(record: Record) -> datetime:
+    return datetime.fromisoformat(record.date)

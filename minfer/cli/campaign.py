@@ -72,7 +72,7 @@ def decompose(
     from minfer.campaign.decompose import decompose as take_apart
     from minfer.campaign.document import wall_table
     from minfer.campaign.precompile import precompile
-    from minfer.campaign.prefills import SharedModel
+    from minfer.campaign.prefills import SharedModel, separate
     from minfer.campaign.records import FOLDER, write_record
     from minfer.campaign.schema import plain
     from minfer.engine.cuda.devices import GpuDevice
@@ -81,7 +81,7 @@ def decompose(
 
     check_route(route)
     device = GpuDevice()
-    chosen = choose_route(route, device.arch, os.environ)
+    chosen = separate(choose_route(route, device.arch, os.environ))
     before = context if phase is Phase.decode else 0
     n_ctx = max(tokens, context + 64)
     passed = before or 1 if phase is Phase.decode else tokens

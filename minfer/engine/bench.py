@@ -14,7 +14,7 @@ import numpy as np
 
 import minfer
 from minfer.engine.backend import Backend, KvDtype, Progress
-from minfer.engine.errors import EngineError, InputError
+from minfer.engine.errors import EngineError, InputError, check_whole
 from minfer.engine.session import Session
 from minfer.model.model import Model
 
@@ -86,6 +86,8 @@ def bench(
 
 def longest_test(prompts: Sequence[int], generations: Sequence[int]) -> int:
     """Tokens of context that the longest test takes. Raises InputError for none, or a negative length."""
+    for n in (*prompts, *generations):
+        check_whole(tokens=n)
     tests = [n for n in (*prompts, *generations) if n]
     if not tests:
         raise InputError("nothing to measure: give a prompt length or a number of tokens to generate above 0")
@@ -111,6 +113,7 @@ def bench_session(
     Raises InputError for lengths that the session's context does not hold, EngineError where logits are not
     finite after a run: what was timed was no forward then.
     """
+    check_whole(repetitions=repetitions)
     if repetitions < 1:
         raise InputError(f"{repetitions} repetitions: there must be at least 1")
     if not 0 <= sustained < math.inf:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 
 class EngineError(RuntimeError):
     """The engine cannot do what was asked here (no GPU, not enough memory, unsupported weights)."""
@@ -11,3 +13,10 @@ class InputError(ValueError):
     """The request itself is wrong: empty prompt, token id out of range, context overflow, bad sampling
     setting.
     """
+
+
+def check_whole(**values: object) -> None:
+    """Refuse (InputError) what is no whole number (16.0 is none)."""
+    for name, value in values.items():
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            raise InputError(f"{name} is {value!r}: it must be a whole number")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from minfer.engine.errors import InputError
+from minfer.engine.errors import InputError, check_whole
 from minfer.engine.sampling import Sampler
 from minfer.engine.session import Session
 from minfer.model.tokenizer import Tokenizer
@@ -97,6 +97,7 @@ def generate(
     and a true answer ends the generation. The last token chosen is not fed to the session. Raises
     InputError for an empty prompt, an id out of range, or a prompt + n_predict past the context.
     """
+    check_whole(n_predict=n_predict)
     if n_predict < 1:
         raise InputError(f"{n_predict} tokens to generate: give at least 1")
     prompt = list(prompt_ids)

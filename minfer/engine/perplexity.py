@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minfer.engine.errors import EngineError, InputError
+from minfer.engine.errors import EngineError, InputError, check_whole
 from minfer.engine.session import Session
 
 _LARGEST_LOSS = 600.0  # exp of it, and its error, are still float64
@@ -42,6 +42,7 @@ def perplexity(
     Raises InputError if there is not enough text, with the numbers; EngineError if the model's logits are not
     numbers, or beyond all measure.
     """
+    check_whole(window=window, chunks=1 if chunks is None else chunks)
     if window < 4:
         raise InputError(f"a window of {window} tokens scores nothing: give at least 4")
     if window > session.n_ctx:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from numbers import Real
 
 import numpy as np
 
-from minfer.engine.errors import EngineError, InputError
+from minfer.engine.errors import EngineError, InputError, check_whole
 
 
 class Sampler:
@@ -36,14 +38,15 @@ class Sampler:
         repeat_last_n: int = 64,
         seed: int | None = None,
     ):
-        _check("temperature", temperature, temperature >= 0, "at least 0")
-        _check("top_k", top_k, top_k >= 0, "at least 0")
-        _check("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1")
-        _check("min_p", min_p, 0 <= min_p <= 1, "from 0 to 1")
-        _check("repeat_penalty", repeat_penalty, repeat_penalty > 0, "above 0")
-        _check("repeat_last_n", repeat_last_n, repeat_last_n >= 0, "at least 0")
-        if seed is not None:
-            _check("seed", seed, seed >= 0, "at least 0")
+        _check("temperature", temperature, lambda value: value >= 0, "at least 0")
+        _check("top_p", top_p, lambda value: 0 < value <= 1, "above 0 and at most 1")
+        _check("min_p", min_p, lambda value: 0 <= value <= 1, "from 0 to 1")
+        _check("repeat_penalty", repeat_penalty, lambda value: value > 0, "above 0")
+        counts = {"top_k": top_k, "repeat_last_n": repeat_last_n} | ({} if seed is None else {"seed": seed})
+        check_whole(**counts)
+        for name, count in counts.items():
+            if count < 0:
+                raise InputError(f"{name} is {count}: it must be at least 0")
         self.temperature = temperature
         self.top_k = top_k
         self.top_p = top_p
@@ -98,9 +101,10 @@ class Sampler:
             return logits
         recent = np.unique(np.asarray(history[-self.repeat_last_n :], np.int64))
         logits = logits.copy()
-        values = logits[recent]
-        factor = np.float32(self.repeat_penalty)
-        logits[recent] = np.where(values > 0, values / factor, values * factor)
+        values = logits[recent].astype(np.float64)  # where no finite penalty makes a NaN of 0
+        with np.errstate(over="ignore"):
+            penalised = np.where(values > 0, values / self.repeat_penalty, values * self.repeat_penalty)
+            logits[recent] = penalised
         return logits
 
 
@@ -114,6 +118,7 @@ def _softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     return exponentials / exponentials.sum()
 
 
-def _check(name: str, value: float, holds: bool, wanted: str) -> None:
-    if not holds or not math.isfinite(value):
-        raise InputError(f"{name} is {value}: it must be {wanted}, and finite")
+def _check(name: str, value: float, holds: Callable[[float], bool], wanted: str) -> None:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not abs(value) <= sys.float_info.max or not holds(value):
+        raise InputError(f"{name} is {value!r}: it must be a number {wanted}, and finite")

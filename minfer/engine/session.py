@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from minfer.engine.backend import KV_DTYPES, Backend, KvDtype, Progress
-from minfer.engine.errors import InputError
+from minfer.engine.errors import InputError, check_whole
 from minfer.engine.transformer import Buffers, Wanted, forward
 from minfer.model.model import Model
 
@@ -35,14 +35,15 @@ class Session:
         config = model.config
         if n_ctx is None:
             n_ctx = min(config.context_length, DEFAULT_CONTEXT)
+        if chunk is None:
+            chunk = backend.default_chunk
+        check_whole(n_ctx=n_ctx, chunk=chunk)
         if not 1 <= n_ctx <= config.context_length:
             raise InputError(
                 f"a context of {n_ctx} tokens is not possible: the model allows 1 to {config.context_length}"
             )
         if kv_dtype not in KV_DTYPES:
             raise InputError(f"KV cache type {kv_dtype!r} is unknown: choose one of {', '.join(KV_DTYPES)}")
-        if chunk is None:
-            chunk = backend.default_chunk
         if chunk < 1:
             raise InputError(f"a prefill chunk of {chunk} tokens is not possible: give at least 1")
         self.model = model

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes
 from minfer.campaign.against import SHAPES
-from minfer.campaign.document import newest_walls
 from minfer.campaign.records import Record
-from minfer.campaign.report import DECODE, routes
+from minfer.campaign.wall_record import newest_walls
 from minfer.lab import decomposition_view, style
 from minfer.lab.figures import DEVICE, newest, newest_like, nothing, origin
 from minfer.lab.picture import Picture
@@ -169,19 +168,18 @@ def draw_gemv(records: Sequence[Record]) -> Picture:
 
 
 def time_rows(records: Sequence[Record]) -> list[dict]:
-    """A measured token taken apart by arithmetic: ms of reading at the measured read, what the products take
-    beyond that, and the rest (attention, norms, seams). Empty: a figure is missing.
+    """A token of one kernel an operation, taken apart by arithmetic: ms of reading at the measured read, what
+    the products take beyond that, and the rest (attention, norms, seams). Empty: a figure is missing.
 
     q, k and v count as if all in Q4_K (half of the layers hold v as Q6_K).
     """
-    benches = routes(records)
+    run = newest(records, *STEPS.values())
     speeds = {(row["product"], row["format"]): row["us"] for row in gemv_rows(records)}
     kinds = [(stack, "Q4_K") for stack in ("q+k+v", "o", "gate+up")] * QWEN25_7B.layers
     kinds += [("down", kind) for kind in TYPES["down"]] + [("lm_head", TYPES["lm_head"][0])]
-    if not benches or set(kinds) - speeds.keys():
+    if run is None or set(kinds) - speeds.keys():
         return []
-    rate = max(bench.result(DECODE).avg_ts for bench in benches.values())
-    whole = 1e3 / rate
+    whole = run.figure(STEPS["one kernel an operation"])
     least = decode_bytes(QWEN25_7B, TYPES, CONTEXT) / READ * 1e3
     products = sum(speeds[kind] for kind in kinds) / 1e3
     parts = {
@@ -212,10 +210,8 @@ def draw_time(records: Sequence[Record]) -> Picture:
     ax.grid(axis="y", visible=False)
     style.label(ax, "one decoded token (ms)")
     style.legend_below(fig, ax)
-    benches = routes(records)
-    newest_bench = max(benches.values(), key=lambda bench: bench.date)
-    rate = max(bench.result(DECODE).avg_ts for bench in benches.values())
-    style.title(ax, f"A token at {rate:,.0f} tokens a second", newest_bench.origin)
+    note = origin(newest(records, *STEPS.values()))
+    style.title(ax, "A token of one kernel an operation", note)
     return Picture(fig, "A decoded token's milliseconds: reading, slower products, all else", rows)
 
 

@@ -28,7 +28,7 @@ def gemm_ladder() -> tuple[Step, ...]:
     """The f16 GEMM from the seed's tile to Hopper's, then from the file's own blocks."""
     from minfer.cuda.gemm import GemmConfig
     from minfer.cuda.gemm_hopper import choose
-    from minfer.cuda.w4a16 import W4A16Config
+    from minfer.cuda.w4a16 import choose as choose_w4a16
 
     square = {"tile_n": 128, "tile_m": 128, "layout": "swizzled"}
     return (
@@ -44,7 +44,7 @@ def gemm_ladder() -> tuple[Step, ...]:
             "fewer bytes again; 128 sums a thread leave no room",
         ),
         Step("wgmma + TMA", choose(NT, 4608, 3584), "wgmma", "operands from shared memory, a copying thread"),
-        Step("W4A16", W4A16Config("Q4_K", tokens=192, slots=3), "from blocks", "no f16 copy of the weights"),
+        Step("W4A16", choose_w4a16("Q4_K", NT, 4608, 3584), "from blocks", "no f16 copy of the weights"),
     )
 
 
@@ -168,28 +168,49 @@ LOST = (
         "of": "GEMM, o and down, 8192 tokens",
         "idea": "fewer bytes than 128 x 256 at the same cycles",
         "outcome": "x0.98",
-        "why": "no clusters, which save more bytes",
+        "why": "not explained: it fills the waves no worse",
     },
     {
-        "probe": "256 x 192 in clusters of 2",
-        "of": "GEMM, gate and up",
-        "idea": "fewer bytes again",
-        "outcome": "x1.0",
-        "why": "what a large tile still reads from L2 is too little",
+        "probe": "clusters of 2",
+        "of": "GEMM",
+        "idea": "two blocks load half of a tile of B each, by multicast to both",
+        "outcome": "x0.96 to x1.0",
+        "why": "neighbours land in different GPCs, whose reads of the same lines no longer meet before L2",
+    },
+    {
+        "probe": "tiles in random order",
+        "of": "GEMM, down, 512 tokens",
+        "idea": "the opposite: how much the order of tiles is worth",
+        "outcome": "x0.8",
+        "why": "blocks of a GPC share nothing: two fifths more is read from L2",
     },
     {
         "probe": "unpacking between wgmmas",
         "of": "W4A16",
         "idea": "one or two k16 steps at a time, so that unpacking runs under the others",
         "outcome": "x0.99",
-        "why": "not explained: the order of unpacking and products does not matter",
+        "why": "it runs under them anyway: a wgmma of register operands does not hold its warp (ncu)",
     },
     {
-        "probe": "W4A16 of Q6_K",
-        "of": "down, 2048 tokens",
-        "idea": "as Q4_K: no f16 copy",
-        "outcome": "x0.9 of cuBLAS",
-        "why": "not explained: an eighth fewer instructions a k-tile changed nothing either",
+        "probe": "Q6_K copied with every chunk clamped",
+        "of": "W4A16, down, 2048 tokens",
+        "idea": "any size and any end of memory by one path",
+        "outcome": "x0.95",
+        "why": "530 instructions a block for each copying warp: consumers wait a tenth of their time (ncu)",
+    },
+    {
+        "probe": "Q6_K by TMA, eight rows as one",
+        "of": "W4A16",
+        "idea": "rows of 210-byte blocks are whole 16 bytes only eight at a time; a box may start anywhere",
+        "outcome": "illegal instruction",
+        "why": "TMA's first column must be a multiple of 16 bytes too",
+    },
+    {
+        "probe": "Q6_K with three consumers",
+        "of": "W4A16, down, 2048 tokens",
+        "idea": "more time to unpack under the others' products",
+        "outcome": "x0.77",
+        "why": "a block of 192 rows takes longer to copy than to multiply",
     },
     {
         "probe": "half of the diagonal tile",

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from minfer.campaign.document import newest_walls
 from minfer.campaign.record import origins
 from minfer.campaign.records import Record, Wall
 from minfer.campaign.report import DEVICE
+from minfer.campaign.wall_record import newest_walls
 from minfer.lab.errors import EXPECTED, sentence
 from minfer.lab.measured import model_to_measure
 

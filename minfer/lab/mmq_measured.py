@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from minfer.campaign.decomposition import products_us_per_gmac
-from minfer.campaign.document import newest_walls
 from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.peers import llamacpp
 from minfer.campaign.records import Record
 from minfer.campaign.report import PREFILL, routes
+from minfer.campaign.wall_record import newest_walls
 from minfer.lab import style
 from minfer.lab.figures import newest, nothing, origin
 from minfer.lab.picture import Picture

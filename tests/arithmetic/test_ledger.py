@@ -148,12 +148,22 @@ def test_us_per_gmac():
 def test_refusals():
     with pytest.raises(ValueError, match="tn is 0"):
         GemmTile(tn=0)
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"ks is 32\.0; it must be at least 1, a whole number"):
+        GemmTile(ks=32.0)
+    with pytest.raises(ValueError, match="b_bits is nan; it must be above 0"):
+        GemmTile(b_bits=float("nan"))
+    with pytest.raises(ValueError, match="nt is 0; it must be at least 1"):
         gemm_ledger(GemmTile(), 0, 1, 1)
     with pytest.raises(ValueError, match="known: F32"):
         bits_a_weight("Q9")
-    with pytest.raises(ValueError, match="attention needs"):
+    with pytest.raises(ValueError, match="nt is 0"):
         attention_ledger(0, 64)
+    with pytest.raises(ValueError, match="tkv is -1"):
+        attention_shared_bytes(-1)
+    with pytest.raises(ValueError, match="kd is '4'"):
+        mmq_shared_bytes("4")
+    with pytest.raises(ValueError, match=r"0\.0 GMAC"):
+        us_per_gmac(1.0, 0.0)
 
 
 sizes = st.integers(1, 5000)

@@ -177,7 +177,17 @@ def test_asking_for_more_never_fits_more(d, threads, registers, shared):
     assert 0 <= base * ((threads + 31) // 32) <= d.warps_per_sm
 
 
-@pytest.mark.parametrize("bad", [{"threads": 0}, {"registers": 0}, {"shared_bytes": -1}, {"barriers": -1}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"threads": 0},
+        {"registers": 0},
+        {"shared_bytes": -1},
+        {"barriers": -1},
+        {"threads": 64.0},
+        {"registers": float("nan")},
+    ],
+)
 def test_nonsense_is_a_value_error(bad):
     with pytest.raises(ValueError, match="must be at least"):
         blocks_per_sm(H200, **{"threads": 32, "registers": 32, **bad})

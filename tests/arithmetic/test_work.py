@@ -54,7 +54,7 @@ def test_bytes_of_a_decoded_token():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="at least one token"):
+    with pytest.raises(ValueError, match="nt is 0; it must be at least 1"):
         prefill_gmac(QWEN25_7B, 0)
     with pytest.raises(KeyError):
         QWEN25_7B.matrix("router")

@@ -9,6 +9,7 @@ import pytest
 from minfer.campaign import document as doc
 from minfer.campaign.records import load_records
 from minfer.campaign.seeds import verdicts
+from minfer.campaign.wall_record import newest_walls
 from tests.campaign.walls import example_wall
 
 H200 = replace(example_wall(), device="NVIDIA H200")
@@ -57,8 +58,21 @@ def test_byte_widths_and_what_ifs():
 def test_only_the_newest_wall_of_a_route_and_device_counts():
     newer = replace(H200, date="2027-01-01T00:00:00+00:00", wall_ms=[100.5])
     decode = replace(H200, phase="decode", tokens=1)
-    assert doc.newest_walls([H200, newer, example_wall(), decode]) == [newer]
-    assert doc.newest_walls([decode], phase="decode") == [decode]
+    assert newest_walls([H200, newer, example_wall(), decode]) == [newer]
+    assert newest_walls([newer, H200], device="NVIDIA H200") == [newer]
+    assert newest_walls([decode], phase="decode") == [decode]
+
+
+def test_walls_of_one_table_are_of_one_model_and_size():
+    """The table with the most routes; of several such, the newest."""
+    later = {"date": "2027-01-01T00:00:00+00:00", "file": "later.json"}
+    for other in ({"model": "small.gguf"}, {"tokens": 512}):
+        wall = replace(H200, **later, **other)
+        assert newest_walls([wall, H200, RAW]) == newest_walls([H200, RAW])
+        assert newest_walls([H200, wall]) == [wall]
+        assert newest_walls([H200, RAW, wall, replace(RAW, **later, **other)]) == newest_walls(
+            [wall, replace(RAW, **later, **other)]
+        )
 
 
 def test_markdown_and_html():

@@ -120,6 +120,8 @@ def change(entry: dict, path: tuple, value) -> dict:
         ("wall", ("gap_ms",), 99.0, r"buckets: with the gaps"),
         ("wall", ("buckets", 0, "ms"), 0.5, r"buckets\[0\]\.ms: 0\.5, but its kernels add up"),
         ("wall", ("environment", "arch"), ..., r"environment\.arch: missing"),
+        ("against", ("results", 1, "product"), "qk", r"results\[1\]\.product: 'qk' is none of q\+k\+v, o,"),
+        ("against", ("results", 0, "ours_us"), 0, r"results\[0\]\.ours_us: 0 is not above 0"),
         ("probe", ("verdict",), "LANDED", r"verdict: LANDED, but"),
         ("probe", ("gates", 0, "passed"), "yes", r"gates\[0\]\.passed: 'yes' is no bool"),
     ],

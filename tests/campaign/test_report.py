@@ -119,3 +119,11 @@ def test_products_are_compared_with_cublas():
     record = Against(**stamp, driver="580", command="a", library="torch", results=[row])
     table = report.products_table([record])
     assert "| o | 1.200 |  |" in table and "2,048 tokens, burst" in table and table.endswith("commit abc.")
+
+
+def test_a_bench_of_other_tests_takes_nobodys_place():
+    old = next(record for record in RECORDS if isinstance(record, Bench))
+    for results in ([old.result("tg128")], [old.result("pp2048")]):
+        new = replace(old, date="2027-01-01T00:00:00+00:00", results=results)
+        assert report.routes([*RECORDS, new]) == report.routes(RECORDS)
+        assert report.speed_table([*RECORDS, new], llamacpp()) == report.speed_table(RECORDS, llamacpp())

@@ -13,6 +13,7 @@ from numba import cuda
 from numba.cuda import types
 
 from minfer.cuda import ptx, simulator
+from minfer.cuda.convert import ConvertConfig, convert_f32_f16
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument
 from minfer.cuda.simulator.scalars import CASTS
@@ -425,6 +426,24 @@ def test_arguments_are_checked():
         simulator.launch(kernel, 1, np.zeros((4, 4), np.float32).T, array, 4)
     with pytest.raises(TypeError, match="NumPy array"):
         simulator.launch(kernel, 1, [1.0], array, 4)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (2, 40.0, "n is int32, and got 40.0"),
+        (2, "40", "n is int32, and got '40'"),
+        (2, None, "n is int32, and got None"),
+        (2, 1 << 31, "n is int32, and 2147483648 does not fit"),
+        (0, np.zeros(41, np.float32)[1:], "x begins 4 bytes into its memory, no multiple of 16"),
+        (0, np.zeros(40, ">f4"), "x: the array's >f4 are in the other byte order"),
+    ],
+)
+def test_arguments_are_refused_as_on_the_gpu(at, value, message):
+    args = [np.zeros(40, np.float32), np.zeros(40, np.float16), 40]
+    args[at] = value
+    with pytest.raises((TypeError, ValueError), match=f"convert_f32_f16: {message}"):
+        simulator.launch(convert_f32_f16(ConvertConfig(vector=8, threads=32)), 1, *args)
 
 
 def test_dtypes_of_arrays_are_checked_as_on_the_gpu():

@@ -5,7 +5,7 @@ import pytest
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.runtime import compile_kernel
-from minfer.cuda.w4a16 import TILES, W4A16Config, choose, w4a16
+from minfer.cuda.w4a16 import W4A16Config, choose, w4a16
 
 
 def test_shared_memory():
@@ -19,8 +19,8 @@ def test_shared_memory():
 
 def test_q6_k_slots_hold_aligned_chunks():
     config = W4A16Config("Q6_K", 152, 4)
-    # 14 chunks of 16 bytes and 16 scales a row, and where its block starts
-    assert config.slot_bytes == 128 * (240 + 32 + 4)
+    # 15 chunks of 16 bytes and 16 scales a row, and a note
+    assert config.slot_bytes == 128 * (240 + 32) + 16
     assert "w" not in config.boxes
 
 
@@ -30,6 +30,12 @@ def test_q6_k_slots_hold_aligned_chunks():
 )
 def test_choice_fills_whole_waves(od, depth, tokens):
     assert choose("Q4_K", 2048, od, depth).tokens == tokens
+
+
+def test_three_consumers_save_a_wave():
+    config = choose("Q4_K", 2048, 4608, 3584)
+    assert (config.rows, config.threads, config.tiles(2048, 4608)) == (192, 512, (11, 24))  # 264: 2 x 132
+    assert choose("Q6_K", 2048, 4608, 3584).consumers == 2
 
 
 def test_few_rows_take_narrow_tiles():
@@ -70,13 +76,21 @@ def test_products_that_do_not_fit_are_refused():
             W4A16Config().check(*shape)
 
 
-@pytest.mark.parametrize("config", [W4A16Config("Q4_K", *TILES[0]), W4A16Config("Q6_K", *TILES[4])], ids=str)
-def test_assembled_without_spills_and_serialisation(config):
+@pytest.mark.parametrize(
+    ("config", "registers"),
+    [
+        (choose("Q4_K", 2048, 4608, 3584), 128),
+        (choose("Q4_K", 2048, 37888, 3584), 168),
+        (choose("Q6_K", 2048, 3584, 18944), 168),
+    ],
+    ids=str,
+)
+def test_assembled_without_spills_and_serialisation(config, registers):
     compiled = compile_kernel(w4a16(config), "sm_90a")
     resources = compiled.resources
     assert ".local" not in compiled.ptx
     assert resources.spill_bytes == resources.stack_bytes == 0
     assert resources.warnings == ()
-    assert resources.registers == 168
+    assert resources.registers == registers
     assert resources.instructions["wgmma"] == 16
     assert "USETMAXREG" in compiled.sass

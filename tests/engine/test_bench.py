@@ -98,6 +98,8 @@ def test_zero_leaves_a_test_out(tiny, host):
         {"prompts": [0], "generations": [0]},
         {"prompts": [-4]},
         {"prompts": [4], "repetitions": 0},
+        {"prompts": [4], "repetitions": 1.5},
+        {"prompts": [4.0]},
         {"prompts": [4], "sustained": -1},
         {"prompts": [4], "sustained": float("inf")},
         {"prompts": [4], "sustained": float("nan")},

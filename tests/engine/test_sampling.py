@@ -102,6 +102,14 @@ def test_the_penalty_pushes_negative_logits_down():
     assert Sampler(temperature=0, repeat_penalty=2.0).sample(logits, [0]) == 1
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("penalty", [1e300, 1e-300])
+def test_an_extreme_penalty_makes_no_nan(penalty):
+    logits = np.array([0.0, 5.0, -5.0], np.float32)
+    sampler = Sampler(temperature=0, repeat_penalty=penalty)
+    assert sampler.sample(logits, [0, 1, 2]) == (0 if penalty > 1 else 1)
+
+
 def test_infinite_logits_are_certain_or_impossible():
     logits = np.array([0.0, np.inf, -np.inf], np.float32)
     assert {Sampler(**ALL, seed=s).sample(logits) for s in range(20)} == {1}
@@ -121,11 +129,13 @@ def test_logits_that_are_no_numbers_are_an_error(sampler):
         {"temperature": -1}, {"temperature": float("nan")}, {"temperature": float("inf")},
         {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1}, {"min_p": -0.1}, {"min_p": 2},
         {"repeat_penalty": 0}, {"repeat_last_n": -1}, {"seed": -1},
+        {"temperature": "1"}, {"temperature": 10**400}, {"top_p": True}, {"min_p": None}, {"top_k": 1.5},
+        {"repeat_last_n": "64"}, {"seed": 1.0},
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(setting):
     (name,) = setting
-    with pytest.raises(InputError, match=f"{name} is .*, and finite"):
+    with pytest.raises(InputError, match=f"{name} is .*: it must be"):
         Sampler(**setting)
 
 

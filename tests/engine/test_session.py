@@ -39,7 +39,18 @@ def test_a_full_context_is_refused(session, tiny):
     session.forward([1])
 
 
-@pytest.mark.parametrize("settings", [{"n_ctx": 0}, {"n_ctx": 513}, {"kv_dtype": "q8"}, {"chunk": 0}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_ctx": 0},
+        {"n_ctx": 513},
+        {"kv_dtype": "q8"},
+        {"chunk": 0},
+        {"n_ctx": 16.0},
+        {"n_ctx": "16"},
+        {"chunk": True},
+    ],
+)
 def test_bad_settings_are_refused(tiny, host, settings):
     with pytest.raises(InputError):
         Session(tiny.model, host, **{"n_ctx": 16, **settings})

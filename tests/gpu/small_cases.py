@@ -109,6 +109,7 @@ def _w4a16() -> Iterator[Case]:
     yield Product.random(W4A16Config("Q4_K", 128, 4), 70, 72, 3).case(2)
     yield Product.random(W4A16Config("Q6_K", 152, 4, store="direct"), 70, 67, 2).case(2)
     yield Product.random(W4A16Config("Q4_K", 128, 4, gated=True), 130, 2 * 136, 1).case(2)
+    yield Product.random(W4A16Config("Q4_K", 192, 4, consumers=3), 200, 200, 2).case(2)
 
 
 def _w4a8() -> Iterator[Case]:

@@ -1,5 +1,6 @@
 """The Hopper ladders: configs and their differences, ledgers, figures found in records or missing."""
 
+import linecache
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ from minfer.campaign.peers import llamacpp
 from minfer.campaign.records import GpuTests, load_records
 from minfer.campaign.report import routes
 from minfer.cuda.gemm import GemmConfig
+from minfer.cuda.gemm_hopper import make_gemm_hopper
 from minfer.lab import hopper_ladder, hopper_view
 from minfer.lab.figures import shown
 
@@ -128,3 +130,10 @@ def test_prefills(records):
 
 def test_lost_probes_say_what_was_expected():
     assert all({"probe", "of", "idea", "outcome", "why"} == row.keys() for row in hopper_ladder.LOST)
+
+
+def test_the_kernel_view_starts_at_the_consumers_call(monkeypatch):
+    monkeypatch.setattr(hopper_ladder, "KernelView", lambda factory, configs, line, arch: (configs, line))
+    configs, line = hopper_ladder.hopper_kernel_view()
+    code = make_gemm_hopper(next(iter(configs.values()))).function.__code__
+    assert "consume(" in linecache.getline(code.co_filename, line) and line > code.co_firstlineno

@@ -212,7 +212,7 @@ def choose(
     """The config with the least time over whole waves of blocks, for an nt x od x depth product.
 
     A k-tile costs its wgmmas (4096 FLOP a cycle) or its bytes from L2 (56 a cycle), a tile about 1500 cycles
-    outside its main loop (measured on an H200). Clusters pay from four waves on.
+    outside its main loop (measured on an H200). Blocks stay alone: clusters never paid (see the kernel).
 
     What cycles do not say: an H200 is at its power limit within the first millisecond, where a schedule of
     fewer cycles gets a lower clock, and one that moves fewer bytes a higher one."""
@@ -228,10 +228,4 @@ def choose(
 
     tiles = [tile for tile in TILES if tile[1] >= 64 * halves]
     tile_n, tile_m, stages = min(tiles, key=cost)
-    paired = (
-        WARPGROUPS[tile_n].cluster > 1
-        and waves(tile_n, tile_m) >= 4
-        and -(-nt // tile_n) % 2 == 0
-        and multiprocessors % 2 == 0
-    )
-    return GemmHopperConfig(tile_m, stages, 2 if paired else 1, out, epilogue, tile_n)
+    return GemmHopperConfig(tile_m, stages, 1, out, epilogue, tile_n)

@@ -10,7 +10,8 @@ the gate and the up matrix one above the other, and a tile takes half of its row
 values of an output are in one thread).
 
 - The tile is chosen for each problem so that its count fills whole waves of multiprocessors (`choose`).
-- The blocks of a cluster share one tile of B: each loads its part of it, by multicast to all.
+- The blocks of a cluster share one tile of B: each loads its part of it, by multicast to all (no longer
+  chosen, see below).
 - Larger tiles move fewer bytes a FLOP, and the wall is power: 256 x 192 is 1-2 % faster than 128 x 256 at
   the same cycles.
 - What is the same in a whole warp goes through `ptx.uniform`, so that descriptors live in uniform registers.
@@ -20,10 +21,18 @@ values of an output are in one thread).
 What was tried on an H200 and lost: two blocks that share a tile, each with half of the depth, and exchange
 sums (24.2 us where 128 x 112 tiles took 21.3: 3584 x 3584 at 512 tokens); stream-k, the last wave's tiles cut
 along k with the sums handed on through L2 (291 us where 128 x 256 takes 279: 3584 x 3584 at 8192 tokens; 0.7
-% slower where no tile is cut); programmatic dependent launches that load weights ahead (5 % fewer cycles at
-512 tokens, the same time: the clock fell); clusters of 4 (30 of them fit); clusters of 2 for tiles of 256
-tokens. A wave that leaves multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3
-% more waves and 5.5 % more time (37888 x 3584 at 2048 tokens).
+percent slower where no tile is cut); programmatic dependent launches that load weights ahead (5 percent fewer
+cycles at 512 tokens, the same time: the clock fell); k-tiles of 128 (half the barriers, but three stages: 110
+us instead of 95); clusters of 4 (30 of them fit); clusters of 2, 1-4 percent slower: the hardware fills one
+GPC after the other with single blocks, whose reads of the same lines meet before L2, but deals out clusters
+to all GPCs in turn (3584 x 18944 at 512 tokens: 28 million sectors read from L2 instead of 25; tiles in
+random order 34, a fifth slower).
+
+What is left: without any loads (and with wrong results) the same kernels take 86 us of 95 (3584 x 18944 at
+512 tokens), 672 of 702 (37888 x 3584 at 2048), 1323 of 1397 (3584 x 18944 at 8192), where cuBLAS takes 93,
+716 and 1397: wgmma alone, at the power limit, is 6-8 percent faster than cuBLAS. A wave that leaves
+multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3 percent more waves and 5.5
+percent more time (37888 x 3584 at 2048 tokens).
 """
 
 from __future__ import annotations
@@ -232,21 +241,17 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """Every tile that `choose` may pick, alone; those of many waves also in clusters, and with the epilogues
-    of a model's layers."""
+    """Every tile that `choose` may pick, also with the epilogues of a model's layers; the first one in
+    clusters too."""
     plain = [GemmHopperConfig(m, stages, tile_n=n) for n, m, stages in TILES]
-    pairs = [GemmHopperConfig(*tile, 2) for tile in ((256, 4), (224, 4), (192, 4))]
+    pairs = [GemmHopperConfig(256, 4, 2, epilogue=epilogue) for epilogue in ("store", "swiglu")]
     sums = [
         GemmHopperConfig(m, stages, 1, "f32", "add", n)
         for n, m, stages in TILES
         if m in (256, 224, 192, 112, 64)
     ]
-    sums += [GemmHopperConfig(m, 4, 2, "f32", "add") for m in (256, 224)]
     gates = [
-        GemmHopperConfig(m, stages, cluster, "f16", "swiglu", n)
-        for n, m, stages, cluster in (
-            (128, 256, 4, 1), (128, 256, 4, 2), (128, 192, 4, 1), (128, 192, 4, 2), (128, 144, 5, 1),
-            (192, 192, 4, 1), (256, 192, 3, 1),
-        )
-    ]  # fmt: skip
+        GemmHopperConfig(m, stages, 1, "f16", "swiglu", n)
+        for n, m, stages in ((128, 256, 4), (128, 192, 4), (128, 144, 5), (192, 192, 4), (256, 192, 3))
+    ]
     return [make_gemm_hopper(config) for config in (*plain, *pairs, *sums, *gates)]

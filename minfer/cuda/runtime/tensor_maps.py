@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from minfer.cuda.runtime import driver
@@ -86,7 +87,7 @@ def tensor_map(
         raise ValueError(f"a swizzle of {swizzle} bytes: 0, 32, 64 or 128 exist")
     if promotion not in PROMOTIONS:
         raise ValueError(f"a promotion of {promotion} bytes: 0, 64, 128 or 256 exist")
-    if not all(1 <= n <= 256 for n in box):
+    if not all(isinstance(n, Integral) and 1 <= n <= 256 for n in box):
         raise ValueError(f"a box of {box[0]} x {box[1]}: each side is 1 to 256 elements")
     if (box[1] * size) % 16:
         raise ValueError(f"box rows of {box[1] * size} bytes: they must be a multiple of 16")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,13 @@ def _argument(kernel: Kernel, argument: Argument, numba_type: Any, value: Any, m
             raise TypeError(
                 f"{name} takes {argument.dtype}, got an array of {value.dtype.name}: convert or .view() it"
             )
+        if not value.dtype.isnative:
+            raise TypeError(f"{name}: the array's {value.dtype} are in the other byte order: convert them")
+        if _offset(value) % argument.align:
+            raise ValueError(
+                f"{name} begins {_offset(value)} bytes into its memory, no multiple of {argument.align}: "
+                "pass whole rows of an aligned array, or a copy"
+            )
         region = memory.add(value, argument.name)
         if element is not None:
             return Pointer(region, dtype_name(element))
@@ -176,10 +184,21 @@ def _argument(kernel: Kernel, argument: Argument, numba_type: Any, value: Any, m
     if element is not None:
         raise TypeError(f"{name} is {numba_type}, and got {type(value).__name__}; pass a NumPy array")
     kind = dtype_name(numba_type)
+    wanted = Real if kind.startswith("float") else bool | np.bool_ if kind == "bool" else Integral
+    if not isinstance(value, wanted):
+        raise TypeError(f"{name} is {numba_type}, and got {value!r}")
     converted = CASTS[kind](value)
     if not kind.startswith("float") and converted != value:
         raise ValueError(f"{name} is {numba_type}, and {value} does not fit")
     return converted
+
+
+def _offset(array: np.ndarray) -> int:
+    """Bytes from the beginning of the memory that a view is of; memory begins at a line, as on a GPU."""
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return array.ctypes.data - owner.ctypes.data
 
 
 def rebind(function: Callable) -> Callable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
@@ -26,6 +27,10 @@ class TensorMap:
 
     def __post_init__(self) -> None:
         array = self.array
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"a tensor map is of a NumPy array, not of {type(array).__name__}")
+        if not array.size:
+            raise ValueError(f"an array of shape {array.shape} is empty: a tensor map needs an element")
         if array.ndim != 2 or array.strides[1] != array.itemsize:
             raise ValueError(
                 f"a tensor map needs a matrix with contiguous rows, not shape {array.shape} with strides "
@@ -33,7 +38,7 @@ class TensorMap:
             )
         if self.swizzle not in (0, 32, 64, 128):
             raise ValueError(f"swizzle {self.swizzle}; 0, 32, 64 or 128 bytes exist")
-        if not (1 <= self.box_rows <= 256 and 1 <= self.box_columns <= 256):
+        if not all(isinstance(n, Integral) and 1 <= n <= 256 for n in (self.box_rows, self.box_columns)):
             raise ValueError(f"a box of {self.box_rows} x {self.box_columns}; each side is 1 to 256 elements")
         if array.strides[0] % 16 or array.strides[0] <= 0:
             raise ValueError(f"rows {array.strides[0]} bytes apart; TMA needs a multiple of 16")
@@ -94,7 +99,7 @@ def tensor_map(
     """A `TensorMap` of boxes of `box_rows` rows by `box_columns` columns (default: as many as the swizzle
     spans)."""
     if box_columns is None:
-        box_columns = (swizzle or 16) // array.itemsize
+        box_columns = (swizzle or 16) // array.dtype.itemsize
     return TensorMap(array, box_rows, box_columns, swizzle)
 
 

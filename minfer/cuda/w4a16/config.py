@@ -135,17 +135,18 @@ class W4A16Config(PackedTile):
             )
 
 
-#: (tokens, stages, slots, ahead, consumers) of the tiles that `choose` picks from.
-TILES = (
+#: (tokens, stages, slots, ahead, consumers) of the tiles that `choose` picks from. Three consumers' blocks of
+#: Q6_K take longer to copy than to multiply.
+TWO_CONSUMERS = (
     (256, 4, 2, False, 2),
     (232, 4, 2, True, 2),
-    (192, 4, 2, False, 3),
     (192, 4, 3, True, 2),
     (152, 4, 3, True, 2),
     (128, 8, 2, True, 2),
     (96, 8, 3, True, 2),
     (64, 8, 3, True, 2),
 )
+TILES = {"Q4_K": ((192, 4, 2, True, 3), *TWO_CONSUMERS), "Q6_K": TWO_CONSUMERS}
 
 
 def choose(
@@ -172,6 +173,6 @@ def choose(
         k_tile = max(2 * consumers * tokens, 2 * tokens + unpacking)
         return -(-tiles // multiprocessors) * (depth // 64 * k_tile + 1500)
 
-    tile = min(TILES, key=cost)
+    tile = min(TILES[format], key=cost)
     store = "tma" if out == "f16" and width % 8 == 0 else "direct"
     return W4A16Config(format, *tile, out=out, store=store, gated=gated)

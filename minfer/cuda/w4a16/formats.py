@@ -35,15 +35,19 @@ class PackedFormat:
         block_bytes: a block of 256 weights.
         pitch: bytes from a row's block to the next row's in shared memory.
         by_tma: the blocks of a tile are one TMA box (rows of whole 16 bytes); else cp.async copies the
-            aligned chunks that a block lies in, and where each row's block starts is noted.
-        notes_start: where in a slot these notes are, 4 bytes a row.
+            aligned chunks that a block lies in.
+        note_start: where in a slot it is noted in which byte of its chunk the first row's block starts.
         slot_bytes: the blocks of a tile, their expanded scales, and the notes.
         words: registers of packed weights that `prepare` keeps from an eighth to the next.
         magic: a constant that `prepare` finds in the last of these, 0: none. The assembler must not know it:
             it would make it prmt's immediate operand, and copy the other constant, the selector, into a
             register before each of them.
-        place: (slot, row): where the row's block is, and its expanded scales.
+        read_by: the quarter with whose multiplication the last reads of a slot are over, but for the next
+            block's first ones. (The quarter after it is unpacked then.)
+        place: (slot, row, skew): where the row's block is, and its expanded scales; `skew` is how many bytes
+            later in its chunk than the first row's it starts, modulo 16.
         expand: (block, scales): the block's scales as f16, from its place to theirs.
+        begin: (raw, first, second, byte): load what `prepare` wants loaded before a block's first eighth.
         prepare: (numbers, pairs, raw, first, second, byte, first_scales, second_scales, eighth): the f16
             numbers of the words of A of two k16 steps, and the rows' scales; odd eighths to the second halves
             of `numbers`. `first`, `second` and their scales are the places of the lane's rows g and g + 8,
@@ -54,12 +58,14 @@ class PackedFormat:
     block_bytes: int
     pitch: int
     by_tma: bool
-    notes_start: int
+    note_start: int
     slot_bytes: int
     words: int
     magic: int
+    read_by: int
     place: DeviceFunction
     expand: DeviceFunction
+    begin: DeviceFunction | None
     prepare: DeviceFunction
     finish: DeviceFunction
 

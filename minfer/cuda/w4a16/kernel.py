@@ -1,9 +1,9 @@
 """C[nt, od] = A[nt, id] W[od, id]^T on Hopper with W as Q4_K or Q6_K blocks: no f16 copy of the weights.
 
 The product is computed transposed, since only wgmma's A operand may come from registers: a tile's rows are
-128 outputs, its columns up to 256 tokens. Warpgroup 0 brings both operands: one thread loads the activations'
-k-tiles of 64 by TMA into a ring of stages, three warps the weights' blocks into a ring of slots
-(`minfer.cuda.w4a16.movers`). Warpgroups 1 and 2 hold 64 rows each: they unpack a k-tile's weights into
+128 or 192 outputs, its columns up to 256 tokens. Warpgroup 0 brings both operands: one thread loads the
+activations' k-tiles of 64 by TMA into a ring of stages, three warps the weights' blocks into a ring of slots
+(`minfer.cuda.w4a16.movers`). The other warpgroups hold 64 rows each: they unpack a k-tile's weights into
 fragments (`minfer.cuda.w4a16.formats`) while the tensor cores work on the one before; no unpacked weight is
 written anywhere. One block a multiprocessor takes tile after tile.
 
@@ -13,12 +13,15 @@ written anywhere. One block a multiprocessor takes tile after tile.
 - While wgmma is in flight nothing branches by lane (C7518), and fragments are pinned before the next wait.
 
 What was tried on an H200 and lost: two or three wgmma groups in flight (the assembler serialises them all,
-C7513); k-tiles of 128 (no faster for any tile); warps that wait for their own copies of Q6_K blocks and
-expand the int8 scales too (up to 1.7 times slower: a block took longer to bring than to multiply); narrow
-tiles that fill more waves (152 tokens: unpacking takes longer than multiplying). Scales are named in the
-operand: copied to both halves by prmt they are 57 instructions more. Q6_K costs half as many
-instructions again as Q4_K to unpack. Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B: Q4_K 0.96
-(qkv), 1.04 (o), 1.02 (gate and up), 1.04-1.07 (down), Q6_K 0.89-0.95 (down).
+C7513); k-tiles of 128 (no faster for any tile); narrow tiles that fill more waves (152 tokens: unpacking
+takes longer than multiplying). Scales are named in the operand: copied to both halves by prmt they are 57
+instructions more.
+
+What held Q6_K back, read off ncu's samples an instruction: the warps that copy are slow in instructions (one
+in about nine cycles), and spent 530 on a block, so that consumers waited a tenth of their time for blocks;
+then k-tiles in which all of a half block's bytes were loaded took longer than their products, and the others
+less. Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B: Q4_K 1.00 (qkv; two consumers 0.98), 1.04 (o),
+0.99-1.02 (gate and up), 1.02 (down), Q6_K 0.94 (down, before the last of these steps).
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ def w4a16(config: W4A16Config) -> Kernel:
     from minfer.cuda.tile.scheduler import tile_xy
     from minfer.cuda.tile.transposed import store_accumulators_transposed, store_tile_transposed
     from minfer.cuda.w4a16.activations import bring_activations
-    from minfer.cuda.w4a16.movers import move_weights
+    from minfer.cuda.w4a16.movers import move_weights, row_skew
     from minfer.cuda.w4a16.prologue import start_rings
 
     tokens, outputs = config.tokens, config.outputs
@@ -77,8 +80,9 @@ def w4a16(config: W4A16Config) -> Kernel:
     advance_slot = config.slot_ring.advance
     few, many = REGISTERS[config.consumers]
     fewer, more_registers = ptx.setmaxnreg("dec", few), ptx.setmaxnreg("inc", many)
-    prepare, finish = config.packed.prepare, config.packed.finish
-    locate, move = config.packed.place, move_weights(config)
+    prepare, finish, begin = config.packed.prepare, config.packed.finish, config.packed.begin
+    begins, read_by = begin is not None, config.packed.read_by
+    locate, skew_of, move = config.packed.place, row_skew(config), move_weights(config)
     bring, start = bring_activations(config), start_rings(config, MOVERS, magic)
     ahead = config.ahead
     # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
@@ -126,7 +130,7 @@ def w4a16(config: W4A16Config) -> Kernel:
     @unrolled
     def consume(
         bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks,
-        nt, od, first, width, group, consumer, thread,
+        nt, od, first, width, group, pitch, consumer, thread,
     ):  # fmt: skip
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         row = types.int32(consumer * consumer_outputs + warp * warp_rows + (lane >> 2))
@@ -150,9 +154,12 @@ def w4a16(config: W4A16Config) -> Kernel:
             raw[words - 1] = ptx.ld_shared_u32(constant + 4) + (ptx.lane_id() >> 5)
         slot, slot_parity = types.uint32(0), types.uint32(0)
         token_tile, output_tile = types.int32(0), types.int32(0)
+        near_skew, far_skew = skew_of(row, od, pitch), skew_of(row + apart, od, pitch)
         ptx.mbarrier_wait(ready, 0)
-        near, near_scales = locate(slots_at, row)
-        far, far_scales = locate(slots_at, row + apart)
+        near, near_scales = locate(slots_at, row, near_skew)
+        far, far_scales = locate(slots_at, row + apart, far_skew)
+        if begins:
+            begin(raw, near, far, byte)
         for eighth in unroll(2):
             prepare(numbers, pairs, raw, near, far, byte, near_scales, far_scales, eighth)
         finish(even, numbers, pairs)
@@ -172,20 +179,22 @@ def w4a16(config: W4A16Config) -> Kernel:
                     if not ahead:
                         wait_last(sums)
                     # The next k-tile's weights while this one is multiplied.
-                    if quarter == 3:
+                    for half in unroll(2):
+                        eighth = (2 * quarter + 2 + half) % 8
+                        prepare(numbers, pairs, raw, near, far, byte, near_scales, far_scales, eighth)
+                    if quarter == read_by:
+                        ptx.syncwarp()
+                        ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
+                    if quarter == 2:
                         # At the very end the last block is unpacked once more, for nothing.
                         if block + 1 < blocks or tile + step < token_tiles * output_tiles:
                             slot, slot_parity = advance_slot(slot, slot_parity)
                             ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
                         place = types.uint32(slots_at + slot * slot_bytes)
-                        near, near_scales = locate(place, row)
-                        far, far_scales = locate(place, row + apart)
-                    for half in unroll(2):
-                        eighth = (2 * quarter + 2 + half) % 8
-                        prepare(numbers, pairs, raw, near, far, byte, near_scales, far_scales, eighth)
-                    if quarter == 2:
-                        ptx.syncwarp()
-                        ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
+                        near, near_scales = locate(place, row, near_skew)
+                        far, far_scales = locate(place, row + apart, far_skew)
+                        if begins:
+                            begin(raw, near, far, byte)
                     if ahead:
                         pin(numbers)
                         wait_last(sums)
@@ -262,7 +271,7 @@ def w4a16(config: W4A16Config) -> Kernel:
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
             consume(
                 bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks,
-                nt, od, first, width, group, consumer, within,
+                nt, od, first, width, group, pitch, consumer, within,
             )  # fmt: skip
 
     pitch_of_256 = config.packed.block_bytes
@@ -305,8 +314,9 @@ def w4a16(config: W4A16Config) -> Kernel:
 
 def shipped() -> list[Kernel]:
     """Every tile that `choose` picks for f16, for gated products of Q4_K, and one of every other form."""
-    tiles = [W4A16Config(name, *tile) for name in FORMATS for tile in TILES]
-    others = [W4A16Config(name, *TILES[5], out="f32", store="direct", bias=True) for name in FORMATS]
-    gated = [W4A16Config("Q4_K", *tile, gated=True) for tile in TILES]
-    gated.append(W4A16Config("Q6_K", *TILES[5], gated=True))
+    tiles = [W4A16Config(name, *tile) for name in FORMATS for tile in TILES[name]]
+    narrow = next(tile for tile in TILES["Q6_K"] if tile[0] == 128)
+    others = [W4A16Config(name, *narrow, out="f32", store="direct", bias=True) for name in FORMATS]
+    gated = [W4A16Config("Q4_K", *tile, gated=True) for tile in TILES["Q4_K"]]
+    gated.append(W4A16Config("Q6_K", *narrow, gated=True))
     return [w4a16(config) for config in (*tiles, *others, *gated)]

@@ -25,6 +25,32 @@ ROWS_AT_ONCE = THREADS // ROW_THREADS
 FAR = 16 * ROW_THREADS
 
 
+def matrix_row(config: W4A16Config) -> DeviceFunction:
+    """(row, od) -> how many rows of the matrix a tile's row comes behind its first one: gated, the tile's
+    second half are rows of the second matrix."""
+    gated, half = config.gated, config.rows // 2
+
+    @device_function
+    def row_of(row, od):
+        if gated and row >= half:
+            return types.int32(row + (od - half))
+        return types.int32(row)
+
+    return row_of
+
+
+def row_skew(config: W4A16Config) -> DeviceFunction:
+    """(row, od, pitch) -> how many bytes later in its 16-byte chunk than the tile's first row a row starts,
+    modulo 16."""
+    row_of = matrix_row(config)
+
+    @device_function
+    def skew(row, od, pitch):
+        return types.uint32(row_of(row, od) * pitch) & types.uint32(15)
+
+    return skew
+
+
 def _copy_box(config: W4A16Config) -> DeviceFunction:
     block_bytes, half, gated = config.packed.block_bytes, config.outputs * config.packed.pitch, config.gated
     box_bytes = config.rows * config.packed.pitch
@@ -45,14 +71,8 @@ def _copy_rows(config: W4A16Config, exact: bool) -> DeviceFunction:
     rows `line`, `line + 13`, ... `exact`: some rows may lie past the matrix's end, or their chunks reach
     beyond it. Then rows past the end take the last row again: their outputs are not stored."""
     packed, rows, gated, block_bytes = config.packed, config.rows, config.gated, config.packed.block_bytes
-    half, row_bytes, notes, whole = rows // 2, packed.pitch, packed.notes_start, 0xFFFFFFFFFFFFFFF0
-
-    @device_function
-    def row_of(row, line, od):
-        """The matrix's row: gated, the tile's second half are rows of the second matrix."""
-        if gated and line >= half:
-            return types.int32(row + line + (od - half))
-        return types.int32(row + line)
+    half, row_bytes, whole = rows // 2, packed.pitch, 0xFFFFFFFFFFFFFFF0
+    row_of = matrix_row(config)
 
     @device_function
     @unrolled
@@ -66,10 +86,10 @@ def _copy_rows(config: W4A16Config, exact: bool) -> DeviceFunction:
         for first in unroll(0, rows, ROWS_AT_ONCE):
             if first + ROWS_AT_ONCE <= rows or line < rows - first:
                 if exact:
-                    clamped = min(row_of(row, line + first, od), last)
+                    clamped = min(row + row_of(line + first, od), last)
                     at = source + types.uint64(types.uint32(clamped)) * step + within
                 elif gated and first + ROWS_AT_ONCE > half:
-                    at = source + types.uint64(types.uint32(row_of(row, line + first, od))) * step + within
+                    at = source + types.uint64(types.uint32(row + row_of(line + first, od))) * step + within
                 chunk = at & types.uint64(whole)
                 place = types.uint32(target + first * row_bytes + 16 * part)
                 ptx.cp_async_cg_16(place, chunk, 16)
@@ -77,9 +97,6 @@ def _copy_rows(config: W4A16Config, exact: bool) -> DeviceFunction:
                 if exact:
                     inside = types.uint32(min(end - chunk - types.uint64(FAR), types.uint64(16)))
                 ptx.cp_async_cg_16(place + FAR, chunk + types.uint64(FAR), inside)
-                if part == 0:
-                    start = types.uint32(at) & types.uint32(15)
-                    ptx.st_shared_u32(slot + notes + (line + first) * 4, target + first * row_bytes + start)
             at += types.uint64(types.uint32(ROWS_AT_ONCE * pitch))
 
     return copy
@@ -87,7 +104,7 @@ def _copy_rows(config: W4A16Config, exact: bool) -> DeviceFunction:
 
 def _copy_chunks(config: W4A16Config) -> DeviceFunction:
     """Seven threads a row; the last five of all only arrive."""
-    outputs, block_bytes = config.outputs, config.packed.block_bytes
+    outputs, block_bytes, note_start = config.outputs, config.packed.block_bytes, config.packed.note_start
     inner, outer = _copy_rows(config, False), _copy_rows(config, True)
 
     @device_function
@@ -100,6 +117,9 @@ def _copy_chunks(config: W4A16Config) -> DeviceFunction:
                 inner(source, slot, row, block, od, pitch, line, part)
             else:
                 outer(source, slot, row, block, od, pitch, line, part)
+        if thread == 0:
+            start = types.uint32(source) + types.uint32(row * pitch + block * block_bytes)
+            ptx.st_shared_u32(slot + note_start, start & types.uint32(15))
         ptx.cp_async_mbarrier_arrive(landed)
         ptx.syncwarp()
         ptx.mbarrier_arrive_if(landed, (thread & 31) == 0)
@@ -114,15 +134,16 @@ def move_weights(config: W4A16Config) -> DeviceFunction:
     slots, slot_bytes, rows, outputs = config.slots, config.slot_bytes, config.rows, config.outputs
     place, expand = config.packed.place, config.packed.expand
     copy = _copy_box(config) if config.packed.by_tma else _copy_chunks(config)
-    advance = config.slot_ring.advance
+    advance, skew = config.slot_ring.advance, row_skew(config)
 
     @device_function
     @unrolled
-    def finish(slot, thread):
+    def finish(slot, od, pitch, thread):
         """Expand the scales of all rows."""
         for first in unroll(0, rows, THREADS):
             if first + THREADS <= rows or thread < rows - first:
-                block, scales = place(slot, types.int32(first + thread))
+                row = types.int32(first + thread)
+                block, scales = place(slot, row, skew(row, od, pitch))
                 expand(block, scales)
 
     @device_function
@@ -138,7 +159,7 @@ def move_weights(config: W4A16Config) -> DeviceFunction:
         while done < total:
             if done >= 0:
                 ptx.mbarrier_wait(landed + 8 * slot, parity)
-                finish(types.uint32(first + slot * slot_bytes), thread)
+                finish(types.uint32(first + slot * slot_bytes), od, pitch, thread)
                 ptx.syncwarp()
                 ptx.mbarrier_arrive_if(ready + 8 * slot, (thread & 31) == 0)
             if tile < tiles:

@@ -59,7 +59,7 @@ def q4_k(rows: int) -> PackedFormat:
     quarter_bytes = rows * SCALE_BYTES
 
     @device_function
-    def place(slot, row):
+    def place(slot, row, skew):
         return uint32(slot + row * BYTES), uint32(slot + rows * BYTES + row * SCALE_BYTES)
 
     @device_function
@@ -105,12 +105,14 @@ def q4_k(rows: int) -> PackedFormat:
         block_bytes=BYTES,
         pitch=BYTES,
         by_tma=True,
-        notes_start=0,
+        note_start=0,
         slot_bytes=rows * BYTES + QUARTERS * quarter_bytes,
         words=4,
         magic=0,
+        read_by=2,
         place=place,
         expand=expand,
+        begin=None,
         prepare=prepare,
         finish=_finish,
     )

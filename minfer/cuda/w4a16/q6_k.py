@@ -2,8 +2,11 @@
 
 They have 210 bytes and start anywhere at even addresses; TMA copies from multiples of 16 only (a box's first
 coordinate too: any other is an illegal instruction). So the 14 aligned chunks of 16 bytes that a block lies
-in are copied by cp.async, and where it starts in them is noted. The f16 scales
-lie behind the rows, a quarter of a block after the other.
+in are copied by cp.async. The f16 scales lie behind the rows, a quarter of a block after the other; behind
+them is noted in which byte of its chunk the first row's block starts.
+
+A half block's bytes serve four eighths. Those for its first and third are loaded while the eighth before the
+first is unpacked, the others with the first: 24 loads at once would take longer than a k-tile's products.
 """
 
 from __future__ import annotations
@@ -15,13 +18,16 @@ from numba.cuda.types import uint32
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.w4a16.formats import QUARTERS, PackedFormat, and_or, four_bytes
+from minfer.cuda.w4a16.formats import PAIRS, QUARTERS, PackedFormat, and_or, four_bytes
 
 BYTES = BLOCKS["Q6_K"].size
 #: 15 chunks, 14 of them copied: rows start 28 banks apart.
 PITCH = 240
 #: A row's f16 scales of a quarter of a block.
 SCALE_BYTES = 8
+#: Registers of a half block: 12 words of weights, those of the later quarter's scales from HELD on, and the
+#: constant.
+HELD, WORDS = 12, 17
 
 
 @device_function
@@ -46,6 +52,20 @@ def _numbers(numbers, at, low, high, magic, eighth):
 
 @device_function
 @unrolled
+def _load_two(raw, at, first, second):
+    """The lane's bytes of two runs of 16, of both rows."""
+    for part in unroll(2):
+        raw[at + 2 * part] = four_bytes(first + 16 * part)
+        raw[at + 2 * part + 1] = four_bytes(second + 16 * part)
+
+
+@device_function
+def _begin(raw, first, second, byte):
+    _load_two(raw, 0, first + byte, second + byte)
+
+
+@device_function
+@unrolled
 def _finish(a, numbers, pairs):
     """(q - 32) * scale, rounded once; a scale for each k16 step."""
     for i in unroll(4):
@@ -57,14 +77,14 @@ def _finish(a, numbers, pairs):
 
 @cache
 def q6_k(rows: int) -> PackedFormat:
-    """Tiles of `rows` rows: the blocks, the scales of all rows, and where each row's block starts."""
+    """Tiles of `rows` rows: the blocks, the scales of all rows, and a note."""
     quarter_bytes, scales_start = rows * SCALE_BYTES, rows * PITCH
-    notes_start = scales_start + QUARTERS * quarter_bytes
+    note_start = scales_start + QUARTERS * quarter_bytes
 
     @device_function
-    def place(slot, row):
-        start = ptx.ld_shared_u32(slot + notes_start + row * 4)
-        return uint32(start), uint32(slot + scales_start + row * SCALE_BYTES)
+    def place(slot, row, skew):
+        start = uint32(ptx.ld_shared_u32(slot + note_start) + skew) & uint32(15)
+        return uint32(slot + row * PITCH + start), uint32(slot + scales_start + row * SCALE_BYTES)
 
     @device_function
     def expand(block, scales):
@@ -82,32 +102,37 @@ def q6_k(rows: int) -> PackedFormat:
     ):  # fmt: skip
         """Four eighths share their bytes: two take low nibbles, two high ones."""
         if eighth & 3 == 0:
-            nibbles, bits = uint32(16 * eighth) + byte, uint32(128 + 8 * eighth) + byte
-            for part in unroll(4):
-                raw[2 * part] = four_bytes(first + nibbles + 16 * part)
-                raw[2 * part + 1] = four_bytes(second + nibbles + 16 * part)
-            for half in unroll(2):
-                raw[8 + 2 * half] = four_bytes(first + bits + 16 * half)
-                raw[9 + 2 * half] = four_bytes(second + bits + 16 * half)
-        if eighth & 1 == 0:
+            nibbles, bits = uint32(16 * eighth + 32) + byte, uint32(128 + 8 * eighth) + byte
+            _load_two(raw, 4, first + nibbles, second + nibbles)
+            _load_two(raw, 8, first + bits, second + bits)
             quarter = quarter_bytes * (eighth >> 1)
             pairs[0], pairs[2] = ptx.ld_shared_v2_u32(first_scales + quarter)
             pairs[1], pairs[3] = ptx.ld_shared_v2_u32(second_scales + quarter)
+            later = quarter + quarter_bytes
+            raw[HELD], raw[HELD + 2] = ptx.ld_shared_v2_u32(first_scales + later)
+            raw[HELD + 1], raw[HELD + 3] = ptx.ld_shared_v2_u32(second_scales + later)
+        if eighth & 3 == 2:
+            for i in unroll(PAIRS):
+                pairs[i] = raw[HELD + i]
         for o in unroll(4):
             # Word o is of step o / 2, row o % 2.
             low, at = raw[4 * (eighth & 1) + o], 8 * (eighth & 1) + 4 * (o // 2) + o % 2
-            _numbers(numbers, at, low, raw[8 + o], raw[12], eighth)
+            _numbers(numbers, at, low, raw[8 + o], raw[WORDS - 1], eighth)
+        if eighth == 2:
+            _begin(raw, first + 64, second + 64, byte)
 
     return PackedFormat(
         block_bytes=BYTES,
         pitch=PITCH,
         by_tma=False,
-        notes_start=notes_start,
-        slot_bytes=notes_start + 4 * rows,
-        words=13,
+        note_start=note_start,
+        slot_bytes=note_start + 16,
+        words=WORDS,
         magic=0x64646464,
+        read_by=1,
         place=place,
         expand=expand,
+        begin=_begin,
         prepare=prepare,
         finish=_finish,
     )
