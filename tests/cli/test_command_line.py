@@ -60,6 +60,8 @@ def test_help_and_version(capsys):
         (["run", "-m", "x", "-p", "a", "--system", "b"], "--system needs --chat"),
         (["tokenize", "-m", "x"], "give either TEXT or -f FILE"),
         (["inspect", "no-such-model"], "no-such-model"),
+        (["inspect", "x", "-c", "9" * 400], "less than or equal to 2147483647"),
+        (["bench", "-m", "x", "--sustained", "inf"], "less than or equal to 3600"),
         (["pull", "no-such-model"], "no-such-model"),
         (["synth", "no-such-preset", "-o", "x.gguf"], "no-such-preset"),
     ],
