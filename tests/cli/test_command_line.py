@@ -58,6 +58,7 @@ def test_help_and_version(capsys):
         (["run", "-m", "x"], "give either -p PROMPT or -f FILE"),
         (["run", "-m", "x", "-p", "a", "-f", "b"], "not both"),
         (["run", "-m", "x", "-p", "a", "--system", "b"], "--system needs --chat"),
+        (["run", "-m", "x", "-p", "a", "--stop", "\udcff"], "--stop is not UTF-8: character 0"),
         (["tokenize", "-m", "x"], "give either TEXT or -f FILE"),
         (["inspect", "no-such-model"], "no-such-model"),
         (["inspect", "x", "-c", "9" * 400], "less than or equal to 2147483647"),
