@@ -35,7 +35,8 @@ class Comparison:
     Attributes:
         product: its name. nt, od, depth: sizes. config: our kernel's.
         ours_us, theirs_us: medians, microseconds. regime: "burst" or "sustained".
-        ours_mhz, theirs_mhz: medians of NVML's SM clock while it ran, None: it does not tell.
+        ours_mhz, theirs_mhz: medians of NVML's SM clock while it ran; None: it does not tell, or it was a
+            burst, which is over before NVML's reading has followed it.
     """
 
     product: str
@@ -254,5 +255,5 @@ def _compare(torch: Any, name: str, nt: int, od: int, depth: int, rounds: int, s
         check(side)
     medians = [statistics.median(found[side]) for found in (times, clocks) for side in ("ours", "theirs")]
     ours, theirs, *mhz = medians
-    seen = [clock or None for clock in mhz]
+    seen = [clock if soak and clock else None for clock in mhz]
     return Comparison(name, nt, od, depth, str(config), ours, theirs, "sustained" if soak else "burst", *seen)

@@ -56,14 +56,14 @@ def same_blocks(run: ProbeRun, records: Sequence[Record] = ()) -> str:
     driver's blocks an SM, and by the seed's GPU's limits for the same registers and shared memory."""
     before, after = (resident(side) for side in (run.baseline, run.variant))
     there = [resident(side, SEED_DEVICE) for side in (run.baseline, run.variant)]
-    if not (run.kernels and run.verdict == "LANDED" and min(after) >= min(before)):
+    if not (run.kernels and run.verdict in ("LANDED", "null") and min(after) >= min(before)):
         return ""
     if min(there[1]) >= min(there[0]):
         return ""
     return (
-        f"Blocks an SM here, by the driver: {_range(before)} before, {_range(after)} after; the same "
-        f"registers and shared memory on a {SEED_DEVICE.key.upper()}: {_range(there[0])} and "
-        f"{_range(there[1])}."
+        f"Blocks an SM here, by the driver: {min(before)} before, {min(after)} after; the same "
+        f"registers and shared memory on a {SEED_DEVICE.key.upper()}: {min(there[0])} and "
+        f"{min(there[1])}."
     )
 
 

@@ -140,7 +140,7 @@ def prepare(
 def _told(error: Exception, probe: Probe) -> str:
     """An error in a line, with the place in the probe's file, or else where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = sys.modules[type(probe.workload).__module__].__file__
+    own = getattr(sys.modules[type(probe.workload).__module__], "__file__", None)  # a notebook has none
     place = [frame for frame in frames if frame.filename == own] or frames
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words} ({Path(place[-1].filename).name}:{place[-1].lineno})"

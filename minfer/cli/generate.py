@@ -69,6 +69,7 @@ def run(
     if system is not None and not chat:
         raise typer.BadParameter("--system needs --chat")
     text = text_or_file(prompt, file, "-p PROMPT")
+    stops = [check_text(stopping, "--stop") for stopping in stop or ()]
 
     from minfer.engine.backend import choose_backend
     from minfer.engine.generate import generate
@@ -114,7 +115,7 @@ def run(
         prompt_ids,
         n_predict,
         sampler,
-        stop=tuple(stop or ()),
+        stop=stops,
         on_text=None if as_json else _print_now,
     )
     if as_json:

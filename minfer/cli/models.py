@@ -49,7 +49,11 @@ def inspect(
     context: Annotated[
         int | None,
         typer.Option(
-            "-c", "--ctx", min=1, help="Tokens of context to count memory for [default: the model's]."
+            "-c",
+            "--ctx",
+            min=1,
+            max=2**31 - 1,
+            help="Tokens of context to count memory for [default: the model's].",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -49,26 +49,25 @@ def _nibble_dots(word, low, high, low_sum, high_sum):
 
 
 @device_function
-def k4_scales(header_low, header_middle, header_high, half):
-    """(scales, minima) of the four sub-blocks of a half, in the bytes of a word each (Q4_K, Q5_K)."""
-    shift = uint32(0)
+def k4_scales(header_low, header_middle, header_high, part):
+    """(scales, minima) of sub-blocks 2 part and 2 part + 1, in the two low bytes of each word (Q4_K,
+    Q5_K). Above the low byte pair they are not zero."""
+    pair = uint32((part & 1) * 16)
     low = uint32(0x3F3F3F3F)
     high = uint32(0)
-    if half:  # four bits in the last word, two above them in the others
-        shift = uint32(2)
+    six = pair
+    if part >= 2:  # four bits in the last word, two above them in the others
         low = uint32(0x30303030)
         high = uint32(LOW)
-    scales = ((header_low >> shift) & low) | (header_high & high)
-    return scales, ((header_middle >> shift) & low) | ((header_high >> uint32(4)) & high)
+        six = pair + uint32(2)
+    scales = ((header_low >> six) & low) | ((header_high >> pair) & high)
+    minima = ((header_middle >> six) & low) | ((header_high >> (pair + uint32(4))) & high)
+    return scales, minima
 
 
 @device_function
-def _scaled_k4(header, part, scales, minima, low, high, d0, d1, s0, s1):
-    """d (scale0 d0 low + scale1 d1 high) - dmin (minimum0 s0 + minimum1 s1), of a half's scales those of this
-    part."""
-    shift = uint32((part & 1) * 16)
-    scales >>= shift
-    minima >>= shift
+def _scaled_k4(header, scales, minima, low, high, d0, d1, s0, s1):
+    """d (scale0 d0 low + scale1 d1 high) - dmin (minimum0 s0 + minimum1 s1)."""
     byte = uint32(255)
     eight = uint32(8)
     products = ptx.cvt_rn_f32_u32(scales & byte) * d0 * ptx.cvt_rn_f32_s32(low)
@@ -94,8 +93,8 @@ def _dot_q4_k(block, x, part):
         low, high = _nibble_dots(w2, a2, b2, low, high)
         low, high = _nibble_dots(w3, a3, b3, low, high)
     d0, d1, s0, s1 = ptx.ld_shared_v4_f32(record + uint32(64))
-    scales, minima = k4_scales(h1, h2, h3, part >> 1)
-    return _scaled_k4(h0, part, scales, minima, low, high, d0, d1, s0, s1)
+    scales, minima = k4_scales(h1, h2, h3, part)
+    return _scaled_k4(h0, scales, minima, low, high, d0, d1, s0, s1)
 
 
 @device_function
@@ -129,8 +128,8 @@ def _dot_q5_k(block, x, part):
         low, high = _fifth_dots(w2, f2, shift, a2, b2, low, high)
         low, high = _fifth_dots(w3, f3, shift, a3, b3, low, high)
     d0, d1, s0, s1 = ptx.ld_shared_v4_f32(record + uint32(64))
-    scales, minima = k4_scales(h1, h2, h3, part >> 1)
-    return _scaled_k4(h0, part, scales, minima, low, high, d0, d1, s0, s1)
+    scales, minima = k4_scales(h1, h2, h3, part)
+    return _scaled_k4(h0, scales, minima, low, high, d0, d1, s0, s1)
 
 
 @device_function

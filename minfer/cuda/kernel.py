@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from operator import index
 from typing import Any, SupportsIndex
 
 from minfer.cuda.signature import signature_of
 
 ARGUMENT_KINDS = ("in", "out", "inout", "scalar", "tensor_map")
+ARGUMENT_DTYPES = (
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "bfloat16", "float32", "float64"),
+)
 
 # What no device that this project supports exceeds (CUDA C++ Programming Guide, technical specifications).
 MAX_SHARED_BYTES = 227 * 1024
@@ -135,6 +140,10 @@ class Argument:
             raise ValueError(
                 f"argument {self.name!r}: kind {self.kind!r} is none of {', '.join(ARGUMENT_KINDS)}"
             )
+        if self.dtype is not None and self.dtype not in ARGUMENT_DTYPES:
+            raise ValueError(
+                f"argument {self.name!r}: dtype {self.dtype!r} is none of {', '.join(ARGUMENT_DTYPES)}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +188,13 @@ class Kernel:
 
     def __post_init__(self) -> None:
         if self.signature is None:
+            for argument in self.arguments:
+                if argument.dtype is None and argument.kind != "tensor_map":
+                    raise ConfigRefused(f"{self}: argument {argument.name!r} has no dtype: give it one")
             object.__setattr__(self, "signature", signature_of(self.arguments))
+        for name in ("threads", "shared_bytes", "cluster", "min_arch"):
+            if not isinstance(getattr(self, name), Integral):
+                raise ConfigRefused(f"{self}: {name} = {getattr(self, name)!r} is no whole number")
         if not 1 <= self.threads <= 1024:
             raise ConfigRefused(
                 f"{self}: {self.threads} threads a block; CUDA allows 1 to 1024: use fewer warps"

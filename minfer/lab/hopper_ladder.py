@@ -175,7 +175,7 @@ LOST = (
         "of": "GEMM",
         "idea": "two blocks load half of a tile of B each, by multicast to both",
         "outcome": "x0.96 to x1.0",
-        "why": "neighbours land in different GPCs, whose reads of the same lines no longer meet before L2",
+        "why": "not explained: tiles dealt out by GPC, as single blocks have them, change nothing",
     },
     {
         "probe": "tiles in random order",

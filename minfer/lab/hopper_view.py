@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 
 from minfer.arithmetic.devices import H200
+from minfer.arithmetic.reference import FOLDER
 from minfer.campaign.against import SHAPES, geometric_mean, newest_comparisons
 from minfer.campaign.peers import Peer
 from minfer.campaign.records import Bench, GpuTests, Record
@@ -174,6 +177,23 @@ def block_rows(records: Sequence[Record]) -> list[dict]:
                     }
                 )
     return rows
+
+
+def blocks_beside_cublas() -> list[dict]:
+    """W4A16 at 2048 tokens and cuBLAS on an f16 copy, as timed side by side on an H200
+    (data/reference/w4a16-h200.json): rows of format, product, tile, us, TFLOPS, of cuBLAS."""
+    rows = json.loads((FOLDER / "w4a16-h200.json").read_text())["rows"]
+    return [
+        {
+            "format": row["format"],
+            "product": row["product"],
+            "tile": row["tile"],
+            "us": row["us"],
+            "TFLOPS": 2 * NT * math.prod(SHAPES[row["product"]]) / row["us"] / 1e6,
+            "of cuBLAS": row["cublas_us"] / row["us"],
+        }
+        for row in rows
+    ]
 
 
 # ---- attention

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -241,3 +243,12 @@ def test_a_probe_that_fails_in_the_simulator_says_where(tmp_path, old, new, word
     assert [
         line for line in said if re.search(f"(double-vector: failed|gate parity: FAILED): .*{words}", line)
     ]
+
+
+def test_a_notebooks_probe_that_fails(tmp_path, monkeypatch):
+    """Its module has no file."""
+    probe, said = changed(tmp_path, '"300", n=300', '"300", m=300'), []
+    monkeypatch.setitem(sys.modules, "notebook", ModuleType("notebook"))
+    monkeypatch.setattr(type(probe.workload), "__module__", "notebook")
+    assert simulate([probe], said.append) == ["double-vector"]
+    assert re.search(r"double-vector: failed: KeyError: 'n' \(\w+\.py:\d+\)", said[-1])

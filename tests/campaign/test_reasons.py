@@ -52,6 +52,7 @@ def test_blocks_that_stay_are_told_with_those_of_the_seeds_gpu():
     sides = {"baseline": Side("a", "", facts(3, 30720)), "variant": Side("b", "", facts(3, 55296))}
     told = reasons.same_blocks(run((9.0, 5.0), (100.0, 90.0), "LANDED", **sides))
     assert "3 before, 3 after" in told and "on a GB10: 3 and 1." in told
+    assert reasons.same_blocks(run((9.0, 9.0), (100.0, 100.0), "null", **sides)) == told
     fewer = sides | {"variant": Side("b", "", facts(2, 55296))}
     assert reasons.same_blocks(run((9.0, 5.0), (100.0, 90.0), "LANDED", **fewer)) == ""
     assert reasons.same_blocks(run((5.0, 9.0), (90.0, 100.0), "REVERTED", **sides)) == ""

@@ -27,6 +27,9 @@ def kernel(**changes):
     ("changes", "message"),
     [
         ({"threads": 0}, "0 threads a block; CUDA allows 1 to 1024"),
+        ({"threads": 128.0}, r"threads = 128\.0 is no whole number"),
+        ({"shared_bytes": "1"}, "shared_bytes = '1' is no whole number"),
+        ({"signature": None, "arguments": (Argument("x", "in"),)}, "argument 'x' has no dtype"),
         ({"threads": 1025}, "1025 threads a block"),
         ({"shared_bytes": -1}, "-1 bytes of shared memory"),
         ({"min_blocks": 0}, "at least 0 blocks of 128 threads"),
@@ -42,6 +45,15 @@ def test_kernels_that_cannot_run_are_refused(changes, message):
     with pytest.raises(ConfigRefused, match=message) as refused:
         kernel(**changes)
     assert str(refused.value).startswith("scale [tile=64]: ")
+
+
+def test_arguments_that_cannot_be():
+    for fields, message in (
+        (("x", "input"), "kind 'input' is none of in, out"),
+        (("x", "in", "float99"), "dtype 'float99' is none of bool, int8"),
+    ):
+        with pytest.raises(ValueError, match=f"argument 'x': {message}"):
+            Argument(*fields)
 
 
 def test_the_limits_themselves_are_legal():

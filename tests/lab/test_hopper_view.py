@@ -12,6 +12,7 @@ from minfer.campaign.records import GpuTests, load_records
 from minfer.campaign.report import routes
 from minfer.cuda.gemm import GemmConfig
 from minfer.cuda.gemm_hopper import make_gemm_hopper
+from minfer.cuda.w4a16 import choose
 from minfer.lab import hopper_ladder, hopper_view
 from minfer.lab.figures import shown
 
@@ -113,6 +114,16 @@ def test_blocks_against_f16(run):
     (row,) = hopper_view.block_rows([*measured, against(f16)])
     assert (row["format"], row["product"], row["tile"]) == ("Q4_K", "down", "a tile")
     assert row["of f16"] == pytest.approx(745 / f16.tflops[0])
+
+
+def test_blocks_beside_cublas():
+    rows = hopper_view.blocks_beside_cublas()
+    chosen = {(row["format"], row["product"]): row for row in rows}
+    for (format, product), row in chosen.items():
+        od, depth = SHAPES[product]
+        assert row["tile"] == str(choose(format, 2048, od, depth))
+        assert row["TFLOPS"] < 989 and row["of cuBLAS"] > 0.97
+    assert len(chosen) == 5
 
 
 def test_missing_figures_are_told(sound):

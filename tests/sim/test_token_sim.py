@@ -42,7 +42,7 @@ def test_threads_in_any_order():
         ({"hidden": 320}, "rows of 320 weights"),
         ({"hidden": 28928}, "two rows of 28928 weights do not fit"),
         ({"ffn": 256 * 154}, "a row of 39424 weights does not fit"),
-        ({"ffn": 256 * 33}, "2 warps for rows of 8448 weights; take at least 3"),
+        ({"ffn": 256 * 17}, "2 warps for rows of 4352 weights; take at least 3"),
         ({"hidden": 4096, "warps": 2, "blocks": 64}, "64 threads norm 4096"),
         ({"blocks": 3}, "3 blocks of 64 threads add to 256 sums"),
         ({"blocks": 1, "warps": 8, "heads": 4, "kv_heads": 2}, "1 blocks for 2 groups"),

@@ -181,5 +181,6 @@ PROBES = [
         labels=("convert pass", "AF32"),
         mechanism="Every block of a column of tiles converts the same A again, between two barriers.",
         retry="Never while the kernels before the GEMM can write f16 themselves.",
+        reason=same_blocks,
     ),
 ]

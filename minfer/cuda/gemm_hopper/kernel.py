@@ -23,10 +23,10 @@ sums (24.2 us where 128 x 112 tiles took 21.3: 3584 x 3584 at 512 tokens); strea
 along k with the sums handed on through L2 (291 us where 128 x 256 takes 279: 3584 x 3584 at 8192 tokens; 0.7
 percent slower where no tile is cut); programmatic dependent launches that load weights ahead (5 percent fewer
 cycles at 512 tokens, the same time: the clock fell); k-tiles of 128 (half the barriers, but three stages: 110
-us instead of 95); clusters of 4 (30 of them fit); clusters of 2, 1-4 percent slower: the hardware fills one
-GPC after the other with single blocks, whose reads of the same lines meet before L2, but deals out clusters
-to all GPCs in turn (3584 x 18944 at 512 tokens: 28 million sectors read from L2 instead of 25; tiles in
-random order 34, a fifth slower).
+us instead of 95); clusters of 4 (30 of them fit); clusters of 2 (up to 4 percent slower at 128 tokens a tile,
+no faster at 256; the hardware deals them out to all GPCs in turn, but dealing their tiles out by GPC changes
+nothing); another order of tiles (the best of five within a percent of this one; a random one takes a quarter
+more time at 3584 x 18944 and 512 tokens).
 
 What is left: without any loads (and with wrong results) the same kernels take 86 us of 95 (3584 x 18944 at
 512 tokens), 672 of 702 (37888 x 3584 at 2048), 1323 of 1397 (3584 x 18944 at 8192), where cuBLAS takes 93,

@@ -14,7 +14,7 @@ from minfer.cuda.token.addresses import ADDRESSES_BYTES
 from minfer.cuda.token.records import RUN, WEIGHTS, record_bytes
 
 TILE_ROWS = 16  # most rows of a tile
-GROUP_UNITS = 16  # most blocks of weights of a row that a warp takes
+GROUP_UNITS = 8  # most blocks of weights of a row that a warp takes
 SLOT_BYTES = 32288  # 16 rows of 14 blocks of Q4_K, and to the end of a 16-byte line twice
 MOST_SLOTS = 8
 MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
@@ -62,7 +62,7 @@ class TokenConfig:
     interleaved: bool = False
     bias: bool = False
     blocks: int = 132
-    warps: int = 15
+    warps: int = 10
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)

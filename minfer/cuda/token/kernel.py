@@ -227,6 +227,6 @@ def decode_token(config: TokenConfig) -> Kernel:
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
-        allowed_spill_bytes=256,  # what depends on the lane alone is put aside while the block attends
+        allowed_spill_bytes=32,  # what depends on the lane alone is put aside while the block attends
         cooperative=True,
     )

@@ -1,6 +1,6 @@
-"""What the warps do with the tiles of a product: up to 16 blocks of weights of a row at a time, of two rows.
+"""What the warps do with the tiles of a product: up to 8 blocks of weights of a row at a time, of two rows.
 
-A row's blocks are shared out to groups of up to 16, a warp each, and the rows to teams of as many warps as
+A row's blocks are shared out to groups of up to 8, a warp each, and the rows to teams of as many warps as
 there are groups. A warp keeps its group for a whole product, so that its activations are loaded once.
 """
 
@@ -85,7 +85,7 @@ def make_multiply(config: TokenConfig, sync: Callable) -> tuple[Callable, Callab
     @unrolled
     def multiply(shared, region, share, flags, shape, place, matrix, state, old, eps):
         lane = int32(ptx.lane_id())
-        half = lane & (UNIT_LANES - 1)
+        part = lane & (UNIT_LANES - 1)
         units, each, groups, _ = cut(shape)
         six = flags & SIX_BIT
         pieces = int32(1)
@@ -94,7 +94,7 @@ def make_multiply(config: TokenConfig, sync: Callable) -> tuple[Callable, Callab
         unit = int32(min(share[UNIT], share[END] - 1))
         words = cuda.local.array(X_WORDS, uint32)
         factors = cuda.local.array(X_FACTORS, float32)
-        load_activations(words, factors, region + uint32(unit * RECORD_BYTES), half, six)
+        load_activations(words, factors, region + uint32(unit * RECORD_BYTES), part, six)
         if share[UNIT] >= share[END]:  # this lane does the last block again, times nothing
             for i in unroll(X_WORDS):
                 words[i] = uint32(0)
@@ -121,20 +121,20 @@ def make_multiply(config: TokenConfig, sync: Callable) -> tuple[Callable, Callab
             while next_row + teams < rows:
                 second = next_row + teams
                 if six:
-                    a = dot_q6_k(tile + uint32(next_row * pitch), half, words, factors)
-                    b = dot_q6_k(tile + uint32(second * pitch), half, words, factors)
+                    a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
+                    b = dot_q6_k(tile + uint32(second * pitch), part, words, factors)
                 else:
-                    a = dot_q4_k(tile + uint32(next_row * pitch), half, words, factors)
-                    b = dot_q4_k(tile + uint32(second * pitch), half, words, factors)
+                    a = dot_q4_k(tile + uint32(next_row * pitch), part, words, factors)
+                    b = dot_q4_k(tile + uint32(second * pitch), part, words, factors)
                 first_at = sum_at(sums, next_row, count, begin - first, pieces, groups)
                 second_at = sum_at(sums, second, count, begin - first, pieces, groups)
                 put_two(a, b, lane, first_at, second_at)
                 next_row = int32(second + teams)
             if next_row < rows:
                 if six:
-                    a = dot_q6_k(tile + uint32(next_row * pitch), half, words, factors)
+                    a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
                 else:
-                    a = dot_q4_k(tile + uint32(next_row * pitch), half, words, factors)
+                    a = dot_q4_k(tile + uint32(next_row * pitch), part, words, factors)
                 a = warp_sum(a)
                 if lane == 0:
                     ptx.st_shared_f32(sum_at(sums, next_row, count, begin - first, pieces, groups), a)

@@ -20,8 +20,9 @@ instructions more.
 What held Q6_K back, read off ncu's samples an instruction: the warps that copy are slow in instructions (one
 in about nine cycles), and spent 530 on a block, so that consumers waited a tenth of their time for blocks;
 then k-tiles in which all of a half block's bytes were loaded took longer than their products, and the others
-less. Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B: Q4_K 1.00 (qkv; two consumers 0.98), 1.04 (o),
-0.99-1.02 (gate and up), 1.02 (down), Q6_K 0.94 (down, before the last of these steps).
+less. Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B: Q4_K 1.00 (qkv; two consumers 0.98-0.99),
+1.04-1.08 (o), 0.99-1.02 (gate and up), 1.02-1.09 (down), Q6_K 1.03 (down, 0.94 before the last of these
+steps).
 """
 
 from __future__ import annotations
