@@ -9,7 +9,7 @@ import pytest
 from minfer.campaign import report
 from minfer.campaign.against import Against, Comparison
 from minfer.campaign.peers import llamacpp
-from minfer.campaign.records import Bench, GpuTests, RecordError, load_records
+from minfer.campaign.records import GpuTests, RecordError, load_records
 from minfer.engine.cuda.routes import ROUTES
 
 RECORDS = load_records()
