@@ -69,8 +69,8 @@ class Route:
         fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself; else later
             kernels do, from f16 results.
         token_kernel: a decoded token is one kernel (`minfer.cuda.token`), where the device and the model's
-            formats allow; else, or elsewhere, one kernel an operation. Off until the GPU tests have run on the
-            latest state of that kernel.
+            formats allow; else, or elsewhere, one kernel an operation. Off until the GPU tests have run on
+            the latest state of that kernel.
     """
 
     name: str
