@@ -68,9 +68,11 @@ $(VENV)/bin/python:
 		exit 2; }
 
 $(RUN_SETUP): pyproject.toml | $(VENV)/bin/python
+	@echo "Installing into $(VENV) (1.4 GB; some minutes, once)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 $(TEST_SETUP): pyproject.toml | $(VENV)/bin/python
+	@echo "Installing into $(VENV) (some minutes, once)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
 	@touch $@ $(RUN_SETUP)

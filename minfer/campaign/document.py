@@ -165,9 +165,10 @@ def wall_table(wall: Wall) -> Table:
         for row in table
     ]
     note = (
-        f"Wall clock {wall.ms:.3f} ms, {wall.tok_s:,.0f} tokens a second; buckets and gaps add up to "
-        f"{wall.conservation:+.2%} of it. {wall.source}. SOL: share of what memory was measured to copy, and "
-        f"of the tensor cores' specified rate, f16 or int8. {'. '.join(wall.notes)}. {wall.origin}."
+        f"Wall clock {wall.ms:.3f} ms, {wall.tok_s:,.0f} tokens a second; buckets and gaps together "
+        f"differ from it by {wall.conservation:+.2%}. {wall.source}. SOL: share of what memory was measured "
+        "to copy, and of the tensor cores' specified rate, f16 or int8. "
+        f"{'. '.join(wall.notes)}. {wall.origin}."
     )
     if wall.counters:
         note += (
@@ -202,7 +203,8 @@ def shares_table(walls: Sequence[Wall]) -> Table:
         f"Seed 002: {figure('002', 'wall.tokens').value:,} tokens on a GB10; ours: {walls[0].tokens:,} "
         f"tokens on {origins(walls)}. Where q, k and v are one product, "
         "their parts are told by MACs. tail: the last layer past its K and V, for the last token alone. "
-        "Empty: the seed does not tell. 0.0%: no such pass, or part of another class's kernels."
+        "Empty: the seed does not tell. 0.0%: no such pass, or part of another class's kernels. The passes "
+        "of a wall rest between each other, so that their clocks are higher than a bench's."
     )
     return Table("The seed's split beside ours", ("class", "seed", *split), made, note)
 
