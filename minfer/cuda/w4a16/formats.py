@@ -18,13 +18,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minfer.cuda import ptx
-from minfer.cuda.instruction import DeviceFunction, device_function
+from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 
 #: Words of A that a lane holds of a quarter of a block, 64 weights a row, and words of scales.
 WORDS = 16
 PAIRS = 4
 #: k-tiles of 64 in a block of 256 weights.
 QUARTERS = 4
+#: A row's f16 scales of a quarter of a block.
+SCALE_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,15 @@ def four_bytes(address):
     """The lane's bytes 2t, 2t + 8, 2t + 1, 2t + 9 of a run of 16, in this order, from the address of byte
     2t."""
     return ptx.prmt(ptx.ld_shared_u16(address), ptx.ld_shared_u16(address + 8), 0x5140)
+
+
+@device_function
+@unrolled
+def load_two_runs(raw, at, first, second):
+    """The lane's bytes of two neighbouring runs of 16, of both rows: raw[at], ... in the order of runs."""
+    for part in unroll(2):
+        raw[at + 2 * part] = four_bytes(first + 16 * part)
+        raw[at + 2 * part + 1] = four_bytes(second + 16 * part)
 
 
 #: (a & b) | c

@@ -10,11 +10,9 @@ from numba.cuda.types import float32, uint32
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.w4a16.formats import QUARTERS, PackedFormat, and_or, four_bytes
+from minfer.cuda.w4a16.formats import QUARTERS, SCALE_BYTES, PackedFormat, and_or, load_two_runs
 
 BYTES = BLOCKS["Q4_K"].size
-#: A row's f16 scales of a quarter of a block.
-SCALE_BYTES = 8
 #: The weight at which the rounding of a scale to f16 is made good by the minimum.
 MIDDLE = 7.5
 
@@ -86,9 +84,7 @@ def q4_k(rows: int) -> PackedFormat:
         """Two eighths share their bytes: the first takes low nibbles, the second high ones."""
         if eighth & 1 == 0:
             run = uint32(16 + 16 * eighth) + byte
-            for half in unroll(2):
-                raw[2 * half] = four_bytes(first + run + 16 * half)
-                raw[2 * half + 1] = four_bytes(second + run + 16 * half)
+            load_two_runs(raw, 0, first + run, second + run)
             quarter = quarter_bytes * (eighth >> 1)
             pairs[0], pairs[2] = ptx.ld_shared_v2_u32(first_scales + quarter)
             pairs[1], pairs[3] = ptx.ld_shared_v2_u32(second_scales + quarter)

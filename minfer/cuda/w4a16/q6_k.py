@@ -18,13 +18,11 @@ from numba.cuda.types import uint32
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.w4a16.formats import PAIRS, QUARTERS, PackedFormat, and_or, four_bytes
+from minfer.cuda.w4a16.formats import PAIRS, QUARTERS, SCALE_BYTES, PackedFormat, and_or, load_two_runs
 
 BYTES = BLOCKS["Q6_K"].size
 #: 15 chunks, 14 of them copied: rows start 28 banks apart.
 PITCH = 240
-#: A row's f16 scales of a quarter of a block.
-SCALE_BYTES = 8
 #: Registers of a half block: 12 words of weights, those of the later quarter's scales from HELD on, and the
 #: constant.
 HELD, WORDS = 12, 17
@@ -51,17 +49,8 @@ def _numbers(numbers, at, low, high, magic, eighth):
 
 
 @device_function
-@unrolled
-def _load_two(raw, at, first, second):
-    """The lane's bytes of two runs of 16, of both rows."""
-    for part in unroll(2):
-        raw[at + 2 * part] = four_bytes(first + 16 * part)
-        raw[at + 2 * part + 1] = four_bytes(second + 16 * part)
-
-
-@device_function
 def _begin(raw, first, second, byte):
-    _load_two(raw, 0, first + byte, second + byte)
+    load_two_runs(raw, 0, first + byte, second + byte)
 
 
 @device_function
@@ -103,8 +92,8 @@ def q6_k(rows: int) -> PackedFormat:
         """Four eighths share their bytes: two take low nibbles, two high ones."""
         if eighth & 3 == 0:
             nibbles, bits = uint32(16 * eighth + 32) + byte, uint32(128 + 8 * eighth) + byte
-            _load_two(raw, 4, first + nibbles, second + nibbles)
-            _load_two(raw, 8, first + bits, second + bits)
+            load_two_runs(raw, 4, first + nibbles, second + nibbles)
+            load_two_runs(raw, 8, first + bits, second + bits)
             quarter = quarter_bytes * (eighth >> 1)
             pairs[0], pairs[2] = ptx.ld_shared_v2_u32(first_scales + quarter)
             pairs[1], pairs[3] = ptx.ld_shared_v2_u32(second_scales + quarter)
