@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 from math import isnan
-from numbers import Integral
 from typing import Any
 
+from minfer.arithmetic.counts import is_whole
 from minfer.cuda.kernel import ConfigRefused
 
 INT32_MAX = 2**31 - 1
@@ -44,7 +44,7 @@ def check_threads(family: str, threads: int) -> None:
 
 def check_whole(what: str, value: object, least: int, most: int | None = None) -> None:
     """Refuse what is no whole number (64.0 is none) from `least` to `most`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+    if not is_whole(value) or value < least:
         raise ConfigRefused(f"{what}: {value!r}: must be a whole number, at least {least}")
     if most is not None and value > most:
         raise ConfigRefused(f"{what}: {value}: must be at most {most}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from minfer.arithmetic.counts import is_whole
 
 
 class EngineError(RuntimeError):
@@ -18,5 +18,5 @@ class InputError(ValueError):
 def check_whole(**values: object) -> None:
     """Refuse (InputError) what is no whole number (16.0 is none)."""
     for name, value in values.items():
-        if not isinstance(value, Integral) or isinstance(value, bool):
+        if not is_whole(value):
             raise InputError(f"{name} is {value!r}: it must be a whole number")
