@@ -188,6 +188,17 @@ class NotebookPage:
         for key in keys:
             self.page.keyboard.press(key)
 
+    def press_once_enabled(self, button) -> None:
+        """Have the page press a button the moment it is enabled: a click of the test could come too late."""
+        button.evaluate(
+            """button => new MutationObserver((_, observer) => {
+                if (!button.disabled) {
+                    observer.disconnect();
+                    button.click();
+                }
+            }).observe(button, {attributes: true, attributeFilter: ['disabled']})"""
+        )
+
     def wait_for_other_picture(self, cell, before: str) -> None:
         """Wait until the cell's last picture is not `before`."""
         self.page.wait_for_function(
