@@ -64,10 +64,11 @@ class Storage:
 class Activations:
     """Rows start to stop of a storage: a `minfer.engine.backend.Buffer`."""
 
-    __slots__ = ("start", "stop", "storage")
+    __slots__ = ("_arrays", "start", "stop", "storage")
 
     def __init__(self, storage: Storage, start: int, stop: int):
         self.storage, self.start, self.stop = storage, start, stop
+        self._arrays: dict[str, Any] = {}
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -82,5 +83,7 @@ class Activations:
         return Activations(storage, self.start + start, self.start + max(start, stop))
 
     def matrix(self, form: str) -> Any:
-        """These rows as an array of that form."""
-        return self.storage.matrix(form)[self.start : self.stop]
+        """These rows as an array of that form, one object: every layer of a pass asks for it."""
+        if form not in self._arrays:
+            self._arrays[form] = self.storage.matrix(form)[self.start : self.stop]
+        return self._arrays[form]

@@ -13,9 +13,9 @@ from pathlib import Path
 from minfer.cuda.kernel import CompileError, ConfigRefused, Kernel
 from minfer.cuda.runtime import cache, compile_kernel
 from minfer.engine.cuda.devices import DryDevice
+from minfer.engine.cuda.launches import kernel, origin
 from minfer.engine.cuda.plan import MemoryPlan
 from minfer.engine.cuda.routes import Route
-from minfer.engine.cuda.weights import kernel, origin
 from minfer.model.model import Model
 
 PROCESSES = 16

@@ -9,7 +9,7 @@ import numpy as np
 
 from minfer.cuda.attention import HopperAttentionConfig, attention_hopper
 from minfer.engine.cuda.devices import Device
-from minfer.engine.cuda.weights import kernel
+from minfer.engine.cuda.launches import launch_for
 from minfer.model.config import ModelConfig
 
 
@@ -24,7 +24,8 @@ class HopperAttention:
         tensor_map: Callable[[Any, tuple[int, int]], Any],
     ):
         self.device, self._tensor_map = device, tensor_map
-        self.config = HopperAttentionConfig(model.n_heads, model.n_kv_heads, model.head_dim)
+        self._heads = model.n_heads, model.n_kv_heads, model.head_dim
+        self.config = HopperAttentionConfig(*self._heads)
         self._successors = device.empty(self.config.tiles(chunk), np.int32)
         self._lengths: tuple[int, int, int] | None = None  # whose order is on the device
 
@@ -40,12 +41,11 @@ class HopperAttention:
     def launch(self, q: Any, keys: Any, values: Any, out: Any, q_offset: int, kv_end: int) -> None:
         """Attention of q (tokens, heads * head_dim), the first one at position `q_offset`, over the first
         `kv_end` rows of a layer's caches; everything is f16."""
-        config, lengths = self.config, (len(q), q_offset, kv_end)
+        lengths = len(q), q_offset, kv_end
         self.set_order(*lengths)
+        sizes = len(q), self.device.sms
+        attention = launch_for(attention_hopper, HopperAttentionConfig, sizes, *self._heads)
+        boxes, scale = attention.config.boxes, attention.config.head_dim**-0.5
         arrays = {"q": q, "k": keys, "v": values, "out": out}
-        maps = [self._tensor_map(array, config.boxes[name]) for name, array in arrays.items()]
-        grid = config.grid(len(q), self.device.sms)
-        scale = config.head_dim**-0.5
-        self.device.launch(
-            kernel(attention_hopper, config), grid, *maps, self._successors, q, keys, *lengths, scale
-        )
+        maps = [self._tensor_map(array, boxes[name]) for name, array in arrays.items()]
+        attention.on(self.device, *maps, self._successors, q, keys, *lengths, scale)
