@@ -32,6 +32,7 @@ class Storage:
         self.form: str | None = None
         self._parts: dict[tuple[int, int], Storage] = {}
         self._typed: dict[str, Any] = {}
+        self._kept: dict[str, tuple[int, int, Any]] = {}
 
     def part(self, start: int, stop: int) -> Storage:
         """Columns start to stop as a matrix of its own. It lies in the same memory: either the whole is in
@@ -60,15 +61,21 @@ class Storage:
             self._typed[form] = used.view(dtype).reshape(rows, width)
         return self._typed[form]
 
+    def rows_as(self, form: str, start: int, stop: int) -> Any:
+        """Rows start to stop of that. The last such array is kept: every layer of a pass asks for it."""
+        kept = self._kept.get(form)
+        if kept is None or kept[0] != start or kept[1] != stop:
+            kept = self._kept[form] = start, stop, self.matrix(form)[start:stop]
+        return kept[2]
+
 
 class Activations:
     """Rows start to stop of a storage: a `minfer.engine.backend.Buffer`."""
 
-    __slots__ = ("_arrays", "start", "stop", "storage")
+    __slots__ = ("start", "stop", "storage")
 
     def __init__(self, storage: Storage, start: int, stop: int):
         self.storage, self.start, self.stop = storage, start, stop
-        self._arrays: dict[str, Any] = {}
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -83,7 +90,5 @@ class Activations:
         return Activations(storage, self.start + start, self.start + max(start, stop))
 
     def matrix(self, form: str) -> Any:
-        """These rows as an array of that form, one object: every layer of a pass asks for it."""
-        if form not in self._arrays:
-            self._arrays[form] = self.storage.matrix(form)[self.start : self.stop]
-        return self._arrays[form]
+        """These rows as an array of that form."""
+        return self.storage.rows_as(form, self.start, self.stop)

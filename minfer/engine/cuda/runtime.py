@@ -77,6 +77,7 @@ class CudaRuntime:
         # Token ids, their positions, and the length of the context after them.
         self._state = np.zeros(2 * plan.chunk + 1, np.int32)
         self._tokens = device.empty(self._state.shape, np.int32)
+        self._positions, self._length = self._tokens[plan.chunk : 2 * plan.chunk], self._tokens[-1:]
         self._position = self._count = 0
         self._storages: dict[tuple[Role, int], Storage] = {}
         self._queries = self._storage("queries", plan.chunk, config.n_heads * config.head_dim)
@@ -103,7 +104,7 @@ class CudaRuntime:
             with contextlib.suppress(ConfigRefused):  # the separate kernels take every model
                 self._token = TokenStep(
                     config, self.weights, device,
-                    self._positions(), self._rope_table, self._keys, self._values,
+                    self._positions, self._rope_table, self._keys, self._values,
                 )  # fmt: skip
 
     def _angles(self, model: Model) -> tuple[np.ndarray, int, float]:
@@ -151,10 +152,6 @@ class CudaRuntime:
         if self._hopper_attention is not None and n > FEW_TOKENS:
             self._hopper_attention.set_order(n, position, position + n)
 
-    def _positions(self, first: int = 0) -> Any:
-        chunk = self.plan.chunk
-        return self._tokens[chunk + first : 2 * chunk]
-
     def capture(self, forward: Callable[[], None]) -> Callable[[], None]:
         """See Runtime.capture; for one token, whose kernels read all that changes from device memory."""
         forward()  # compiles and loads kernels, and leaves nothing that the replay would not overwrite
@@ -200,17 +197,17 @@ class CudaRuntime:
         form = self._form("normed", n)
         hidden = x.matrix("f32")
         rest = (weights, out.matrix(form), width, self.config.rms_eps)
-        norm = partial(launch_for, ew.rmsnorm, ew.RmsNormConfig, (n,), form)
         if self._pending is None:
             threads = min(1024, -(-width // 128) * 32) if n == 1 else 256
-            norm(threads=threads, pdl=self._overlaps).on(self.device, hidden, *rest)
+            norm = launch_for(ew.rmsnorm, ew.RmsNormConfig, (n,), form, threads=threads, pdl=self._overlaps)
+            norm.on(self.device, hidden, *rest)
         else:
             start, stop, delta = self._pending
             if (start, stop) != (x.start, x.stop):
                 raise RuntimeError(f"a product of rows {start} to {stop} waits, the norm is of others")
             added = delta.storage.form
-            fused = norm(residual=True, residual_type=added)
-            fused.on(self.device, hidden, delta.matrix(added), hidden, *rest)
+            norm = launch_for(ew.rmsnorm, ew.RmsNormConfig, (n,), form, residual=True, residual_type=added)
+            norm.on(self.device, hidden, delta.matrix(added), hidden, *rest)
             self._pending = None
         out.storage.mark(form)
 
@@ -330,9 +327,9 @@ class CudaRuntime:
             rows.matrix(rows.storage.form),
             *(() if stack.bias is None else (stack.bias,)),
             *norms,
-            self._positions(),
+            self._positions,
             self._rope_table,
-            self._queries.matrix(query)[: len(rows)],
+            self._queries.rows_as(query, 0, len(rows)),
             self._keys[layer],
             self._values[layer],
             *((model.rms_eps,) if norms else ()),
@@ -351,7 +348,7 @@ class CudaRuntime:
             normed.on(self.device, heads, weights.q_norm, heads, config.head_dim, config.rms_eps)
         shape = config.n_heads, config.head_dim, config.rope.dimension_count, config.rope.interleaved
         rope = launch_for(ew.rope, ew.RopeConfig, (len(q),), *shape)
-        rope.on(self.device, source, self._positions(first_query), self._rope_table, width)
+        rope.on(self.device, source, self._positions[first_query:], self._rope_table, width)
 
     def attention(self, layer: int, out: Activations, q: Activations, first_query: int) -> None:
         """See Runtime.attention. One query reads the context's length from device memory."""
@@ -366,23 +363,23 @@ class CudaRuntime:
             split = launch_for(
                 attn.attention_decode, replace, (), self._decode, output=form, pdl=self._overlaps
             )
-            length = self._tokens[2 * self.plan.chunk :]
-            queries = self._queries.matrix("f32")[:1] if q.storage.parent.form else q.matrix("f32")
-            split.on(self.device, queries, keys, values, self._partial, self._statistics, length, scale)
+            queries = self._queries.rows_as("f32", 0, 1) if q.storage.parent.form else q.matrix("f32")
+            sums = self._partial, self._statistics
+            split.on(self.device, queries, keys, values, *sums, self._length, scale)
             self.device.launch(
                 kernel(attn.attention_combine, split.config), split.config.combine_grid(),
-                self._partial, self._statistics, out.matrix(form), pdl=split.pdl,
+                *sums, out.matrix(form), pdl=split.pdl,
             )  # fmt: skip
         elif self._hopper_attention is not None and form == "f16":
             self._hopper_attention.launch(
-                self._queries.matrix("f16")[:n], keys, values, out.matrix("f16"),
+                self._queries.rows_as("f16", 0, n), keys, values, out.matrix("f16"),
                 self._position + first_query, self._position + self._count,
             )  # fmt: skip
         else:
             form = "f32" if form == "q8" else form
             tiles = launch_for(attn.attention_prefill, replace, (n,), self._prefill, output=form)
             tiles.on(
-                self.device, self._queries.matrix("f16")[:n], keys, values, out.matrix(form),
+                self.device, self._queries.rows_as("f16", 0, n), keys, values, out.matrix(form),
                 n, self._position + first_query, self._position + self._count, scale,
             )  # fmt: skip
         out.storage.mark(form)
