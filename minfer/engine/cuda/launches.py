@@ -1,9 +1,9 @@
-"""From a kernel's config to its launch: made once for each shape, and kept.
+"""From an operation to its launch: what is made once for each shape, and kept.
 
 A forward repeats the same few launches in every layer, with other arrays. Making a config checks all of its
 fields, and choosing one compares tiles: that costs more than a launch does, so that a short prompt would wait
 for the host. `launch_for` therefore keeps what it has made by what decided it: forms, widths and the number
-of tokens.
+of tokens. So does `TensorMaps` by arrays and boxes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from minfer.engine.cuda.devices import Device
 
 KEPT = 4096
-"""Launches that are kept: those of some 300 numbers of tokens. About 1 KB each."""
+"""Launches, or tensor maps, that are kept: those of some 300 numbers of tokens. About 1 KB each."""
 
 
 @cache
@@ -67,3 +67,22 @@ def launch_for(
     """
     config = configure(*args, **fields)
     return Launch(kernel(factory, config), config, config.grid(*sizes), getattr(config, "pdl", False))
+
+
+class TensorMaps:
+    """Tensor maps of a device's arrays: (array, box) -> the map of boxes (rows, columns) or (rows, columns,
+    swizzle). The same buffers come again."""
+
+    def __init__(self, device: Device):
+        self._device = device
+        self._kept: dict[tuple, Any] = {}
+
+    def __call__(self, array: Any, box: tuple[int, ...]) -> Any:
+        address = array.pointer if hasattr(array, "pointer") else array.__array_interface__["data"][0]
+        key = (address, array.shape, box)
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) == KEPT:
+                del self._kept[next(iter(self._kept))]  # the oldest; a launch has its own copy of it
+            found = self._kept[key] = self._device.tensor_map(array, box)
+        return found

@@ -12,7 +12,7 @@ from minfer.cuda.gemm import BLOCK_SOURCES, GemmConfig, make_gemm
 from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
 from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
-from minfer.engine.cuda.launches import launch_for
+from minfer.engine.cuda.launches import TensorMaps, launch_for
 from minfer.engine.cuda.mmq import MmqProducts
 from minfer.engine.cuda.plan import SCRATCH, MemoryPlan
 from minfer.engine.cuda.routes import SMALL_TOKENS, Route
@@ -36,7 +36,7 @@ class Products:
         self._scratch = self._memory(plan.parts.get(SCRATCH, 0))
         self._from_blocks, self._copies = plan.weights == "blocks", plan.weights != "scratch"
         self._panel: Any = None
-        self._maps: dict[tuple, Any] = {}
+        self.tensor_map = TensorMaps(device)
         self._w4a16 = W4A16Products(device, self.tensor_map) if route.w4a16 else None
         self._w4a8: W4A8Products | None = None
         if route.w4a8:
@@ -182,12 +182,3 @@ class Products:
         boxes = gemm.config.boxes
         maps = [self.tensor_map(x, boxes[name]) for name, x in (("a", a), ("b", weights), ("c", c))]
         gemm.on(self.device, *maps, nt, od, depth, gemm.config.group(nt, od))
-
-    def tensor_map(self, array: Any, box: tuple[int, ...]) -> Any:
-        """A tensor map of boxes (rows, columns) or (rows, columns, swizzle), kept: the same buffers come
-        again."""
-        address = array.pointer if hasattr(array, "pointer") else array.__array_interface__["data"][0]
-        key = (address, array.shape, box)
-        if key not in self._maps:
-            self._maps[key] = self.device.tensor_map(array, box)
-        return self._maps[key]
