@@ -54,8 +54,7 @@ def forward(runtime: Runtime, config: ModelConfig, buffers: Buffers, n: int, wan
     weights = runtime.weights
     x, normed, qkv = buffers.residual[:n], buffers.normed[:n], buffers.qkv[:n]
     attended, gate_up, activated = buffers.attended[:n], buffers.gate_up[:n], buffers.activated[:n]
-    q, kv = qkv[:, :q_dim], qkv[:, q_dim:]
-    k, v = kv[:, :kv_dim], kv[:, kv_dim:]
+    q, k, v = qkv[:, :q_dim], qkv[:, q_dim : q_dim + kv_dim], qkv[:, q_dim + kv_dim :]
     first = 0
     runtime.embed(x)
     for index, layer in enumerate(weights.layers):
@@ -64,7 +63,7 @@ def forward(runtime: Runtime, config: ModelConfig, buffers: Buffers, n: int, wan
         if tail and n > 1:
             first = n - 1
             q = q[first:]
-            runtime.linear(kv, normed, layer.kv)
+            runtime.linear(qkv[:, q_dim:], normed, layer.kv)
             if wanted == "last":
                 runtime.linear(q, normed[first:], layer.q)
         else:
