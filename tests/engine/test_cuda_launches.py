@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from minfer.cuda.kernel import CompileError
 from minfer.cuda.runtime import launching
 from minfer.engine.cuda import compile_ahead, launches
 from minfer.engine.cuda.backend import CudaBackend
@@ -31,6 +32,7 @@ def gpu(monkeypatch):
     fake = fake_driver.install(monkeypatch)
     monkeypatch.setattr(launching, "compile_kernel", fake_driver.compiled)
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda *_: None)
+    monkeypatch.setattr(compile_ahead.cache, "holds", lambda *_: True)
     launch_for.cache_clear()
     yield fake
     gc.collect()  # what lies in its memory goes before it does
@@ -109,6 +111,30 @@ def test_launches_of_a_layer(gpu, tmp_path, route, few, many):
         launch_for.cache_clear()
     assert (counts[2] - counts[0], counts[3] - counts[1]) == (few, many)
     assert made[:2] == made[2:]
+
+
+@pytest.mark.parametrize("route", ["f16", *HOPPER_ROUTES, *MMQ_ROUTES])
+def test_no_prompt_waits_for_a_kernel_to_be_loaded(gpu, model, route):
+    session = open_session(model, route)
+    gpu.calls.clear()
+    for n in (12, 100, 200):
+        session.reset()
+        session.forward(IDS[:n])
+        session.forward(IDS[:1])
+    assert not gpu.named("cuModuleLoadData")
+
+
+def test_a_kernel_that_cannot_be_loaded_is_left_to_its_launch(gpu, model, monkeypatch):
+    refused = []
+
+    def refuse(kernel, *_):
+        refused.append(kernel)
+        raise CompileError(kernel.name, kernel.config, "sm_90a", "spills")
+
+    monkeypatch.setattr(launching, "compile_kernel", refuse)
+    with pytest.raises(CompileError, match="dequantize"):
+        open_session(model, "f16")
+    assert len({kernel.name for kernel in refused}) > 5
 
 
 @pytest.mark.parametrize("route", ["f16-wgmma", "mmq_fast"])
