@@ -1,4 +1,4 @@
-"""Bias and residual additions as passes of their own: unfused baselines, which fused kernels are timed against.
+"""Bias and residual additions as passes of their own: the unfused baselines of fused kernels.
 
 The engine launches neither: `rope_store` adds biases, and the residual is added by `rmsnorm` or by a GEMM.
 """
