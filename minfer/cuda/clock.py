@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numba import cuda
@@ -48,6 +49,7 @@ class ClockConfig:
         return (sms, 1, 1)
 
 
+@cache
 def read_clock(config: ClockConfig = ClockConfig()) -> Kernel:
     """readings[sm] = (cycles, nanoseconds) on each multiprocessor that got a block.
 

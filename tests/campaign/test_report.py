@@ -119,6 +119,9 @@ def test_products_are_compared_with_cublas():
     record = Against(**stamp, driver="580", command="a", library="torch", results=[row])
     table = report.products_table([record])
     assert "| o | 1.200 |  |" in table and "2,048 tokens, burst" in table and table.endswith("commit abc.")
+    blocks = replace(row, weights="Q4_K", nt=512)
+    table = report.products_table([record, replace(record, results=[blocks])])
+    assert "| o Q4_K | 1.200 |  |  |  |" in table and "| o |  |  | 1.200 |  |" in table
 
 
 def test_a_bench_of_other_tests_takes_nobodys_place():
