@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minfer.cuda import elementwise as ew
-from minfer.cuda import runtime
+from minfer.cuda import reference, runtime
 from minfer.cuda.attention import (
     DecodeAttentionConfig,
     attention_combine,
@@ -21,9 +21,11 @@ from minfer.cuda.convert import ConvertConfig, StoreKvConfig, convert_f32_f16, s
 from minfer.cuda.gemv import GemvConfig, gemv
 from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 from minfer.cuda.registry import shipped_kernels
+from tests.cuda.block_data import random_matrix
 from tests.gpu.gemm_cases import DTYPES, LARGEST, MODEL_SHAPES
 
 COLD_BYTES = 200 << 20  # more than any L2
+POOL_ROWS = 256  # of random weights that larger matrices repeat
 NT = 2048
 GEMV_SHAPES = (
     ("Q4_K", 3584, 4608),
@@ -94,19 +96,27 @@ def test_gemm(shape, measure):
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize(("format", "dim", "od"), GEMV_SHAPES)
 def test_gemv(format, dim, od, pdl, measure):
+    """On random blocks; what the last timed launch left is checked."""
     config = GemvConfig.for_shape(format, dim, od, pdl=pdl, sms=runtime.device().sms)
     kernel = gemv(config)
     if reason := kernel.not_applicable(runtime.device().arch):
         pytest.skip(f"it {reason}")
     nbytes = od * config.row_bytes
     loaded = runtime.load(kernel)
-    x, y = runtime.zeros(config.x_bytes, np.uint8), runtime.empty(od, np.float32)
+    raw, values = random_matrix(format, POOL_ROWS, dim)
+    records = reference.pack_q8(
+        *reference.quantize_q8(np.random.default_rng(1).normal(size=dim).astype(np.float32))
+    )
+    activations = reference.dequantize_q8(records, dim)
+    first = runtime.to_device(np.resize(raw, (od, config.row_bytes)))
+    others = [runtime.empty(first.shape, np.uint8).copy_from(first) for _ in range(copies(nbytes) - 1)]
+    x, y = runtime.to_device(records), runtime.to_device(np.full(od, np.nan, np.float32))
     grid = config.grid(od, runtime.device().sms)
-    launches = [
-        loaded.prepare(grid, runtime.zeros((od, config.row_bytes), np.uint8), x, y, od, pdl=pdl)
-        for _ in range(copies(nbytes))
-    ]
+    launches = [loaded.prepare(grid, weights, x, y, od, pdl=pdl) for weights in (first, *others)]
     time = milliseconds(launches * 3)
+    wanted = np.resize(reference.gemv(values, activations, None), od)
+    size = (np.abs(values) @ np.abs(activations)).max()
+    np.testing.assert_allclose(y.to_host(), wanted, rtol=0, atol=float(size) * 1e-6)
     name = f"gemv {format} {od}x{dim}{' pdl' if pdl else ''}"
     measure(f"{name}: us", round(time * 1e3, 2))
     measure(f"{name}: GB/s", round(nbytes / time / 1e6))
