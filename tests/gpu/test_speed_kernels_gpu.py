@@ -18,7 +18,8 @@ from minfer.cuda.attention import (
     seed_steps,
 )
 from minfer.cuda.convert import ConvertConfig, StoreKvConfig, convert_f32_f16, store_kv_f16
-from minfer.cuda.gemv import GemvConfig, gemv
+from minfer.cuda.gemv import PLANES_7B, GemvConfig, gemv
+from minfer.cuda.gemv.planes import repack_q6_k
 from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 from minfer.cuda.registry import shipped_kernels
 from tests.cuda.block_data import random_matrix
@@ -96,30 +97,39 @@ def test_gemm(shape, measure):
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize(("format", "dim", "od"), GEMV_SHAPES)
 def test_gemv(format, dim, od, pdl, measure):
-    """On random blocks; what the last timed launch left is checked."""
     config = GemvConfig.for_shape(format, dim, od, pdl=pdl, sms=runtime.device().sms)
-    kernel = gemv(config)
+    time_gemv(config, od, measure, f"gemv {format} {od}x{dim}{' pdl' if pdl else ''}")
+
+
+@pytest.mark.parametrize(("config", "od"), list(zip(PLANES_7B, (3584, 152064), strict=True)), ids=str)
+def test_repacked_gemv(config, od, measure):
+    time_gemv(config, od, measure, f"gemv {config.format} {od}x{config.dim} planes pdl")
+
+
+def time_gemv(config: GemvConfig, od: int, measure, name: str) -> None:
+    """On random weights; what the last timed launch left is checked."""
+    kernel, dim = gemv(config), config.dim
     if reason := kernel.not_applicable(runtime.device().arch):
         pytest.skip(f"it {reason}")
-    nbytes = od * config.row_bytes
     loaded = runtime.load(kernel)
-    raw, values = random_matrix(format, POOL_ROWS, dim)
+    raw, values = random_matrix(config.format, POOL_ROWS, dim)
+    if config.layout == "planes":
+        raw = repack_q6_k(raw, config.slice_blocks)
     records = reference.pack_q8(
         *reference.quantize_q8(np.random.default_rng(1).normal(size=dim).astype(np.float32))
     )
     activations = reference.dequantize_q8(records, dim)
     first = runtime.to_device(np.resize(raw, (od, config.row_bytes)))
-    others = [runtime.empty(first.shape, np.uint8).copy_from(first) for _ in range(copies(nbytes) - 1)]
+    others = [runtime.empty(first.shape, np.uint8).copy_from(first) for _ in range(copies(first.nbytes) - 1)]
     x, y = runtime.to_device(records), runtime.to_device(np.full(od, np.nan, np.float32))
     grid = config.grid(od, runtime.device().sms)
-    launches = [loaded.prepare(grid, weights, x, y, od, pdl=pdl) for weights in (first, *others)]
+    launches = [loaded.prepare(grid, weights, x, y, od, pdl=config.pdl) for weights in (first, *others)]
     time = milliseconds(launches * 3)
     wanted = np.resize(reference.gemv(values, activations, None), od)
     size = (np.abs(values) @ np.abs(activations)).max()
     np.testing.assert_allclose(y.to_host(), wanted, rtol=0, atol=float(size) * 1e-6)
-    name = f"gemv {format} {od}x{dim}{' pdl' if pdl else ''}"
     measure(f"{name}: us", round(time * 1e3, 2))
-    measure(f"{name}: GB/s", round(nbytes / time / 1e6))
+    measure(f"{name}: GB/s", round(first.nbytes / time / 1e6))
 
 
 @pytest.mark.parametrize("step", seed_steps(28, 4))

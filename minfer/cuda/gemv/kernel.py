@@ -1,0 +1,232 @@
+"""Decode GEMV straight from quantized blocks: y = dequantize(W) x, one token.
+
+Weights are read once, so everything serves the memory stream. A warp owns groups of rows, whose bytes are
+contiguous; it copies them by cp.async, 16 bytes a lane, into a ring of slots of its own in shared memory:
+some 100 KB are in flight in a block, for no registers, and no warp waits for another. Blocks are then
+multiplied out of shared memory with dp4a (`minfer.cuda.block_dots`), whatever their alignment. The
+activations are q8 records (`minfer.cuda.q8`), staged once a block; f16, bf16 and f32 weights take f32
+activations and FMAs instead.
+"""
+
+from __future__ import annotations
+
+from numba import cuda
+from numba.cuda.types import float32, int32, uint8, uint32, uint64
+
+from minfer.cuda import ptx
+from minfer.cuda.dependent import dependent_start, least_arch
+from minfer.cuda.gemv.config import GemvConfig
+from minfer.cuda.instruction import device_function
+from minfer.cuda.kernel import Argument, Kernel
+
+
+def gemv(config: GemvConfig) -> Kernel:
+    """y = dequantize(W) x (+ addend).
+
+    Arguments: weights uint8 [od, row bytes] (16-byte aligned, GGML blocks or planes of
+    them), x uint8 q8 records of dim
+    activations, or f32 [dim] for F32, F16, BF16 weights, (addend f32 [od], may be y,) y f32 [od], od int32
+    (any). Integer dot products are exact; sums over blocks are f32 in a fixed order: the same bits on every
+    run. After gemv_q4k and final_gemv of the feasibility study, with cp.async in place of bulk copies.
+    """
+    dot, in_planes = config.dot, config.layout == "planes"
+    device_dot, lanes, quantized = dot.dot, dot.lanes, dot.quantized
+    wide = quantized and dot.weights == 256
+    unit_x = 320 if wide else dot.weights * 4
+    rows, slices, warps, slots = config.rows, config.slices, config.warps, config.slots
+    blocks, slice_blocks, unit = config.blocks, config.slice_blocks, config.unit_bytes
+    row_bytes, part_bytes = config.row_bytes, config.slice_bytes
+    across = config.lane_groups // rows  # units of one row at a time
+    row_lanes = across * lanes
+    steps = -(-slice_blocks // across)
+    whole = slices * slice_blocks == blocks and slice_blocks % across == 0
+    slot_bytes, x_bytes, threads = config.slot_bytes, config.x_bytes, config.threads
+    copy_rounds = -(-(slot_bytes // 16) // 32)
+    x_rounds = -(-(x_bytes // 16) // threads)
+    added, dependent, start = config.addend, config.pdl, dependent_start(config.pdl)
+    shuffles = row_lanes.bit_length() - 1
+    wait_ring = ptx.cp_async_wait_group(slots - 1)
+    wait_first = ptx.cp_async_wait_group(slots)
+    wait_all = ptx.cp_async_wait_group(0)
+
+    @device_function
+    def stage_x(shared, source):
+        for i in range(x_rounds):
+            chunk = int32(cuda.threadIdx.x) + i * threads
+            if chunk < x_bytes // 16:
+                ptx.cp_async_cg_16(shared + uint32(chunk * 16), source + uint64(chunk * 16), uint32(16))
+        ptx.cp_async_commit()
+
+    @device_function
+    def place(matrix, row, part):
+        """Address of slice `part` of a row."""
+        return matrix + uint64(row) * uint64(row_bytes) + uint64(part * part_bytes)
+
+    @device_function
+    def copy(slot, matrix, od, group, part, wanted):
+        """Start the copy of a row group's slice, if it is wanted; one commit in any case."""
+        if wanted:
+            row = group * rows
+            address = place(matrix, row, part)
+            length = int32(min(rows, od - row)) * row_bytes
+            if slices > 1:
+                length = min(int32(part_bytes), int32(row_bytes - part * part_bytes))
+            start = address & uint64(0xFFFFFFFFFFFFFFF0)
+            # From the line's start: what is to be copied, and how far the matrix goes.
+            span = int32(address - start) + length
+            left = int32(min(matrix + uint64(od) * uint64(row_bytes) - start, uint64(0x40000000)))
+            for i in range(copy_rounds):
+                at = (int32(ptx.lane_id()) + i * 32) * 16
+                if at < span:
+                    ptx.cp_async_cg_16(slot + uint32(at), start + uint64(at), uint32(min(16, left - at)))
+        ptx.cp_async_commit()
+
+    @device_function
+    def unit_dot(copied, x, first, count, index, part):
+        """A unit of the `count` that a copy brought, the first of which has the index `first` in its row."""
+        if in_planes:
+            return device_dot(copied, count, index, x + uint32((first + index) * unit_x), part)
+        block = copied + uint32(index * unit)
+        index += first
+        if wide:
+            return device_dot(block, x + uint32(index * unit_x), part)
+        if quantized:
+            return device_dot(block, x + uint32((index >> 1) * 80), index & 1)
+        return device_dot(block, x + uint32(index * unit_x), part)
+
+    @device_function
+    def multiply(weights, x, addend, y, od):
+        shared = ptx.shared_address(cuda.shared.array(0, uint8))
+        thread = int32(cuda.threadIdx.x)
+        lane = thread & 31
+        warp = thread >> 5
+        ring = shared + uint32(x_bytes + warp * (slots * slot_bytes))
+        # Contiguous row groups a block, dealt to its warps in turn.
+        groups = int32((od + (rows - 1)) // rows)
+        share = int32(ptx.udiv_u32(groups, cuda.gridDim.x))
+        extra = groups - share * int32(cuda.gridDim.x)
+        block = int32(cuda.blockIdx.x)
+        first = block * share + min(block, extra) + warp
+        last = (block + 1) * share + min(block + 1, extra)
+        turns = 0
+        if first < last:
+            turns = (last - first + (warps - 1)) // warps * slices
+        if not dependent:
+            stage_x(shared, x)
+        for n in range(slots):
+            copy(
+                ring + uint32(n * slot_bytes), weights, od, first + n // slices * warps, n % slices, n < turns
+            )
+        if dependent:
+            start()
+            stage_x(shared, x)
+            wait_all()
+        else:
+            wait_first()
+        cuda.syncthreads()
+        row_in_group = lane // row_lanes
+        unit_in_step = (lane & (row_lanes - 1)) // lanes
+        part = lane & (lanes - 1)
+        total = float32(0)
+        slot = uint32(0)
+        for n in range(turns):
+            group = first + n // slices * warps
+            slice_ = n % slices
+            row = group * rows + row_in_group
+            wait_ring()
+            ptx.syncwarp()
+            here = ring + slot + uint32(row_in_group * row_bytes)
+            here += uint32(place(weights, group * rows, slice_) & uint64(15))
+            count = min(int32(slice_blocks), int32(blocks - slice_ * slice_blocks))
+            if row < od:
+                for step in range(steps):
+                    index = unit_in_step + step * across
+                    if whole or index < count:
+                        total += unit_dot(here, shared, slice_ * slice_blocks, count, index, part)
+            ptx.syncwarp()
+            following = n + slots
+            copy(
+                ring + slot,
+                weights,
+                od,
+                first + following // slices * warps,
+                following % slices,
+                following < turns,
+            )
+            slot += uint32(slot_bytes)
+            if slot == uint32(slots * slot_bytes):
+                slot = uint32(0)
+            if slice_ == slices - 1:
+                for step in range(shuffles):
+                    total += ptx.shfl_xor_f32(total, uint32(1 << step))
+                if (lane & (row_lanes - 1)) == 0 and row < od:
+                    at = uint64(row) * uint64(4)
+                    if added:
+                        total += ptx.ld_global_f32(addend + at)
+                    ptx.st_global_f32(y + at, total)
+                total = float32(0)
+
+    def gemv_rows(weights, x, addend, y, od):
+        multiply(address(weights), address(x), address(addend), address(y), od)
+
+    address = ptx.global_address
+    arguments = (
+        Argument("weights", "in", "uint8"),
+        Argument("x", "in", "uint8" if quantized else "float32"),
+        Argument("addend", "in", "float32", present=added),
+        Argument("y", "out", "float32"),
+        Argument("od", "scalar", "int32"),
+    )
+    return Kernel(
+        name="gemv",
+        config=config,
+        function=gemv_rows,
+        threads=threads,
+        shared_bytes=config.shared_bytes,
+        arguments=arguments,
+        min_arch=least_arch(dependent),
+        min_blocks=config.resident,  # shared memory allows no more, so registers need not be spared for more
+    )
+
+
+# (format, dim, od): Qwen2.5-7B Q4_K_M; Qwen2.5-0.5B Q4_K_M; SmolLM2-135M Q4_1; and every other format once.
+_SHAPES = (
+    ("Q4_K", 3584, 37888),
+    ("Q4_K", 18944, 3584),
+    ("Q6_K", 3584, 152064),
+    ("Q6_K", 18944, 3584),
+    ("Q5_0", 896, 4864),
+    ("Q8_0", 896, 151936),
+    ("Q4_K", 4864, 896),
+    ("Q6_K", 4864, 896),
+    ("Q4_1", 576, 1536),
+    ("Q8_0", 576, 49152),
+    ("Q4_1", 1536, 576),
+    ("Q5_K", 3584, 3584),
+    ("Q4_0", 3584, 3584),
+    ("Q5_1", 3584, 3584),
+    ("F16", 3584, 3584),
+    ("BF16", 3584, 3584),
+    ("F32", 3584, 3584),
+)
+
+
+# Q6_K repacked, at the 7B's down and output matrices.
+PLANES_7B = (
+    GemvConfig("Q6_K", 18944, slices=4, warps=7, pdl=True, layout="planes"),
+    GemvConfig("Q6_K", 3584, rows=2, warps=8, pdl=True, layout="planes"),
+)
+
+
+KERNELS = ("gemv",)
+
+
+def shipped() -> list[Kernel]:
+    """Every config that minfer ships: each shape plain, the 7B's with an addend, with pdl and repacked."""
+    kernels = [gemv(GemvConfig.for_shape(*shape)) for shape in _SHAPES]
+    kernels += [
+        gemv(GemvConfig.for_shape(*shape, addend=True, pdl=pdl))
+        for shape in _SHAPES[:4]
+        for pdl in (False, True)
+    ]
+    return kernels + [gemv(config) for config in PLANES_7B]
