@@ -11,7 +11,7 @@ that one copy brings) holds, one behind the other and each aligned to 16 bytes:
      2 bytes a block    d
 
 Lane (half, j) of 4 takes columns 16 j ... 16 j + 15 of its half's four sub-blocks: 16 weights of one scale
-each, 12 loads, none of which conflicts. A slice ends on 16 bytes; nothing else is added.
+each, in 11 loads, those of weights without conflicts. A slice ends on 16 bytes; nothing else is added.
 """
 
 from __future__ import annotations
