@@ -7,9 +7,11 @@ import statistics
 
 import numpy as np
 import pytest
+from numba import cuda
+from numba.cuda.types import uint32, uint64
 
 from minfer.cuda import elementwise as ew
-from minfer.cuda import reference, runtime
+from minfer.cuda import ptx, reference, runtime
 from minfer.cuda.attention import (
     DecodeAttentionConfig,
     attention_combine,
@@ -20,6 +22,7 @@ from minfer.cuda.attention import (
 from minfer.cuda.convert import ConvertConfig, StoreKvConfig, convert_f32_f16, store_kv_f16
 from minfer.cuda.gemv import PLANES_7B, GemvConfig, gemv
 from minfer.cuda.gemv.planes import repack_q6_k
+from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 from minfer.cuda.registry import shipped_kernels
 from tests.cuda.block_data import random_matrix
@@ -92,6 +95,42 @@ def test_gemm(shape, measure):
     times["torch.matmul, 30 in a row"] = start.elapsed_time(stop) / 30
     speeds = {name: round(2 * NT * od * depth / ms / 1e9, 1) for name, ms in times.items()}
     measure(f"GEMM TFLOPS at {NT}x{od}x{depth}", speeds)
+
+
+def reader(each: int, threads: int = 512) -> Kernel:
+    """Every thread reads `each` times 16 bytes, many in flight, and leaves their XOR: reading alone."""
+    batches = each // 4
+
+    def read(words, sums):
+        thread = cuda.blockIdx.x * threads + cuda.threadIdx.x
+        step = uint64(cuda.gridDim.x * threads * 16)
+        address = ptx.global_address(words) + uint64(thread) * uint64(16)
+        total = uint32(0)
+        for _batch in range(batches):
+            for _load in range(4):
+                a, b, c, d = ptx.ld_global_stream_v4_u32(address)
+                total ^= a ^ b ^ c ^ d
+                address += step
+        sums[thread] = total
+
+    arguments = (
+        Argument("words", "in", "uint32"),
+        Argument("sums", "out", "uint32"),
+    )
+    return Kernel("read", each, read, threads, 0, arguments)
+
+
+def test_read(measure):
+    """What the GEMVs below are compared with; the words that were read are checked."""
+    threads, each = runtime.device().sms * 4 * 512, 256
+    words = np.random.default_rng(0).integers(0, 2**32, threads * 4 * each, np.uint32)
+    first, sums = runtime.to_device(words), runtime.empty(threads, np.uint32)
+    second = runtime.empty(words.shape, np.uint32).copy_from(first)
+    loaded = runtime.load(reader(each))
+    launches = [loaded.prepare((threads // 512, 1, 1), array, sums) for array in (first, second)]
+    time = milliseconds(launches * 2)
+    assert np.bitwise_xor.reduce(sums.to_host()) == np.bitwise_xor.reduce(words)
+    measure("read: GB/s", round(words.nbytes / time / 1e6))
 
 
 @pytest.mark.parametrize("pdl", [False, True])
