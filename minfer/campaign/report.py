@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from minfer.campaign.against import newest_comparisons
+from minfer.campaign.decomposition import class_shares
 from minfer.campaign.document import campaign_table, markdown_table, shares_table
 from minfer.campaign.peers import Peer, llamacpp
 from minfer.campaign.record import origins
@@ -32,6 +33,8 @@ LAUNCHES = {
     "graph of 300 kernels: device us a kernel": "a small kernel in a replayed CUDA graph, device time",
 }
 """What the GPU tests measured of launching -> how the table calls it."""
+DETAILS = ("kernels", "why they differ")
+"""Columns of the campaign's table that README folds."""
 
 
 WHAT = {
@@ -171,17 +174,35 @@ def products_table(records: Sequence[Record]) -> str:
     return f"{_markdown(rows)}\n\n{note}: {'; '.join(origins)}."
 
 
+def campaign_text(records: Sequence[Record]) -> str:
+    """Every probe with both verdicts and its gain; folded, its kernels alone and why the verdicts differ."""
+    whole = campaign_table(records, DEVICE)
+    shown = [column for column in whole.columns if column not in DETAILS]
+    details = whole.only(whole.columns[0], *DETAILS)
+    folded = _folded("The kernels alone, and why verdicts differ", markdown_table(details))
+    return f"{markdown_table(whole.only(*shown))}\n\n{folded}\n\n{whole.note}"
+
+
 def walls_text(records: Sequence[Record]) -> str:
-    """Where a prefill's time goes, route by route, in the seed's classes."""
+    """Where a prefill's time goes, route by route, in the seed's classes: folded."""
     walls = newest_walls(records, DEVICE)
-    return markdown_table(shares_table(walls)) if walls else f"No wall of a prefill on {DEVICE} is recorded."
+    if not walls:
+        return f"No wall of a prefill on {DEVICE} is recorded."
+    shares = [class_shares(wall)["GEMM"] for wall in walls]
+    summary = f"GEMMs take {min(shares):.0%} to {max(shares):.0%} of a prefill; every class, route by route"
+    return _folded(summary, markdown_table(shares_table(walls)))
+
+
+def _folded(summary: str, text: str) -> str:
+    """Markdown that is shown when its summary is clicked."""
+    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "speed": lambda records: speed_table(records, llamacpp()),
     "launches": launch_table,
     "products": products_table,
-    "campaign": lambda records: markdown_table(campaign_table(records, DEVICE)),
+    "campaign": campaign_text,
     "walls": walls_text,
 }
 """The name in a pair of markers -> what makes the text between them."""

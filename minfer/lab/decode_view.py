@@ -137,7 +137,7 @@ def gemv_rows(records: Sequence[Record]) -> list[dict]:
 
 
 def repacked_rows(records: Sequence[Record]) -> list[dict]:
-    """Q6_K read as blocks and repacked (`minfer.cuda.gemv.planes`), by the newest run that timed both:
+    """Q6_K read as blocks and repacked (`minfer.cuda.gemv_planes`), by the newest run that timed both:
     product, us of either, and how many times as fast repacked. Empty: none did."""
     rows = []
     for product, (od, dim) in {"down": SHAPES["down"], "lm_head": (152064, 3584)}.items():

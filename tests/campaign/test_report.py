@@ -8,6 +8,7 @@ import pytest
 
 from minfer.campaign import report
 from minfer.campaign.against import Against, Comparison
+from minfer.campaign.document import campaign_table
 from minfer.campaign.peers import llamacpp
 from minfer.campaign.records import GpuTests, RecordError, load_records
 from minfer.engine.cuda.routes import ROUTES
@@ -67,6 +68,23 @@ def test_launches_come_from_the_newest_run_that_measured_them():
     assert full.origin in table
     with pytest.raises(RecordError, match="no gpu-tests record of h200 holds launch us"):
         report.launch_table([run for run in runs if run is not full])
+
+
+def test_what_is_folded_is_still_there():
+    whole = campaign_table(RECORDS, report.DEVICE)
+    text = report.campaign_text(RECORDS)
+    shown, folded = text.split("<details>")
+    for row in whole.rows:
+        probe, question, _, ours, _, kernels, why = (cell.replace("|", "\\|") for cell in row)
+        assert (
+            f"| {probe} | {question} |" in shown and f" {ours} |" in shown and (not why or why not in shown)
+        )
+        assert f"| {probe} | {kernels} | {why} |" in folded
+    assert whole.note in folded.split("</details>")[1]
+    walls = report.walls_text(RECORDS)
+    assert walls.startswith("<details>\n<summary>GEMMs take ") and walls.endswith("\n\n</details>")
+    assert "| us a GMAC of the products |" in walls
+    assert report.walls_text([]) == "No wall of a prefill on h200 is recorded."
 
 
 def test_tables_without_their_records_are_refused():

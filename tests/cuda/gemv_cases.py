@@ -5,7 +5,7 @@ import numpy as np
 from minfer.cuda import reference
 from minfer.cuda.block_dots import DOTS
 from minfer.cuda.gemv import GemvConfig, gemv
-from minfer.cuda.gemv.planes import repack_q6_k
+from minfer.cuda.gemv_planes import repack_q6_k
 from tests.cuda.block_data import random_matrix
 from tests.cuda.parity import Case, poisoned
 

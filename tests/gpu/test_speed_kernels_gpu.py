@@ -21,7 +21,7 @@ from minfer.cuda.attention import (
 )
 from minfer.cuda.convert import ConvertConfig, StoreKvConfig, convert_f32_f16, store_kv_f16
 from minfer.cuda.gemv import PLANES_7B, GemvConfig, gemv
-from minfer.cuda.gemv.planes import repack_q6_k
+from minfer.cuda.gemv_planes import repack_q6_k
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 from minfer.cuda.registry import shipped_kernels

@@ -5,7 +5,7 @@ import pytest
 
 from minfer.cuda.block_dots import DOTS
 from minfer.cuda.gemv import GemvConfig
-from minfer.cuda.gemv.planes import repack_q6_k, slice_bytes
+from minfer.cuda.gemv_planes import repack_q6_k, slice_bytes
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.trace import Op, Trace, shared_lines
 from tests.cuda.block_data import random_matrix

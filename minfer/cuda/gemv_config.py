@@ -1,4 +1,4 @@
-"""Configs of the decode GEMV, and the choice of one for a matrix."""
+"""Configs of the decode GEMV (`minfer.cuda.gemv`): rings of slots in shared memory, and which for a shape."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from minfer.cuda.block_dots import DOTS, BlockDot
 from minfer.cuda.blocks import BLOCKS, block_of
 from minfer.cuda.checks import blocks_for, check_choice, check_types, check_whole
-from minfer.cuda.gemv.planes import PLANES, slice_bytes
+from minfer.cuda.gemv_planes import PLANES, slice_bytes
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.q8 import q8_record_bytes
 
-SHARED_LIMIT = (
-    99 * 1024
-)  # a block's on the smallest devices (sm_86, sm_89, sm_120); two such blocks fit an H100's SM
-SLOT_BYTES = 8192  # what `for_shape` makes slots of at most, about
+SHARED_LIMIT = 99 * 1024
+"""A block's on the smallest devices (sm_86, sm_89, sm_120); two such blocks fit an H100's SM."""
+SLOT_BYTES = 8192
+"""What `for_shape` makes slots of at most, about."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class GemvConfig:
             launch with `pdl=True`.
         resident: blocks an SM that the grid is sized for.
         layout: "blocks", as they lie in a file, or "planes", repacked at load time by slices of these configs
-            (`minfer.cuda.gemv.planes`; Q6_K).
+            (`minfer.cuda.gemv_planes`; Q6_K).
     """
 
     format: str

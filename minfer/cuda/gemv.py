@@ -15,18 +15,19 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.dependent import dependent_start, least_arch
-from minfer.cuda.gemv.config import GemvConfig
+from minfer.cuda.gemv_config import GemvConfig
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
+
+__all__ = ["PLANES_7B", "GemvConfig", "gemv", "shipped"]
 
 
 def gemv(config: GemvConfig) -> Kernel:
     """y = dequantize(W) x (+ addend).
 
-    Arguments: weights uint8 [od, row bytes] (16-byte aligned, GGML blocks or planes of
-    them), x uint8 q8 records of dim
-    activations, or f32 [dim] for F32, F16, BF16 weights, (addend f32 [od], may be y,) y f32 [od], od int32
-    (any). Integer dot products are exact; sums over blocks are f32 in a fixed order: the same bits on every
+    Arguments: weights uint8 [od, row bytes] (16-byte aligned, GGML blocks or planes of them), x uint8 q8
+    records of dim activations, or f32 [dim] for F32, F16, BF16 weights, (addend f32 [od], may be y,) y f32
+    [od], od int32 (any). Integer dot products are exact; sums over blocks are f32 in a fixed order: the same bits on every
     run. After gemv_q4k and final_gemv of the feasibility study, with cp.async in place of bulk copies.
     """
     dot, in_planes = config.dot, config.layout == "planes"
