@@ -140,6 +140,10 @@ def test_products_are_compared_with_cublas():
     blocks = replace(row, weights="Q4_K", nt=512)
     table = report.products_table([record, replace(record, results=[blocks])])
     assert "| o Q4_K | 1.200 |  |  |  |" in table and "| o |  |  | 1.200 |  |" in table
+    assert "as fast as cuBLAS, both" in table
+    seen = replace(row, product="attention", depth=2049, weights="", peer="cuDNN, grouped")
+    table = report.products_table([record, replace(record, results=[seen])])
+    assert "| attention | 1.200 |  |" in table and "as fast as cuBLAS or cuDNN, both" in table
 
 
 def test_a_bench_of_other_tests_takes_nobodys_place():
