@@ -169,8 +169,8 @@ def products_table(records: Sequence[Record]) -> str:
     origins = sorted({record.origin for rows in found.values() for _, record in rows.values()})
     peers = " or ".join(sorted({row.peer.partition(",")[0] for row, _ in found["burst"].values()}))
     note = (
-        f"Times as fast as {peers}, both in one process, theirs always on f16; Q4_K, Q6_K: our kernel reads the "
-        "blocks; a figure is from the newest of these runs that has it"
+        f"Times as fast as {peers}, both in one process, theirs always on f16; Q4_K, Q6_K: our kernel reads "
+        "the blocks; a figure is from the newest of these runs that has it"
     )
     return f"{_markdown(rows)}\n\n{note}: {'; '.join(origins)}."
 
