@@ -28,7 +28,7 @@ class ClockConfig:
     """A block an SM.
 
     Attributes:
-        threads: so many that no two blocks go to one SM while another has none.
+        threads: many, so that two blocks hardly go to one SM while another has none.
     """
 
     threads: int = 1024
