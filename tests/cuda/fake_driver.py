@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Callable
 from enum import IntEnum
 from types import SimpleNamespace
+from typing import Any
 
 from cuda.bindings import driver as real
 
@@ -54,33 +55,8 @@ def compiled(kernel: Kernel, arch: str, static_shared_bytes: int = 0) -> Compile
     return CompiledKernel(kernel, arch, "", b"cubin", f"entry_of_{len(kernel.passed)}", resources)
 
 
-class TensorMapHandle:
-    """CUtensorMap: equal descriptions have the same number in their first 8 bytes."""
-
-    def __init__(self, number: int) -> None:
-        self._memory = (ctypes.c_uint64 * 16)(number)
-
-    def getPtr(self) -> int:
-        return ctypes.addressof(self._memory)
-
-
 class FakeDriver:
     """Attributes set what the driver answers; `calls` records every call's name and arguments."""
-
-    # Enumerations and structures are cuda.bindings' own.
-    CUresult = real.CUresult
-    CUdevice_attribute = real.CUdevice_attribute
-    CUfunction_attribute = real.CUfunction_attribute
-    CUstreamCaptureMode = real.CUstreamCaptureMode
-    CUlaunchConfig = real.CUlaunchConfig
-    CUlaunchAttribute = real.CUlaunchAttribute
-    CUlaunchAttributeID = real.CUlaunchAttributeID
-    CUtensorMapDataType = real.CUtensorMapDataType
-    CUtensorMapInterleave = real.CUtensorMapInterleave
-    CUtensorMapSwizzle = real.CUtensorMapSwizzle
-    CUtensorMapL2promotion = real.CUtensorMapL2promotion
-    CUtensorMapFloatOOBfill = real.CUtensorMapFloatOOBfill
-    cuuint32_t, cuuint64_t = real.cuuint32_t, real.cuuint64_t
 
     def __init__(self) -> None:
         self.init_status, self.version = Status.SUCCESS, 13000
@@ -100,7 +76,9 @@ class FakeDriver:
         self.tensor_maps: dict[tuple, int] = {}
         self.run: Callable[[list[int]], None] = lambda arguments: None
 
-    def __getattr__(self, name: str) -> Callable:
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("CU", "cuuint")):  # enumerations and structures are cuda.bindings' own
+            return getattr(real, name)
         if not name.startswith("cu"):
             raise AttributeError(name)
         return lambda *args: self._default(name, args)
@@ -176,11 +154,14 @@ class FakeDriver:
     def cuMemHostAlloc(self, nbytes, flags):
         return self.cuMemAlloc(nbytes)
 
-    def cuTensorMapEncodeTiled(self, kind, rank, pointer, *description):
-        sizes, modes = description[:4], description[4:]
-        described = kind, rank, pointer, *(tuple(map(int, each)) for each in sizes), *modes
+    def cuTensorMapEncodeTiled(self, *args):
+        """Equal descriptions get the same number, in the map's first 8 bytes."""
+        self.calls.append(("cuTensorMapEncodeTiled", *args))
+        described = tuple(tuple(map(int, arg)) if isinstance(arg, list) else arg for arg in args)
+        made = real.CUtensorMap()
         number = self.tensor_maps.setdefault(described, len(self.tensor_maps))
-        return Status.SUCCESS, TensorMapHandle(number)
+        ctypes.c_uint64.from_address(int(made.getPtr())).value = number
+        return Status.SUCCESS, made
 
     def cuMemFree(self, pointer):
         self.calls.append(("cuMemFree", pointer))
