@@ -125,7 +125,7 @@ def test_graph_replay(measure):
 
 
 def test_a_short_prefill(tiny, measure):
-    """A prompt of 12 tokens: what the host needs to enqueue it, and the device for a graph of the same launches.
+    """A prompt of 12 tokens: what the host needs to enqueue it, the device for a graph of the same launches.
     Whichever is longer is what a user waits for."""
     session = Session(tiny, CudaBackend(on_plan=lambda line: None), 64)
     device, engine, prompt = session.backend.device, session._runtime, range(12)
