@@ -47,7 +47,7 @@ def gemm_ladder() -> tuple[Step, ...]:
         ),
         Step("wgmma + TMA", GemmHopperConfig(), "wgmma", "operands from shared memory, a copying thread"),
         Step("full waves", GemmHopperConfig(192), "wgmma", "384 tiles fill three waves, 288 did not"),
-        Step("three consumers", choose(NT, 4608, 3584), "wgmma", "a fifth fewer bytes, in as many waves"),
+        Step("three consumers", choose(NT, 4608, 3584), "wgmma", "a fifth fewer bytes a FLOP, waves as full"),
         Step("W4A16", choose_w4a16("Q4_K", NT, 4608, 3584), "from blocks", "no f16 copy of the weights"),
     )
 
