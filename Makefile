@@ -42,7 +42,7 @@ run: $(RUN_SETUP)
 test: $(TEST_SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -p no:nbval -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -p tests.notebook_budget --nbval -n $(JOBS) --dist loadfile notebooks
 
 test-gpu: $(TEST_SETUP)
