@@ -3,8 +3,8 @@ the design asks for.
 
 Each family is compiled by its representatives: few configs that hold, together with those that other tests
 compile, every value of every field of all its shipped configs (each format, tile, epilogue, source, ...),
-each for one architecture, in turn. What is closest to the limits is compiled for all of them. (`minfer kernels`
-compiles all for all.)
+each for one architecture, in turn. What is closest to the limits is compiled for all of them.
+(`minfer kernels` compiles all for all.)
 """
 
 from __future__ import annotations
