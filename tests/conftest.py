@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
 
 DATA = Path(__file__).parent / "data"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """What is still in memory stays: pytest searches it for garbage five times before it ends, which takes so
+    long, with every kernel there is, that xdist interrupts it."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
