@@ -100,25 +100,29 @@ def test_the_representatives_have_every_trait():
 
 
 def test_tensor_core_variants_use_tensor_cores():
-    scalar = clean(attention_prefill(AttentionConfig(2, 1, 64, 16, "serial", "scalar")), "sm_90a")
-    shared = clean(attention_prefill(AttentionConfig(2, 1, 64, 16, "serial", "shared")), "sm_90a")
+    scalar = clean(
+        attention_prefill(AttentionConfig(2, 1, 64, 16, "serial", "scalar")), "sm_90a"
+    ).instructions
+    shared = clean(
+        attention_prefill(AttentionConfig(2, 1, 64, 16, "serial", "shared")), "sm_90a"
+    ).instructions
     # Q K^T: 4 k16 steps of a 16-column fragment, two mma each. P.V on tensor cores: one k16 step of two more.
     assert (scalar["mma"], shared["mma"]) == (8, 12)
     assert scalar["cp.async"] == shared["cp.async"] > 0
 
 
 def test_gemv_streams_by_cp_async_and_multiplies_by_dp4a():
-    counts = clean(gemv(GemvConfig.for_shape("Q4_K", 3584, 37888)), "sm_80")
+    counts = clean(gemv(GemvConfig.for_shape("Q4_K", 3584, 37888)), "sm_80").instructions
     assert counts["cp.async"] and counts["dp4a"]
 
 
 def test_the_proof_kernel_multiplies_on_tensor_cores():
-    counts = clean(make_gemm(GemmConfig()), "sm_90a")
+    counts = clean(make_gemm(GemmConfig()), "sm_90a").instructions
     assert counts["mma"] and counts["ldmatrix"] and counts["cp.async"]
 
 
 def test_a_large_tile_is_written_out_once():
     """128x256x64: four k16 steps of 4 x 4 fragments, two mma each; one ldmatrix.x4 a fragment."""
-    counts = clean(LARGE, "sm_90a")
+    counts = clean(LARGE, "sm_90a").instructions
     assert counts["mma"] == 4 * 4 * 4 * 2
     assert counts["ldmatrix"] == 4 * (4 + 4)
