@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from minfer.campaign.against import SHAPES, newest_comparisons
+from minfer.campaign.against import newest_comparisons
 from minfer.campaign.decomposition import class_shares
 from minfer.campaign.document import campaign_table, markdown_table, shares_table
 from minfer.campaign.peers import Peer, llamacpp
@@ -151,7 +151,8 @@ def launch_table(records: Sequence[Record]) -> str:
 
 
 def products_table(records: Sequence[Record]) -> str:
-    """The Hopper GEMM at the 7B's products as a multiple of cuBLAS's speed, by the newest comparisons.
+    """Hopper's kernels at the 7B's products and attention as a multiple of cuBLAS's and cuDNN's speed, by the
+    newest comparisons.
 
     Raises:
         RecordError: nothing was compared on the device.
@@ -159,14 +160,17 @@ def products_table(records: Sequence[Record]) -> str:
     found = {regime: newest_comparisons(records, DEVICE, regime) for regime in ("burst", "sustained")}
     if not found["burst"]:
         raise RecordError(f"no comparison with cuBLAS on {DEVICE} among {len(records)} records")
-    tokens = sorted({nt for nt, _ in found["burst"]})
+    tokens = sorted({nt for nt, *_ in found["burst"]})
+    labels = {key[1:]: row.label for key, (row, _) in found["burst"].items()}
     rows = [("", *(f"{nt:,} tokens, {regime}" for nt in tokens for regime in found))]
-    for name in SHAPES:
-        cells = (found[regime].get((nt, name)) for nt in tokens for regime in found)
-        rows.append((name, *("" if cell is None else f"{cell[0].ratio:.3f}" for cell in cells)))
+    for key, label in labels.items():
+        cells = (found[regime].get((nt, *key)) for nt in tokens for regime in found)
+        rows.append((label, *("" if cell is None else f"{cell[0].ratio:.3f}" for cell in cells)))
     origins = sorted({record.origin for rows in found.values() for _, record in rows.values()})
+    peers = " or ".join(sorted({row.peer.partition(",")[0] for row, _ in found["burst"].values()}))
     note = (
-        "Times as fast as cuBLAS, both in one process; a figure is from the newest of these runs that has it"
+        f"Times as fast as {peers}, both in one process, theirs always on f16; Q4_K, Q6_K: our kernel reads "
+        "the blocks; a figure is from the newest of these runs that has it"
     )
     return f"{_markdown(rows)}\n\n{note}: {'; '.join(origins)}."
 

@@ -14,34 +14,30 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.block_dots import DOTS
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.gemv_config import GemvConfig
 from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import Argument, Kernel
 
-__all__ = ["GemvConfig", "gemv", "shipped"]
+__all__ = ["PLANES_7B", "GemvConfig", "gemv", "shipped"]
 
 
 def gemv(config: GemvConfig) -> Kernel:
     """y = dequantize(W) x (+ addend).
 
-    Arguments: weights uint8 [od, row bytes] (16-byte aligned, GGML blocks), x uint8 q8 records of dim
-    activations, or f32 [dim] for F32, F16, BF16 weights, (addend f32 [od], may be y,) y f32 [od], od int32
-    (any). Integer dot products are exact; sums over blocks are f32 in a fixed order: the same bits on every
-    run. After gemv_q4k and final_gemv of the feasibility study, with cp.async in place of bulk copies.
+    Arguments: weights uint8 [od, row bytes] (16-byte aligned, GGML blocks or planes of them), x uint8 q8
+    records of dim activations, or f32 [dim] for F32, F16, BF16 weights, (addend f32 [od], may be y,) y f32
+    [od], od int32 (any). Integer dot products are exact; sums over blocks are f32 in a fixed order: the same
+    bits on every run. After gemv_q4k and final_gemv of the feasibility study, with cp.async in place of bulk
+    copies.
     """
-    dot = DOTS[config.format]
+    dot, in_planes = config.dot, config.layout == "planes"
     device_dot, lanes, quantized = dot.dot, dot.lanes, dot.quantized
     wide = quantized and dot.weights == 256
     unit_x = 320 if wide else dot.weights * 4
     rows, slices, warps, slots = config.rows, config.slices, config.warps, config.slots
-    blocks, slice_blocks, unit, row_bytes = (
-        config.blocks,
-        config.slice_blocks,
-        config.unit_bytes,
-        config.row_bytes,
-    )
+    blocks, slice_blocks, unit = config.blocks, config.slice_blocks, config.unit_bytes
+    row_bytes, part_bytes = config.row_bytes, config.slice_bytes
     across = config.lane_groups // rows  # units of one row at a time
     row_lanes = across * lanes
     steps = -(-slice_blocks // across)
@@ -66,7 +62,7 @@ def gemv(config: GemvConfig) -> Kernel:
     @device_function
     def place(matrix, row, part):
         """Address of slice `part` of a row."""
-        return matrix + uint64(row) * uint64(row_bytes) + uint64(part * (slice_blocks * unit))
+        return matrix + uint64(row) * uint64(row_bytes) + uint64(part * part_bytes)
 
     @device_function
     def copy(slot, matrix, od, group, part, wanted):
@@ -76,7 +72,7 @@ def gemv(config: GemvConfig) -> Kernel:
             address = place(matrix, row, part)
             length = int32(min(rows, od - row)) * row_bytes
             if slices > 1:
-                length = min(int32(slice_blocks * unit), int32(row_bytes - part * (slice_blocks * unit)))
+                length = min(int32(part_bytes), int32(row_bytes - part * part_bytes))
             start = address & uint64(0xFFFFFFFFFFFFFFF0)
             # From the line's start: what is to be copied, and how far the matrix goes.
             span = int32(address - start) + length
@@ -88,8 +84,12 @@ def gemv(config: GemvConfig) -> Kernel:
         ptx.cp_async_commit()
 
     @device_function
-    def unit_dot(block, x, index, part):
-        """The unit with this index in its row: its block's shared address, and where its activations are."""
+    def unit_dot(copied, x, first, count, index, part):
+        """A unit of the `count` that a copy brought, the first of which has the index `first` in its row."""
+        if in_planes:
+            return device_dot(copied, count, index, x + uint32((first + index) * unit_x), part)
+        block = copied + uint32(index * unit)
+        index += first
         if wide:
             return device_dot(block, x + uint32(index * unit_x), part)
         if quantized:
@@ -144,9 +144,7 @@ def gemv(config: GemvConfig) -> Kernel:
                 for step in range(steps):
                     index = unit_in_step + step * across
                     if whole or index < count:
-                        total += unit_dot(
-                            here + uint32(index * unit), shared, slice_ * slice_blocks + index, part
-                        )
+                        total += unit_dot(here, shared, slice_ * slice_blocks, count, index, part)
             ptx.syncwarp()
             following = n + slots
             copy(
@@ -215,15 +213,22 @@ _SHAPES = (
 )
 
 
+# Q6_K repacked, at the 7B's down and output matrices.
+PLANES_7B = (
+    GemvConfig("Q6_K", 18944, slices=4, warps=7, pdl=True, layout="planes"),
+    GemvConfig("Q6_K", 3584, rows=2, warps=8, pdl=True, layout="planes"),
+)
+
+
 KERNELS = ("gemv",)
 
 
 def shipped() -> list[Kernel]:
-    """Every config that minfer ships: each shape plain, and the 7B's with an addend and with pdl."""
+    """Every config that minfer ships: each shape plain, the 7B's with an addend, with pdl and repacked."""
     kernels = [gemv(GemvConfig.for_shape(*shape)) for shape in _SHAPES]
     kernels += [
         gemv(GemvConfig.for_shape(*shape, addend=True, pdl=pdl))
         for shape in _SHAPES[:4]
         for pdl in (False, True)
     ]
-    return kernels
+    return kernels + [gemv(config) for config in PLANES_7B]

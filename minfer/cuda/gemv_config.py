@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minfer.cuda.block_dots import DOTS
+from minfer.cuda.block_dots import DOTS, BlockDot
 from minfer.cuda.blocks import BLOCKS, block_of
 from minfer.cuda.checks import blocks_for, check_choice, check_types, check_whole
+from minfer.cuda.gemv_planes import PLANES, slice_bytes
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.q8 import q8_record_bytes
 
@@ -31,6 +32,8 @@ class GemvConfig:
         pdl: programmatic dependent launch (sm_90): the weights stream in while the kernel before still runs;
             launch with `pdl=True`.
         resident: blocks an SM that the grid is sized for.
+        layout: "blocks", as they lie in a file, or "planes", repacked at load time by slices of these configs
+            (`minfer.cuda.gemv_planes`; Q6_K).
     """
 
     format: str
@@ -42,11 +45,15 @@ class GemvConfig:
     addend: bool = False
     pdl: bool = False
     resident: int = 2
+    layout: str = "blocks"
 
     def __post_init__(self) -> None:
         check_types("gemv", self)
         block_of("gemv", self.format)
-        unit = DOTS[self.format].weights
+        check_choice("gemv", "layout", self.layout, ("blocks", "planes"))
+        if self.layout == "planes" and self.format not in PLANES:
+            raise ConfigRefused(f"gemv: {self.format} in planes; only {', '.join(PLANES)} is repacked")
+        unit = self.dot.weights
         if self.dim <= 0 or self.dim % unit:
             raise ConfigRefused(f"gemv: rows of {self.dim} {self.format} weights; take a multiple of {unit}")
         check_choice("gemv", "rows", self.rows, tuple(2**i for i in range(self.lane_groups.bit_length())))
@@ -68,29 +75,36 @@ class GemvConfig:
             )
 
     def __str__(self) -> str:
-        extra = (" addend" if self.addend else "") + (" pdl" if self.pdl else "")
+        extra = (" planes" if self.layout == "planes" else "") + (" addend" if self.addend else "")
+        extra += " pdl" if self.pdl else ""
         tile = f"rows={self.rows} slices={self.slices} warps={self.warps} slots={self.slots}"
         return f"{self.format} dim={self.dim} {tile}{extra}"
 
     @property
+    def dot(self) -> BlockDot:
+        """How a warp takes blocks."""
+        return (PLANES if self.layout == "planes" else DOTS)[self.format]
+
+    @property
     def lane_groups(self) -> int:
         """Blocks that a warp works on at a time."""
-        return 32 // DOTS[self.format].lanes
+        return 32 // self.dot.lanes
 
     @property
     def blocks(self) -> int:
         """Units of work a row: quantized blocks, or 16 bytes of plain weights."""
-        return self.dim // DOTS[self.format].weights
+        return self.dim // self.dot.weights
 
     @property
     def unit_bytes(self) -> int:
         """Bytes of a unit of work."""
-        return BLOCKS[self.format].row_bytes(DOTS[self.format].weights)
+        return BLOCKS[self.format].row_bytes(self.dot.weights)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row of W."""
-        return self.blocks * self.unit_bytes
+        before = self.slices - 1
+        return before * self.slice_bytes + self._bytes(self.blocks - before * self.slice_blocks)
 
     @property
     def slice_blocks(self) -> int:
@@ -98,14 +112,22 @@ class GemvConfig:
         return -(-self.blocks // self.slices)
 
     @property
+    def slice_bytes(self) -> int:
+        """Bytes of a slice; the last slice may have fewer."""
+        return self._bytes(self.slice_blocks)
+
+    def _bytes(self, units: int) -> int:
+        return slice_bytes(units) if self.layout == "planes" else units * self.unit_bytes
+
+    @property
     def copy_bytes(self) -> int:
         """Bytes of one copy."""
-        return self.rows * self.slice_blocks * self.unit_bytes
+        return self.rows * self.slice_bytes
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot: a copy starts at the 16-byte line that holds its first byte."""
-        slack = 0 if self.unit_bytes % 16 == 0 else 15
+        slack = 0 if self.layout == "planes" or self.unit_bytes % 16 == 0 else 15
         return -(-(self.copy_bytes + slack) // 16) * 16
 
     @property

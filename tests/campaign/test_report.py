@@ -137,6 +137,13 @@ def test_products_are_compared_with_cublas():
     record = Against(**stamp, driver="580", command="a", library="torch", results=[row])
     table = report.products_table([record])
     assert "| o | 1.200 |  |" in table and "2,048 tokens, burst" in table and table.endswith("commit abc.")
+    blocks = replace(row, weights="Q4_K", nt=512)
+    table = report.products_table([record, replace(record, results=[blocks])])
+    assert "| o Q4_K | 1.200 |  |  |  |" in table and "| o |  |  | 1.200 |  |" in table
+    assert "as fast as cuBLAS, both" in table
+    seen = replace(row, product="attention", depth=2049, weights="", peer="cuDNN, grouped")
+    table = report.products_table([record, replace(record, results=[seen])])
+    assert "| attention | 1.200 |  |" in table and "as fast as cuBLAS or cuDNN, both" in table
 
 
 def test_a_bench_of_other_tests_takes_nobodys_place():
