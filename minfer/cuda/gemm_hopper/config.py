@@ -115,20 +115,23 @@ class GemmHopperConfig:
 
     def _check_heads(self) -> None:
         rotates = self.epilogue == "rope"
-        if rotates != isinstance(self.heads, Heads):
+        if not isinstance(self.heads, Heads if rotates else type(None)):
             raise ConfigRefused(
                 f"gemm_hopper: epilogue {self.epilogue} with heads = {self.heads!r}: rope takes Heads, no "
                 "other epilogue has any"
             )
-        if rotates and (self.out, self.cluster) != ("f16", 1):
+        if not rotates:
+            return
+        if (self.out, self.cluster) != ("f16", 1):
             raise ConfigRefused(
-                f"gemm_hopper: rope with out = {self.out}, clusters of {self.cluster}: queries and caches are "
-                "f16, blocks stay alone"
+                f"gemm_hopper: rope with out = {self.out}, clusters of {self.cluster}: take f16, as queries "
+                "and caches are, and clusters of 1"
             )
-        if rotates and self.tile_m % PIECE:
+        if not self.can_rotate:
             raise ConfigRefused(
-                f"gemm_hopper: rope with tile_m = {self.tile_m}: must be a multiple of {PIECE}, so that both "
-                "columns of a pair are in one tile"
+                f"gemm_hopper: rope with a tile of {self.tile_n} x {self.tile_m}: tile_m must be a multiple "
+                f"of {PIECE}, to hold both columns of every pair, and tile_n 128 or 192: beside the sums of "
+                "256 tokens no registers are left for angles"
             )
 
     def __str__(self) -> str:
@@ -156,15 +159,20 @@ class GemmHopperConfig:
         return 4 * self.warpgroups.consumers
 
     @property
+    def can_rotate(self) -> bool:
+        """Whether its tile can have the epilogue "rope"."""
+        return self.tile_m % PIECE == 0 and self.warpgroups.row_blocks == 1
+
+    @property
     def out_m(self) -> int:
         """Columns of C in a tile."""
         return self.tile_m // 2 if self.epilogue == "swiglu" else self.tile_m
 
     @property
     def loads(self) -> int:
-        """TMA loads that bring a tile of B: one a block of the cluster, with swiglu at least one a matrix, one
-        a run of columns where these are no neighbours."""
-        if self.heads is not None and self.heads.runs:
+        """TMA loads that bring a tile of B: one a block of the cluster, with swiglu at least one a matrix,
+        one a run of columns where these are no neighbours."""
+        if self.heads is not None and self.heads.split:
             return self.tile_m // RUN
         return max(self.cluster, 2 if self.epilogue == "swiglu" else 1)
 

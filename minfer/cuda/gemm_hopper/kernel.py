@@ -5,9 +5,10 @@ Warpgroup 0 of a block is the producer: one thread issues TMA loads of k-tiles o
 The other two or three are consumers of 64 or 128 rows x `tile_m` columns each; they write their tile through
 shared memory with TMA stores that drain under the next tile's main loop. One block a multiprocessor takes
 tile after tile. What is done to a tile on its way out is the epilogue: nothing ("store"), the sum with what C
-holds ("add": the residual stream, in L2 by TMA), or the activation of a gated feed-forward ("swiglu": B is
-the gate and the up matrix one above the other, and a tile takes half of its rows from each, so that both
-values of an output are in one thread).
+holds ("add": the residual stream, in L2 by TMA), the activation of a gated feed-forward ("swiglu": B is the
+gate and the up matrix one above the other, and a tile takes half of its rows from each, so that both values
+of an output are in one thread), or what stands between q, k, v and attention ("rope": biases, RoPE and the
+KV store, see `minfer.cuda.gemm_hopper.heads`).
 
 - The tile is chosen for each problem so that its count fills whole waves of multiprocessors (`choose`).
 - The blocks of a cluster share one tile of B: each loads its part of it, by multicast to all (no longer
@@ -39,10 +40,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from minfer.cuda.gemm_hopper.config import (
-    TILES,
-    GemmHopperConfig,
-)
+from minfer.cuda.gemm_hopper.config import TILES, GemmHopperConfig
+from minfer.cuda.gemm_hopper.heads import PIECE, Heads, run_starts, store_heads
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT, BUFFER_BYTES
 
@@ -62,7 +61,6 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     from numba.cuda import types
 
     from minfer.cuda import ptx
-    from minfer.cuda.gemm_hopper.heads import RUN, run_starts, store_heads
     from minfer.cuda.instruction import device_function, unroll, unrolled
     from minfer.cuda.tile.activation import gate_columns
     from minfer.cuda.tile.hopper import store_tile
@@ -88,8 +86,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     wait_sums = ptx.wgmma_wait(0, accumulators)
     heads = config.heads
     rotated, biased = heads is not None, heads is not None and heads.bias
-    in_runs, pieces = rotated and heads.runs, tile_m // (2 * RUN)
-    starts = run_starts(heads) if in_runs else None
+    split, pieces = rotated and heads.split, tile_m // PIECE
+    starts = run_starts(heads) if split else None
     if rotated:
         store = store_heads(heads, tile_m)
     else:
@@ -121,7 +119,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     def load_b(b_map, place, full, k, b_row, rank, od):
         """A tile of B, or this block's part of it for the whole cluster."""
         b_place = place + a_bytes + rank * share_bytes
-        if in_runs:
+        if split:
             for piece in unroll(pieces):
                 first, second = starts((b_row >> 6) + piece)
                 run_place = b_place + 2 * piece * share_bytes
@@ -276,8 +274,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """Every tile that `choose` may pick, also with the epilogues of a model's layers; the first one in
-    clusters too."""
+    """Every tile that `choose` may pick, also with the epilogues of a model's layers (q, k and v of
+    SmolLM2-135M, Qwen2.5-0.5B and 7B); the first one in clusters too."""
     plain = [GemmHopperConfig(m, stages, tile_n=n) for n, m, stages in TILES]
     pairs = [GemmHopperConfig(256, 4, 2, epilogue=epilogue) for epilogue in ("store", "swiglu")]
     sums = [
@@ -289,4 +287,10 @@ def shipped() -> list[Kernel]:
         GemmHopperConfig(m, stages, 1, "f16", "swiglu", n)
         for n, m, stages in ((128, 256, 4), (128, 192, 4), (128, 144, 5), (192, 192, 4), (256, 192, 3))
     ]
-    return [make_gemm_hopper(config) for config in (*plain, *pairs, *sums, *gates)]
+    rotated = [
+        GemmHopperConfig(m, stages, 1, "f16", "rope", n, Heads(28, 4, 128, bias=True))
+        for n, m, stages in ((192, 192, 4), (128, 256, 4), (128, 64, 8))
+    ]
+    rotated.append(GemmHopperConfig(192, 4, 1, "f16", "rope", 192, Heads(14, 2, 64, bias=True)))
+    rotated.append(GemmHopperConfig(128, 6, 1, "f16", "rope", 128, Heads(9, 3, 64, interleaved=True)))
+    return [make_gemm_hopper(config) for config in (*plain, *pairs, *sums, *gates, *rotated)]
