@@ -51,7 +51,7 @@ def test_traced_run_has_no_race_and_no_conflict():
         ((64, 2), Heads(2, 1, 64, bias=True), 70),  # a head a tile
         ((64, 2), Heads(2, 2, 128, interleaved=True, bias=True), 20),  # half a head, neighbours
         ((192, 2), Heads(3, 1, 64, interleaved=True), 10),  # several heads, v ends within a tile
-        ((192, 2, 192), Heads(2, 1, 128, bias=True), 200),  # one and a half heads; three consumers
+        ((192, 2, 192), Heads(2, 1, 128, bias=True), 170),  # one and a half heads; three consumers
         ((128, 2), Heads(1, 1, 256), 40),  # half of a head of four parts
     ],
     ids=str,

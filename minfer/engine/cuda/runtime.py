@@ -34,6 +34,7 @@ from minfer.cuda.quantize import (
 from minfer.engine.backend import LayerWeights, Progress, Role, Weights
 from minfer.engine.cuda.activations import Activations, Storage
 from minfer.engine.cuda.devices import Device
+from minfer.engine.cuda.fused_rope import FusedRope, rotated_heads
 from minfer.engine.cuda.hopper_attention import HopperAttention
 from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
 from minfer.engine.cuda.products import Products
@@ -95,6 +96,8 @@ class CudaRuntime:
             if route.hopper_attention
             else None
         )
+        heads = rotated_heads(config) if route.fused_rope else None
+        self._fused_rope = heads and FusedRope(device, heads, self._products, self._rope_table)
         self._pending: tuple[int, int, str] | None = None
         self._gated: tuple[Any, Stack] | None = None
         self._forms = self._decode_forms()
@@ -239,12 +242,19 @@ class CudaRuntime:
             self._products.add(out, operand("f16"), matrix)
         elif fuses and out.storage.role == "gate_up":
             self._gated = operand("f16"), matrix
+        elif self._rotates(out, matrix):
+            self._fused_rope.hold(operand("f16"), matrix)
         elif add:
             delta = Activations(self._delta, 0, len(x))
             self._products.multiply(delta, operand, matrix)
             self._pending = (out.start, out.stop, self._delta.form)
         else:
             self._products.multiply(out, operand, matrix)
+
+    def _rotates(self, out: Activations, matrix: Stack) -> bool:
+        """Whether the product with q, k and v waits for `rotate_and_store`."""
+        role, fused = out.storage.role, self._fused_rope
+        return role == "qkv" and fused is not None and fused.takes(len(out), matrix)
 
     def _operand(self, x: Activations, form: str) -> Any:
         """x in the form that a product reads: as it is, or by a pass over it."""
@@ -312,6 +322,10 @@ class CudaRuntime:
         config, weights = self.config, self.weights.layers[layer]
         whole = q.storage.parent
         n = len(k)
+        if self._fused_rope is not None and self._fused_rope.launch(
+            self._queries.matrix("f16")[:n], self._keys[layer], self._values[layer], self._position
+        ):
+            return
         if whole.form is not None:
             form = "f16" if n > 1 else "f32"
             self._rope_store(layer, config.n_heads, Activations(whole, k.start, k.stop), weights.qkv, form)

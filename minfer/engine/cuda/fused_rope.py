@@ -1,0 +1,66 @@
+"""The product with q, k and v of a prefill that leaves as rotated queries and rows of the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from minfer.cuda.gemm_hopper import Heads, choose, make_gemm_hopper
+from minfer.cuda.kernel import ConfigRefused
+from minfer.engine.cuda.devices import Device
+from minfer.engine.cuda.products import Products
+from minfer.engine.cuda.weights import Stack, kernel
+from minfer.model.config import ModelConfig
+
+
+def rotated_heads(model: ModelConfig) -> Heads | None:
+    """What the product does to a model's heads; None for a model whose heads it cannot take: normed, rotated
+    in part, or of other sizes."""
+    if model.has_qk_norm or model.rope.dimension_count != model.head_dim:
+        return None
+    shape = model.n_heads, model.n_kv_heads, model.head_dim
+    try:
+        return Heads(*shape, model.rope.interleaved, model.has_qkv_bias)
+    except ConfigRefused:
+        return None
+
+
+class FusedRope:
+    """Holds a product back until the KV cache that it writes to is known, and launches it. table: of angles,
+    as `rope_table` makes it."""
+
+    def __init__(self, device: Device, heads: Heads, products: Products, table: Any):
+        self.device, self.heads, self._products, self._table = device, heads, products, table
+        self._waiting: tuple[Any, Stack] | None = None
+
+    def takes(self, tokens: int, stack: Stack) -> bool:
+        """Whether a stack of q, k and v is multiplied by Hopper's GEMM, by a tile that can rotate: the time
+        that another one would take is more than a pass over q, k and v."""
+        if stack.rows != self.heads.width or not self._products.takes_half(tokens, stack):
+            return False
+        return choose(tokens, stack.rows, stack.columns, self.device.sms).can_rotate
+
+    def hold(self, a: Any, stack: Stack) -> None:
+        """Keep a product for `launch`; a: f16 (tokens, columns)."""
+        self._waiting = a, stack
+
+    def launch(self, q: Any, keys: Any, values: Any, position: int) -> bool:
+        """Make the product that waits, if one does: the queries into q, f16 (tokens, heads * head_dim), keys
+        and values into the rows of their caches from `position` on."""
+        if self._waiting is None:
+            return False
+        (a, stack), self._waiting = self._waiting, None
+        nt, sms = len(a), self.device.sms
+        chosen = choose(nt, stack.rows, stack.columns, sms)
+        config = replace(chosen, epilogue="rope", heads=self.heads)
+        operands = a, self._products.halves(stack)
+        maps = [
+            self._products.tensor_map(x, config.boxes[name]) for name, x in zip("ab", operands, strict=True)
+        ]
+        bias = (stack.bias,) if self.heads.bias else ()
+        sizes = nt, stack.rows, stack.columns, config.group(nt, stack.rows)
+        self.device.launch(
+            kernel(make_gemm_hopper, config), config.grid(nt, stack.rows, sms),
+            *maps, *bias, self._table, q, keys, values, *sizes, position,
+        )  # fmt: skip
+        return True
