@@ -11,7 +11,13 @@ head further on. So tiles need not hold whole heads, and the fastest one for a p
 for heads of more than 64 dims a tile of B is brought by a TMA load for every 32 rows, in this order.
 
 A piece goes through shared memory as f16, which frees its accumulators, and comes back with 4 pairs of a row
-in a lane: its angles and biases are whole vectors then, and so is what it stores.
+in a lane: its angles and biases are whole vectors then, and so is what it stores. Angles held beside all sums
+spilled, in registers and in steps; those of the first pieces are on their way while the last wgmmas run.
+
+Predicted for a prefill of 2048 tokens of a 7B, on an H200: the pass that goes away takes 10.2 us a layer and
+a launch about one more; what comes instead is 700 instructions a thread and tile and 26 MB of angles from L2,
+2 to 4 us where nothing hides them. Of 36.7 ms that leaves 0.16 to 0.22 ms in 27 layers, 0.4 to 0.6 percent.
+It has not been measured yet; what could undo it are the producer's seven loads a k-tile instead of two.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any
 
 from minfer.cuda.gemm_hopper import Heads, choose, make_gemm_hopper
 from minfer.cuda.kernel import ConfigRefused
+from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.weights import Stack, kernel
@@ -33,10 +34,11 @@ class FusedRope:
         self.device, self.heads, self._products, self._table = device, heads, products, table
         self._waiting: tuple[Any, Stack] | None = None
 
-    def takes(self, tokens: int, stack: Stack) -> bool:
-        """Whether a stack of q, k and v is multiplied by Hopper's GEMM, by a tile that can rotate: the time
-        that another one would take is more than a pass over q, k and v."""
-        if stack.rows != self.heads.width or not self._products.takes_half(tokens, stack):
+    def takes(self, out: Activations, stack: Stack) -> bool:
+        """Whether a product is that of q, k and v, made by Hopper's GEMM with a tile that can rotate. Another
+        tile would cost more time than the pass over q, k and v that it saves."""
+        tokens, whole = len(out), stack.rows == self.heads.width
+        if out.storage.role != "qkv" or not whole or not self._products.takes_half(tokens, stack):
             return False
         return choose(tokens, stack.rows, stack.columns, self.device.sms).can_rotate
 

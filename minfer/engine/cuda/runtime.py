@@ -242,7 +242,7 @@ class CudaRuntime:
             self._products.add(out, operand("f16"), matrix)
         elif fuses and out.storage.role == "gate_up":
             self._gated = operand("f16"), matrix
-        elif self._rotates(out, matrix):
+        elif self._fused_rope is not None and self._fused_rope.takes(out, matrix):
             self._fused_rope.hold(operand("f16"), matrix)
         elif add:
             delta = Activations(self._delta, 0, len(x))
@@ -250,11 +250,6 @@ class CudaRuntime:
             self._pending = (out.start, out.stop, self._delta.form)
         else:
             self._products.multiply(out, operand, matrix)
-
-    def _rotates(self, out: Activations, matrix: Stack) -> bool:
-        """Whether the product with q, k and v waits for `rotate_and_store`."""
-        role, fused = out.storage.role, self._fused_rope
-        return role == "qkv" and fused is not None and fused.takes(len(out), matrix)
 
     def _operand(self, x: Activations, form: str) -> Any:
         """x in the form that a product reads: as it is, or by a pass over it."""
