@@ -15,8 +15,8 @@ in a lane: its angles and biases are whole vectors then, and so is what it store
 spilled, in registers and in steps; those of the first pieces are on their way while the last wgmmas run.
 
 Predicted for a prefill of 2048 tokens of a 7B, on an H200: the pass that goes away takes 10.2 us a layer and
-a launch about one more; what comes instead is 700 instructions a thread and tile and 26 MB of angles from L2,
-2 to 4 us where nothing hides them. Of 36.7 ms that leaves 0.16 to 0.22 ms in 27 layers, 0.4 to 0.6 percent.
+a launch about one more; what comes instead is 800 instructions a thread and tile and 26 MB of angles from L2,
+3 to 5 us where nothing hides them. Of 36.7 ms that leaves 0.16 to 0.22 ms in 27 layers, 0.4 to 0.6 percent.
 It has not been measured yet; what could undo it are the producer's seven loads a k-tile instead of two.
 """
 
@@ -86,7 +86,8 @@ class Heads:
 @functools.cache
 def run_starts(heads: Heads) -> DeviceFunction:
     """Factory: (piece) -> the first columns of its two runs."""
-    head_dim, half, shift, mask = heads.head_dim, heads.head_dim // 2, *_shift_and_mask(heads)
+    head_dim, half = heads.head_dim, heads.head_dim // 2
+    shift, mask = _shift_and_mask(heads)
 
     @device_function
     def starts(piece):
@@ -116,19 +117,13 @@ def store_heads(heads: Heads, columns: int) -> DeviceFunction:
     from minfer.cuda.elementwise.rotary import load_angles, rotate_adjacent, rotate_halves
 
     int32, uint64, zero = types.int32, types.uint64, types.float32(0)
-    head_dim, half, parts, (shift, mask) = (
-        heads.head_dim,
-        heads.head_dim // 2,
-        heads.parts,
-        _shift_and_mask(heads),
-    )
+    head_dim, half, parts = heads.head_dim, heads.head_dim // 2, heads.parts
+    shift, mask = _shift_and_mask(heads)
     pieces, interleaved, biased = columns // PIECE, heads.interleaved, heads.bias
     queries, keys, everything = heads.heads, heads.heads + heads.kv_heads, heads.heads + 2 * heads.kv_heads
-    query_pitch, cache_pitch, table_pitch = (
-        2 * queries * head_dim,
-        2 * heads.kv_heads * head_dim,
-        4 * head_dim,
-    )
+    # Bytes of a row.
+    query_pitch, cache_pitch = 2 * queries * head_dim, 2 * heads.kv_heads * head_dim
+    table_pitch = 4 * head_dim
     # Pieces that are the same part of their heads have the same angles: they follow each other.
     order = tuple(p for first in range(min(parts, pieces)) for p in range(first, pieces, parts))
     # Dims of a head from part to part, from lane to lane, and from a lane's first four to its second.
@@ -169,6 +164,7 @@ def store_heads(heads: Heads, columns: int) -> DeviceFunction:
     @device_function
     @unrolled
     def load_part(angles, table, rows):
+        """The angles of the lane's 4 pairs in each of its rows."""
         for i in unroll(4):
             if later[i] < rows:
                 load_angles(angles, 8 * i, table + uint64(later[i] * table_pitch))
@@ -176,6 +172,7 @@ def store_heads(heads: Heads, columns: int) -> DeviceFunction:
     @device_function
     @unrolled
     def finish_piece(place, angles, biases, to, pitch, rows, rotated):
+        """The lane's pairs, out of shared memory and to where they belong."""
         c0, c1, c2, c3, d0, d1, d2, d3 = biases
         for i in unroll(4):
             if later[i] < rows:
