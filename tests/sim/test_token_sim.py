@@ -3,7 +3,7 @@
 import pytest
 
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.token import TokenConfig, config
+from minfer.cuda.token import TokenConfig
 from tests.cuda.token_cases import token_case
 
 
@@ -26,9 +26,24 @@ def test_whole_models(made, formats, position):
     token_case(made, formats, position=position).run_simulated()
 
 
+VARIANTS = [
+    {"spread": True},
+    {"lanes": 2, "spread": True},
+    {"exchange": "hinted"},
+    {"exchange": "tags", "spread": True, "lanes": 2},
+]
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_variants(fields):
+    """Two layers, so that what blocks exchange is overwritten."""
+    formats = [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")]
+    token_case(small(entries=12, blocks=3, warps=3, **fields), formats).run_simulated(seed=1)
+
+
 def test_rows_of_several_warps(monkeypatch):
     """Rows of two blocks of weights by two warps of three: one is left over."""
-    monkeypatch.setattr(config, "GROUP_UNITS", 1)
+    monkeypatch.setattr(TokenConfig, "group_units", 1)
     token_case(small(entries=6, warps=3), [("Q4_K", "Q6_K")]).run_simulated()
 
 

@@ -16,7 +16,7 @@ from minfer.cuda.instruction import device_function
 from minfer.cuda.token.addresses import WEIGHTS, address_of, join
 from minfer.cuda.token.config import ENTRY_BYTES, SLOT_BYTES, TokenConfig
 from minfer.cuda.token.schedule import ATTENTION, PAIRS
-from minfer.cuda.token.tiles import block_rows, cut, unit_bytes
+from minfer.cuda.token.tiles import block_rows, tile_shape, unit_bytes
 
 
 def make_stream(config: TokenConfig) -> Callable:
@@ -37,7 +37,7 @@ def make_stream(config: TokenConfig) -> Callable:
             flags = int32(word)
             if not flags & ATTENTION:
                 first, last = block_rows(flags, int32(rows), block, blocks)
-                units, each, _, _ = cut(shape)
+                units, each = tile_shape(shape)
                 pitch = units * unit_bytes(flags)
                 matrix = weights + join(low, high)
                 apart = uint64(rows) * uint64(pitch)  # from gate to up
