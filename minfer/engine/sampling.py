@@ -10,7 +10,7 @@ from numbers import Real
 
 import numpy as np
 
-from minfer.engine.errors import EngineError, InputError, check_whole
+from minfer.engine.errors import NOT_NUMBERS, EngineError, InputError, check_whole
 
 
 class Sampler:
@@ -61,15 +61,18 @@ class Sampler:
         """Always the most likely token."""
         return cls(temperature=0.0)
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether the choice is the largest logit, whatever came before."""
+        return self.temperature == 0 and (self.repeat_penalty == 1 or self.repeat_last_n == 0)
+
     def sample(self, logits: np.ndarray, history: Sequence[int] = ()) -> int:
         """The next token id, given float32 logits (vocab,) and the tokens before it.
 
         Raises EngineError if a logit is not a number.
         """
         if np.isnan(logits).any():
-            raise EngineError(
-                "the model's logits are not numbers: its file is damaged or its values overflow"
-            )
+            raise EngineError(NOT_NUMBERS)
         logits = self._penalised(logits, history)
         if self.temperature == 0:
             return int(np.argmax(logits))
