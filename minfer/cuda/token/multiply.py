@@ -110,6 +110,8 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         first = begin  # of the outputs whose sums are in shared memory
         sums = shared + uint32(sums_at + share[GROUP] * 4)
 
+        if begin == last:  # as behind every product: the activations may be overwritten
+            sync()
         while begin < last:
             count = int32(min(each, last - begin))
             rows = count * pieces

@@ -64,7 +64,8 @@ def record_layout(spread: bool) -> Layout:
 
     @device_function
     def scale_at(run):
-        """As `run_at`, with places of 8 bytes: records are two apart, lanes differ in bits 0 and 3."""
+        """As `run_at`, with places of 8 bytes: records are two apart, lanes differ in bits 0 and 3; of
+        Q6_K with four lanes a block in bit 2 as well, so that two meet."""
         at = run * 4
         if spread:
             at = ((run >> 3) | ((run & 3) << 1) | (((run ^ (run >> 1)) & 2) << 2)) * 8
