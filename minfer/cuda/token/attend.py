@@ -171,8 +171,8 @@ def make_attend(config: TokenConfig, store_run: Callable, wait: Callable, sync: 
         weight = float32(0)
         factor = scale * float32(LOG2_E)
         old = int32(min(end, position))
-        for base in range(first, end, turn_rows):
-            row = int32(base)
+        row = int32(first)
+        while row < end:
             if row > first:
                 load_keys(keys, key_buffer, row, old)
                 load_values(values, value_buffer, row, old)
@@ -203,6 +203,7 @@ def make_attend(config: TokenConfig, store_run: Callable, wait: Callable, sync: 
             add_values(
                 value_buffer, ptx.pack_f16x2(found[0], found[1]), ptx.pack_f16x2(found[2], found[3]), sums
             )
+            row = int32(row + turn_rows)
         put_sums(shared + uint32(sums_at + warp * (served * slot)), sums, largest, weight)
 
     @device_function

@@ -263,6 +263,7 @@ def decode_token(config: TokenConfig) -> Kernel:
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
-        allowed_spill_bytes=32,  # what depends on the lane alone is put aside while the block attends
+        # What depends on the lane alone is put aside while the block attends.
+        allowed_spill_bytes=32 if config.warps <= 12 else 128,
         cooperative=True,
     )
