@@ -136,12 +136,11 @@ def decode_token(config: TokenConfig) -> Kernel:
         state[0] = uint32(0)
         state[1] = uint32(0)
         barriers = address_of(addresses, BARRIERS)
-        residual = address_of(addresses, RESIDUAL)
         target = uint32(0)
         tag = uint32(0)  # of what the step before has made
         if tagged:
             tag = uint32(ptx.ld_global_u32(barriers + uint64(8)) * uint32(entries) + uint32(1))
-            put_embedded(x, residual, block, tag)
+            put_embedded(x, address_of(addresses, RESIDUAL), block, tag)
         for e in range(entries):
             at = table + uint32(e * ENTRY_BYTES)
             w0, w1, w2, w3 = ptx.ld_shared_v4_u32(at)
@@ -164,6 +163,7 @@ def decode_token(config: TokenConfig) -> Kernel:
             else:
                 share = cuda.local.array(SHARE, int32)
                 take_share(share, flags, int32(w4), w7, block, warp)
+                residual = address_of(addresses, RESIDUAL)
                 old = float32(0)  # what this thread adds to: nobody else writes it
                 if flags & ADD and share[FIRST] + thread < share[LAST]:
                     old = load_sum(residual, share[FIRST] + thread)
@@ -264,6 +264,6 @@ def decode_token(config: TokenConfig) -> Kernel:
         arch_specific=True,
         min_blocks=1,
         # What depends on the lane alone is put aside while the block attends.
-        allowed_spill_bytes=32 if config.warps <= 12 else 128,
+        allowed_spill_bytes=32 if config.warps <= 12 else 192,
         cooperative=True,
     )

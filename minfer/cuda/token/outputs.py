@@ -77,15 +77,16 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
                 v3 = gated(at + each * uint32(3), groups, scale)
                 store_run(records, first + index, first + count, v0, v1, v2, v3, tag)
         else:
-            logits = address_of(addresses, LOGITS)
             of = address_of(addresses, RESIDUAL)
             if flags & TO_QKV:
                 of = address_of(addresses, QKV)
+            if flags & TO_LOGITS:
+                of = address_of(addresses, LOGITS)
             for i in range(thread, count, threads):
                 total = scale * add_up(sums + uint32(int32(i) * groups * 4), groups)
                 index = int32(place) + first + int32(i)
                 if flags & TO_LOGITS:
-                    ptx.st_global_f32(logits + uint64(index) * uint64(4), total)
+                    ptx.st_global_f32(of + uint64(index) * uint64(4), total)
                 else:
                     store_sum(of, index, old + total, tag)
 
