@@ -138,6 +138,13 @@ def products_us_per_gmac(wall: Wall) -> float:
     return products_ms(wall) * 1e3 / gmac
 
 
+MIXED_WIDTHS = (
+    "Bits between two formats' are a mean over layers. The routes w4a16 and w4a8 multiply q, k and v as one, "
+    "from an f16 copy in the layers where v is of another format than q and k."
+)
+"""A footnote to `byte_width_rows`."""
+
+
 def byte_width_rows(walls: Sequence[Wall]) -> list[dict]:
     """The byte-width ledger beside the measured split: for each decomposition and product, stored bits a
     weight, the weights' bytes, us/GMAC, and the time that reading those weights alone would take."""

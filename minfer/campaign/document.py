@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from minfer.arithmetic.reference import figure
-from minfer.campaign.decomposition import byte_width_rows, class_shares, products_us_per_gmac, rows, what_if
+from minfer.campaign.decomposition import (
+    MIXED_WIDTHS,
+    byte_width_rows,
+    class_shares,
+    products_us_per_gmac,
+    rows,
+    what_if,
+)
 from minfer.campaign.discovery import shipped
 from minfer.campaign.probe import Probe
 from minfer.campaign.record import origins
@@ -47,6 +54,13 @@ class Table:
     def is_words(self, place: int) -> bool:
         """Whether a column holds words, not numbers."""
         return place == 0 or self.columns[place] in self.words
+
+    def only(self, *columns: str) -> Table:
+        """The same rows with some of the columns, without the note."""
+        places = [self.columns.index(column) for column in columns]
+        return replace(
+            self, columns=columns, rows=[tuple(row[place] for place in places) for row in self.rows], note=""
+        )
 
 
 def markdown_table(table: Table) -> str:
@@ -219,7 +233,9 @@ def byte_table(walls: Sequence[Wall]) -> Table:
         (row["route"], *("" if row[key] is None else format(row[key], f) for key, f in formats.items()))
         for row in byte_width_rows(walls)
     ]
-    note = "Reading alone: the time to read these weights once at the measured read bandwidth."
+    note = (
+        f"Reading alone: the time to read these weights once at the measured read bandwidth. {MIXED_WIDTHS}"
+    )
     return Table("Byte widths", ("route", *formats), made, note, words=("product",))
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from minfer.campaign.against import SHAPES, newest_comparisons
+from minfer.campaign.against import newest_comparisons
+from minfer.campaign.decomposition import class_shares
 from minfer.campaign.document import campaign_table, markdown_table, shares_table
 from minfer.campaign.peers import Peer, llamacpp
 from minfer.campaign.record import origins
@@ -32,6 +33,8 @@ LAUNCHES = {
     "graph of 300 kernels: device us a kernel": "a small kernel in a replayed CUDA graph, device time",
 }
 """What the GPU tests measured of launching -> how the table calls it."""
+DETAILS = ("kernels", "why they differ")
+"""Columns of the campaign's table that README folds."""
 
 
 WHAT = {
@@ -148,7 +151,8 @@ def launch_table(records: Sequence[Record]) -> str:
 
 
 def products_table(records: Sequence[Record]) -> str:
-    """The Hopper GEMM at the 7B's products as a multiple of cuBLAS's speed, by the newest comparisons.
+    """Hopper's kernels at the 7B's products and attention as a multiple of cuBLAS's and cuDNN's speed, by the
+    newest comparisons.
 
     Raises:
         RecordError: nothing was compared on the device.
@@ -156,29 +160,50 @@ def products_table(records: Sequence[Record]) -> str:
     found = {regime: newest_comparisons(records, DEVICE, regime) for regime in ("burst", "sustained")}
     if not found["burst"]:
         raise RecordError(f"no comparison with cuBLAS on {DEVICE} among {len(records)} records")
-    tokens = sorted({nt for nt, _ in found["burst"]})
+    tokens = sorted({nt for nt, *_ in found["burst"]})
+    labels = {key[1:]: row.label for key, (row, _) in found["burst"].items()}
     rows = [("", *(f"{nt:,} tokens, {regime}" for nt in tokens for regime in found))]
-    for name in SHAPES:
-        cells = (found[regime].get((nt, name)) for nt in tokens for regime in found)
-        rows.append((name, *("" if cell is None else f"{cell[0].ratio:.3f}" for cell in cells)))
+    for key, label in labels.items():
+        cells = (found[regime].get((nt, *key)) for nt in tokens for regime in found)
+        rows.append((label, *("" if cell is None else f"{cell[0].ratio:.3f}" for cell in cells)))
     origins = sorted({record.origin for rows in found.values() for _, record in rows.values()})
+    peers = " or ".join(sorted({row.peer.partition(",")[0] for row, _ in found["burst"].values()}))
     note = (
-        "Times as fast as cuBLAS, both in one process; a figure is from the newest of these runs that has it"
+        f"Times as fast as {peers}, both in one process, theirs always on f16; Q4_K, Q6_K: our kernel reads "
+        "the blocks; a figure is from the newest of these runs that has it"
     )
     return f"{_markdown(rows)}\n\n{note}: {'; '.join(origins)}."
 
 
+def campaign_text(records: Sequence[Record]) -> str:
+    """Every probe with both verdicts and its gain; folded, its kernels alone and why the verdicts differ."""
+    whole = campaign_table(records, DEVICE)
+    shown = [column for column in whole.columns if column not in DETAILS]
+    details = whole.only(whole.columns[0], *DETAILS)
+    folded = _folded("The kernels alone, and why verdicts differ", markdown_table(details))
+    return f"{markdown_table(whole.only(*shown))}\n\n{folded}\n\n{whole.note}"
+
+
 def walls_text(records: Sequence[Record]) -> str:
-    """Where a prefill's time goes, route by route, in the seed's classes."""
+    """Where a prefill's time goes, route by route, in the seed's classes: folded."""
     walls = newest_walls(records, DEVICE)
-    return markdown_table(shares_table(walls)) if walls else f"No wall of a prefill on {DEVICE} is recorded."
+    if not walls:
+        return f"No wall of a prefill on {DEVICE} is recorded."
+    shares = [class_shares(wall)["GEMM"] for wall in walls]
+    summary = f"GEMMs take {min(shares):.0%} to {max(shares):.0%} of a prefill; every class, route by route"
+    return _folded(summary, markdown_table(shares_table(walls)))
+
+
+def _folded(summary: str, text: str) -> str:
+    """Markdown that is shown when its summary is clicked."""
+    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "speed": lambda records: speed_table(records, llamacpp()),
     "launches": launch_table,
     "products": products_table,
-    "campaign": lambda records: markdown_table(campaign_table(records, DEVICE)),
+    "campaign": campaign_text,
     "walls": walls_text,
 }
 """The name in a pair of markers -> what makes the text between them."""

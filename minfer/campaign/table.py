@@ -92,9 +92,10 @@ def describe_run(run: ProbeRun) -> str:
     lines.append(f"  {run.telemetry}")
     lines += [f"  not quiet: {found}" for found in run.unquiet]
     lines += [f"  rule: {rule}" for rule in run.rules]
-    for name in ("mechanism", "retry", "reason"):
-        if getattr(run, name):
-            lines.append(f"  {name}: {getattr(run, name)}")
+    labels: dict[str, list[str]] = {}  # a mechanism that is the reason too is printed once
+    for name in ("mechanism", "reason", "retry"):
+        labels.setdefault(getattr(run, name), []).append(name)
+    lines += [f"  {' and '.join(names)}: {text}" for text, names in labels.items() if text]
     return "\n".join(lines)
 
 

@@ -59,6 +59,7 @@ def kernels(
         print_json(rows)
     else:
         typer.echo(table([report.HEADINGS, *(report.cells(row) for row in rows)]))
+        typer.echo(report.LEGEND)
         typer.echo(f"blocks/SM on {', '.join(dict.fromkeys(d.name for d in devices.values()))}")
     if faulty := [row for row in rows if report.is_faulty(row)]:
         typer.echo(f"{len(faulty)} of {len(rows)} kernels need attention (see notes)", err=True)

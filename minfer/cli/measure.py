@@ -63,7 +63,8 @@ def bench(
     against: Annotated[
         Against | None,
         typer.Option(
-            help="Measure a 7B's products of -p tokens against cuBLAS instead: needs torch, no model."
+            help="Measure a 7B's products and attention of -p tokens beside cuBLAS's and cuDNN's "
+            "instead: needs torch, no model."
         ),
     ] = None,
     variant: Annotated[
@@ -198,19 +199,25 @@ def _line(name: str, result: BenchResult, width: int = 8) -> str:
 def _bench_against(
     tokens: list[int], rounds: int, sustained: float, keep: bool, out: Path | None, as_json: bool
 ) -> None:
-    """Print each product's speed, cuBLAS's, and their ratio."""
-    from minfer.campaign.against import compare_products, geometric_mean
+    """Print our speed, the other library's and their ratio, contest by contest."""
+    from minfer.campaign.against import WEIGHTS, geometric_mean
+    from minfer.campaign.contests import contests
+    from minfer.campaign.side_by_side import compare
 
     tokens = [n for n in tokens if n]
     if not tokens:
         raise typer.BadParameter("--against measures prompts: give -p above 0")
-    rows = compare_products(
-        tokens, rounds=rounds, soak=sustained, on_row=None if as_json else lambda row: print(row, flush=True)
+    rows = compare(
+        contests(tokens), rounds, sustained, None if as_json else lambda row: print(row, flush=True)
     )
     if as_json:
         print_json([row.as_dict() for row in rows])
     else:
-        print(f"geometric mean {geometric_mean(rows):.3f}, lowest {min(row.ratio for row in rows):.3f}")
+        for weights in WEIGHTS:
+            if alike := [row for row in rows if row.weights == weights]:
+                lowest = min(row.ratio for row in alike)
+                what = f"products of {weights} weights" if weights else "attention"
+                print(f"{what}: geometric mean {geometric_mean(alike):.3f}, lowest {lowest:.3f}")
     if keep:
         from importlib.metadata import version
 

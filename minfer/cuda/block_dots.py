@@ -144,7 +144,7 @@ def two_words(address):
 
 
 @device_function
-def _six_bits(low, high):
+def six_bits(low, high):
     """Four weights of 6 bits less 32: nibbles `low`, and the two bits above them in place in `high`.
     Bytewise, since (q + 0x60) ^ 0x80 = q - 32 (mod 256) and q + 0x60 does not carry."""
     return ((low | (high & uint32(0x30303030))) + uint32(0x60606060)) ^ uint32(0x80808080)
@@ -168,20 +168,20 @@ def _dot_q6_k(block, x, part):
     d0, d1 = ptx.ld_shared_v2_f32(record + uint32(64))
     a0, a1 = ptx.ld_shared_v2_u32(at)
     b0, b1 = ptx.ld_shared_v2_u32(at + uint32(32))
-    v = ptx.dp4a(_six_bits(p1 & mask, z1 << four), a1, ptx.dp4a(_six_bits(p0 & mask, z0 << four), a0, 0))
+    v = ptx.dp4a(six_bits(p1 & mask, z1 << four), a1, ptx.dp4a(six_bits(p0 & mask, z0 << four), a0, 0))
     total += d0 * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales))
     two = uint32(2)
-    v = ptx.dp4a(_six_bits(r1 & mask, z1 << two), b1, ptx.dp4a(_six_bits(r0 & mask, z0 << two), b0, 0))
+    v = ptx.dp4a(six_bits(r1 & mask, z1 << two), b1, ptx.dp4a(six_bits(r0 & mask, z0 << two), b0, 0))
     total += d1 * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales + uint32(2)))
     d0, d1 = ptx.ld_shared_v2_f32(record + uint32(144))
     a0, a1 = ptx.ld_shared_v2_u32(at + uint32(80))
     b0, b1 = ptx.ld_shared_v2_u32(at + uint32(112))
-    v = ptx.dp4a(_six_bits((p1 >> four) & mask, z1), a1, ptx.dp4a(_six_bits((p0 >> four) & mask, z0), a0, 0))
+    v = ptx.dp4a(six_bits((p1 >> four) & mask, z1), a1, ptx.dp4a(six_bits((p0 >> four) & mask, z0), a0, 0))
     total += d0 * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales + uint32(4)))
     v = ptx.dp4a(
-        _six_bits((r1 >> four) & mask, z1 >> two),
+        six_bits((r1 >> four) & mask, z1 >> two),
         b1,
-        ptx.dp4a(_six_bits((r0 >> four) & mask, z0 >> two), b0, 0),
+        ptx.dp4a(six_bits((r0 >> four) & mask, z0 >> two), b0, 0),
     )
     total += d1 * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales + uint32(6)))
     return ptx.unpack_f16x2_lo(ptx.ld_shared_u16(block + uint32(208))) * total

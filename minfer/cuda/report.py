@@ -129,12 +129,6 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
             "-",
             "; ".join(row["warnings"]),
         )
-    counts = row["instructions"]
-    tensor = [
-        f"{counts[name]} {name}"
-        for name in ("mma", "wgmma", "ldmatrix", "cp.async", "tma.load", "dp4a")
-        if counts.get(name)
-    ]
     return (
         row["kernel"],
         row["config"],
@@ -142,12 +136,25 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         str(row["registers"]),
         f"{row['static_smem']:,} + {row['dynamic_smem']:,}",
         str(row["spill_bytes"]),
-        " ".join(tensor) or "-",
+        _counted(row["instructions"]),
         f"{row['blocks_per_sm']} ({LIMITERS[row['limiter']]})",
         "; ".join(row["warnings"]),
     )
 
 
+def _counted(instructions: dict[str, int]) -> str:
+    """The counts to show of `Resources.instructions`, as `LEGEND` says."""
+    classes = {name: n for name, n in instructions.items() if name != "total"}
+    shown = [name for name in SHOWN_FIRST if name in classes] or list(classes)[:OTHERS_SHOWN]
+    return " ".join(f"{classes[name]} {name}" for name in shown) or f"{instructions['total']} of no class"
+
+
+SHOWN_FIRST = ("mma", "wgmma", "ldmatrix", "cp.async", "tma.load", "dp4a")
+OTHERS_SHOWN = 3
+LEGEND = (
+    f"instructions: machine instructions of {', '.join(SHOWN_FIRST)};\n"
+    f"without them, the {OTHERS_SHOWN} most frequent of the other classes; --json has all. -: not compiled"
+)
 HEADINGS = (
     "kernel",
     "config",

@@ -13,7 +13,15 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).parent
 # These do not reach the machine code: editing them must not cost a rebuild.
-_NOT_CODE = ("simulator", "trace", "registry.py", "report.py", "precompile.py", "sources.py")
+_NOT_CODE = (
+    "simulator",
+    "trace",
+    "registry.py",
+    "report.py",
+    "precompile.py",
+    "sources.py",
+    "tensor_map_rules.py",
+)
 _IN_RUNTIME = ("compiler.py", "resources.py")
 
 

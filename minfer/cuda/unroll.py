@@ -19,9 +19,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
+import operator
 import textwrap
 from collections.abc import Callable
+from types import CodeType
 
 unroll = range
 
@@ -30,11 +33,8 @@ def unrolled(function: Callable) -> Callable:
     """Return `function` with its `unroll` loops written out (see the module's contract).
 
     Raises ValueError, naming the line, where the contract is broken."""
-    lines, first = inspect.getsourcelines(function)
-    tree = ast.parse(textwrap.dedent("".join(lines)))
-    ast.increment_lineno(tree, first - 1)
-    definition = tree.body[0]
-    definition.decorator_list = []
+    file = inspect.getsourcefile(function)
+    definition = _definition(function.__code__, file)
     closure = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not assigned: only a branch that is folded away may name it
@@ -46,29 +46,58 @@ def unrolled(function: Callable) -> Callable:
         for name, value in scope.items()
         if isinstance(value, (int, float, str, tuple)) and name not in function.__code__.co_varnames
     }
-    definition.body = _Unroller(constants, inspect.getsourcefile(function)).block(definition.body)
     # Compiled inside a function that has the free variables as parameters: they stay closure variables.
-    outer = ast.parse(f"def _enclose({', '.join(closure)}):\n    return {definition.name}")
-    outer.body[0].body.insert(0, definition)
+    outer = ast.fix_missing_locations(
+        ast.parse(f"def _enclose({', '.join(closure)}):\n    return {definition.name}")
+    )
+    outer.body[0].body.insert(0, _with(definition, body=_Unroller(constants, file).block(definition.body)))
     namespace: dict = {}
-    code = compile(ast.fix_missing_locations(outer), inspect.getsourcefile(function), "exec")
-    exec(code, function.__globals__, namespace)
+    exec(compile(outer, file, "exec"), function.__globals__, namespace)
     result = namespace["_enclose"](**closure)
     result.__defaults__, result.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     result.__module__, result.__qualname__ = function.__module__, function.__qualname__
     return result
 
 
+@functools.cache
+def _definition(code: CodeType, file: str) -> ast.FunctionDef:
+    """The syntax tree of the function with this code, without decorators, its unroll loops checked. Nobody
+    changes it: a factory makes the same function again and again."""
+    lines, first = inspect.getsourcelines(code)
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    ast.increment_lineno(tree, first - 1)
+    definition = tree.body[0]
+    definition.decorator_list = []
+    for node in ast.walk(definition):
+        if _is_unroll_loop(node):
+            _check_loop(node, file)
+    return definition
+
+
+def _check_loop(node: ast.For, file: str) -> None:
+    if not isinstance(node.target, ast.Name) or node.orelse or node.iter.keywords:
+        _fail(file, node, "an unroll loop has one variable and no else")
+    variable = node.target.id
+    for statement in node.body:
+        for part in ast.walk(statement):
+            if isinstance(part, ast.Name) and part.id == variable and not isinstance(part.ctx, ast.Load):
+                _fail(file, part, f"the unrolled variable {variable} is assigned")
+    jump = _jump(node.body)
+    if jump is not None:
+        _fail(file, jump, "break and continue of an unroll loop are not supported")
+
+
+def _fail(file: str, node: ast.AST, message: str):
+    raise ValueError(f"{file}:{node.lineno}: {message}")
+
+
 class _Unroller:
-    """Rewrites lists of statements; `constants` maps names to their values, unrolled loop variables
-    included."""
+    """Makes lists of statements anew; `constants` maps names to their values, unrolled loop variables
+    included. Trees are never changed: what stays the same is shared."""
 
-    def __init__(self, constants: dict, filename: str | None):
+    def __init__(self, constants: dict, file: str):
         self.constants = constants
-        self.filename = filename
-
-    def fail(self, node: ast.AST, message: str):
-        raise ValueError(f"{self.filename}:{node.lineno}: {message}")
+        self.file = file
 
     def constant(self, node: ast.expr):
         """The value of a constant expression; raises LookupError if it is not one."""
@@ -88,7 +117,7 @@ class _Unroller:
                 raise LookupError
             if isinstance(part, ast.Name) and part.id not in self.constants:
                 raise LookupError
-        return eval(compile(ast.Expression(node), self.filename or "", "eval"), {}, dict(self.constants))
+        return eval(compile(ast.Expression(node), self.file, "eval"), {}, dict(self.constants))
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         """The statements rewritten."""
@@ -98,7 +127,7 @@ class _Unroller:
         return result
 
     def statement(self, node: ast.stmt) -> list[ast.stmt]:
-        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and _is_unroll(node.iter.func):
+        if _is_unroll_loop(node):
             return self.loop(node)
         if isinstance(node, ast.If):
             try:
@@ -107,56 +136,57 @@ class _Unroller:
                 pass
             else:
                 return self.block(taken)
-        for part in ("body", "orelse", "finalbody"):
-            if getattr(node, part, None) and not isinstance(node, (ast.FunctionDef, ast.Lambda)):
-                # A body must not become empty.
-                rewritten = self.block(getattr(node, part))
-                setattr(node, part, rewritten or [ast.copy_location(ast.Pass(), node)])
-        return [node]
+        if isinstance(node, ast.FunctionDef):
+            return [node]
+        parts = {part: self.block(old) for part in _BLOCKS if (old := getattr(node, part, None))}
+        # A body must not become empty.
+        made = {part: new or [ast.copy_location(ast.Pass(), node)] for part, new in parts.items()}
+        return [_with(node, **made)] if made else [node]
 
     def loop(self, node: ast.For) -> list[ast.stmt]:
-        if not isinstance(node.target, ast.Name) or node.orelse or node.iter.keywords:
-            self.fail(node, "an unroll loop has one variable and no else")
         try:
             bounds = [self.constant(argument) for argument in node.iter.args]
         except LookupError:
-            self.fail(node, "the arguments of unroll are not constant")
-        variable = node.target.id
-        for statement in node.body:
-            for part in ast.walk(statement):
-                if isinstance(part, ast.Name) and part.id == variable and not isinstance(part.ctx, ast.Load):
-                    self.fail(part, f"the unrolled variable {variable} is assigned")
-        jump = _jump(node.body)
-        if jump is not None:
-            self.fail(jump, "break and continue of an unroll loop are not supported")
-        outer = self.constants
+            _fail(self.file, node, "the arguments of unroll are not constant")
+        variable, outer = node.target.id, self.constants
         result = []
         for value in range(*bounds):
             self.constants = {**outer, variable: value}
-            copies = [_Substitute(variable, value).visit(_copy(statement)) for statement in node.body]
-            result += self.block(copies)
+            result += self.block([_substituted(statement, variable, value) for statement in node.body])
         self.constants = outer
         return result or [ast.copy_location(ast.Pass(), node)]
 
 
-class _Substitute(ast.NodeTransformer):
-    """Puts a literal in place of a variable."""
-
-    def __init__(self, name: str, value: int):
-        self.name, self.value = name, value
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.copy_location(ast.Constant(self.value), node) if node.id == self.name else node
+_BLOCKS = ("body", "orelse", "finalbody")
 
 
-def _copy(node):
-    """A deep copy of a syntax tree, locations included."""
-    if isinstance(node, list):
-        return [_copy(item) for item in node]
-    if not isinstance(node, ast.AST):
-        return node
-    fields = {name: _copy(value) for name, value in ast.iter_fields(node)}
-    return ast.copy_location(type(node)(**fields), node)
+def _substituted(node: ast.AST, name: str, literal: int) -> ast.AST:
+    """The tree with a literal in place of a variable."""
+    if isinstance(node, ast.Name):
+        return ast.copy_location(ast.Constant(literal), node) if node.id == name else node
+    changed = {}
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if isinstance(value, ast.AST):
+            made = _substituted(value, name, literal)
+            if made is not value:
+                changed[field] = made
+        elif isinstance(value, list):
+            items = [_substituted(v, name, literal) if isinstance(v, ast.AST) else v for v in value]
+            if any(map(operator.is_not, items, value)):
+                changed[field] = items
+    return _with(node, **changed) if changed else node
+
+
+def _with(node: ast.AST, **fields) -> ast.AST:
+    """The node with other fields, at the same place."""
+    made = type(node).__new__(type(node))
+    made.__dict__.update(node.__dict__, **fields)
+    return made
+
+
+def _is_unroll_loop(node: ast.AST) -> bool:
+    return isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and _is_unroll(node.iter.func)
 
 
 def _is_unroll(function: ast.expr) -> bool:

@@ -136,6 +136,20 @@ def gemv_rows(records: Sequence[Record]) -> list[dict]:
     return sorted(rows, key=lambda row: row["MB"])
 
 
+def repacked_rows(records: Sequence[Record]) -> list[dict]:
+    """Q6_K read as blocks and repacked (`minfer.cuda.gemv_planes`), by the newest run that timed both:
+    product, us of either, and how many times as fast repacked. Empty: none did."""
+    rows = []
+    for product, (od, dim) in {"down": SHAPES["down"], "lm_head": (152064, 3584)}.items():
+        names = [f"gemv Q6_K {od}x{dim}{layout} pdl: us" for layout in ("", " planes")]
+        if record := newest(records, *names):
+            blocks, planes = map(record.figure, names)
+            rows.append(
+                {"product": product, "blocks (us)": blocks, "planes (us)": planes, "times": blocks / planes}
+            )
+    return rows
+
+
 def draw_gemv(records: Sequence[Record]) -> Picture:
     """`gemv_rows` as bars under the measured read."""
     rows = gemv_rows(records)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
+from minfer.arithmetic.devices import H200
+from minfer.arithmetic.ledger import bits_a_weight
 from minfer.lab.kernel_view import KernelView, line_of
 
 NT = 2048
@@ -127,6 +129,52 @@ def ledger_rows(steps: Sequence[Step]) -> list[dict]:
     return rows
 
 
+SHARED_BYTES, L2_BYTES = 128, 56
+"""Bytes a cycle that a multiprocessor reads from shared memory, and gets from L2 (measured)."""
+MMA_SHARE = 0.65
+"""Of the tensor cores' peak that mma.sync reaches on Hopper (measured)."""
+
+
+def bound(step: Step, nt: int = NT, od: int = 4608) -> float:
+    """TFLOPS that a step of the GEMM ladder can reach at most on an H200, by arithmetic alone: its tensor
+    cores, its reads of shared memory or its copies, whichever takes longest, times the share of the waves
+    that is useful. Latencies, barriers, conflicts and power are left out."""
+    config = step.config
+    if step.family == "from blocks":  # rows of weights x tokens; weights reach wgmma through registers
+        outputs, tokens = config.rows, config.tokens
+        packed = bits_a_weight(config.format) / 8 * outputs
+        copied = (2 * tokens + packed) / (2 * tokens * outputs) * 1e3
+        read = (2 * tokens * config.consumers + packed) / (2 * tokens * outputs) * 1e3
+    else:
+        outputs, tokens = config.tile_m, config.tile_n
+        (row,) = ledger_rows([step])
+        copied, read = row["copied in (B a kFLOP)"], row["read from shared (B a kFLOP)"]
+    sms = H200.sms
+    rate = H200.tensor_f16 / H200.boost / sms  # FLOP a cycle of a multiprocessor
+    share = MMA_SHARE if step.family in ("seed", "mma.sync") else 1.0
+    cycles = max(1e3 / (rate * share), read / SHARED_BYTES, copied / L2_BYTES)  # a kFLOP
+    rounds = -(-(-(-nt // tokens) * -(-od // outputs)) // sms)
+    useful = nt * od / (rounds * sms * tokens * outputs)
+    return 1e3 / cycles * H200.boost * sms * useful / 1e12
+
+
+def schedule_rows(nts: Sequence[int] = (512, NT, 8192), heads: int = 28, kv_heads: int = 4) -> list[dict]:
+    """What the attention's order of tiles costs, by the schedule alone: how much of the blocks' time is work
+    when each takes every n-th tile, and in LPT order, and how many times as fast LPT makes it."""
+    from minfer.cuda.attention import hopper_steps
+
+    steps = hopper_steps(heads, kv_heads)
+    return [
+        {
+            "tokens": nt,
+            "strided": (strided := steps["overlap"].balance(nt, H200.sms)),
+            "LPT": (lpt := steps["LPT order"].balance(nt, H200.sms)),
+            "predicted": lpt / strided,
+        }
+        for nt in nts
+    ]
+
+
 LOST = (
     {
         "probe": "clusters of 4",
@@ -134,13 +182,6 @@ LOST = (
         "idea": "a fourth of the reads of B",
         "outcome": "x0.6",
         "why": "of the grid's 33 clusters 30 fit at a time: three run their share alone, after the others",
-    },
-    {
-        "probe": "128 x 256 on mma.sync",
-        "of": "GEMM",
-        "idea": "fewer bytes a FLOP",
-        "outcome": "x0.7",
-        "why": "147,456 B of stages: one block an SM, where 128 x 128 has two",
     },
     {
         "probe": "two blocks share a tile's depth",

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 
 from minfer.arithmetic.devices import H200
-from minfer.arithmetic.reference import FOLDER
-from minfer.campaign.against import SHAPES, geometric_mean, newest_comparisons
+from minfer.campaign.against import Against, Comparison, geometric_mean, newest_comparisons
 from minfer.campaign.peers import Peer
 from minfer.campaign.records import Bench, GpuTests, Record
 from minfer.campaign.report import PEER_PREFILL, PREFILL
 from minfer.lab import style
 from minfer.lab.figures import newest, newest_like, nothing, origin
-from minfer.lab.hopper_ladder import NT, Step, attention_ladder, gemm_ladder
+from minfer.lab.hopper_ladder import NT, Step, attention_ladder, bound, gemm_ladder, schedule_rows
 from minfer.lab.picture import Picture
 
 LADDER_FIGURE = f"GEMM TFLOPS at {NT}x4608x3584"
@@ -34,8 +31,8 @@ def _speed(record: GpuTests | None, figure: str, config: str | None) -> float | 
 
 
 def gemm_rows(records: Sequence[Record], steps: Sequence[Step] | None = None) -> list[dict]:
-    """TFLOPS of every step at 2048 x 4608 x 3584, each from the newest run that measured it, and its share of
-    cuBLAS; None where no run did."""
+    """TFLOPS of every step at 2048 x 4608 x 3584: what arithmetic allows, what the newest run found that
+    measured it, and its share of cuBLAS; None where no run did."""
     peer = cublas(records)
     figures = {"wgmma": HOPPER_FIGURE, "from blocks": BLOCKS_FIGURE}
     rows = []
@@ -47,6 +44,7 @@ def gemm_rows(records: Sequence[Record], steps: Sequence[Step] | None = None) ->
             {
                 "step": step.name,
                 "family": step.family,
+                "predicted, at most": bound(step),
                 "TFLOPS": speed,
                 "of cuBLAS": None if None in (speed, peer) else speed / peer,
                 "of the peak": None if speed is None else speed * 1e12 / H200.tensor_f16,
@@ -101,7 +99,7 @@ def product_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]
     Args:
         regime: one of `REGIMES`.
     """
-    found = [row for row, _ in newest_comparisons(records, H200.key, regime).values()]
+    found = [row for row, _ in _compared(records, regime, "F16")]
     rows = [
         {
             "regime": regime,
@@ -109,12 +107,15 @@ def product_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]
             "tokens": row.nt,
             "tile": row.config,
             "TFLOPS": row.tflops[0],
+            "kcycles": None if row.cycles is None else row.cycles[0] / 1e3,
+            "cuBLAS's": None if row.cycles is None else row.cycles[1] / 1e3,
             "of cuBLAS": row.ratio,
         }
         for row in found
     ]
     if rows:
         last = {"regime": regime, "product": "geometric mean", "tokens": None, "tile": "", "TFLOPS": None}
+        last |= {"kcycles": None, "cuBLAS's": None}
         rows.append({**last, "of cuBLAS": geometric_mean(found)})
     return rows
 
@@ -141,59 +142,32 @@ def draw_products(records: Sequence[Record]) -> Picture:
     ax.grid(axis="x", visible=False)
     style.label(ax, "product and tokens", "times as fast as cuBLAS")
     style.legend(ax, loc="upper right", ncols=2)
-    sources = [
-        record for regime in REGIMES for _, record in newest_comparisons(records, H200.key, regime).values()
-    ]
+    sources = [record for regime in REGIMES for _, record in _compared(records, regime, "F16")]
     style.title(ax, "The Hopper GEMM at the 7B's products; 1 is cuBLAS", origin(*sources))
     return Picture(fig, f"The Hopper GEMM against cuBLAS at {len(bars)} products of the 7B", rows)
 
 
-def block_rows(records: Sequence[Record]) -> list[dict]:
-    """W4A16 at 2048 tokens, straight from the file's blocks, beside the f16 kernel of the same product.
-
-    Rows of format, product, tile, TFLOPS, of the f16 kernel's burst (None: not measured). Empty: no record.
-    """
-    beginning, rows = "W4A16 ", []
-    record = newest_like(records, beginning)
-    names = {shape: name for name, shape in SHAPES.items()}
-    f16 = {(row["product"], row["tokens"]): row["TFLOPS"] for row in product_rows(records)}
-    for figure, speeds in ({} if record is None else record.measured).items():
-        if not figure.startswith(beginning):
-            continue
-        kind, shape = figure.removeprefix(beginning).split(" TFLOPS at ")
-        nt, od, depth = map(int, shape.split("x"))
-        product = names.get((od, depth), f"{od} x {depth}")
-        line = f16.get((product, nt))
-        for config, speed in speeds.items():
-            if config != "error":
-                rows.append(
-                    {
-                        "format": kind,
-                        "product": product,
-                        "tokens": nt,
-                        "tile": config,
-                        "TFLOPS": speed,
-                        "of f16": None if line is None else speed / line,
-                    }
-                )
-    return rows
-
-
-def blocks_beside_cublas() -> list[dict]:
-    """W4A16 at 2048 tokens and cuBLAS on an f16 copy, as timed side by side on an H200
-    (data/reference/w4a16-h200.json): rows of format, product, tile, us, TFLOPS, of cuBLAS."""
-    rows = json.loads((FOLDER / "w4a16-h200.json").read_text())["rows"]
+def block_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]:
+    """W4A16 straight from the file's blocks beside cuBLAS on an f16 copy, by the newest run that compared it:
+    rows of format, product, tokens, tile, us, TFLOPS, of cuBLAS. Empty: none did."""
     return [
         {
-            "format": row["format"],
-            "product": row["product"],
-            "tile": row["tile"],
-            "us": row["us"],
-            "TFLOPS": 2 * NT * math.prod(SHAPES[row["product"]]) / row["us"] / 1e6,
-            "of cuBLAS": row["cublas_us"] / row["us"],
+            "format": row.weights,
+            "product": row.product,
+            "tokens": row.nt,
+            "tile": row.config,
+            "us": row.ours_us,
+            "TFLOPS": row.tflops[0],
+            "of cuBLAS": row.ratio,
         }
-        for row in rows
+        for row, _ in _compared(records, regime, "Q4_K", "Q6_K")
     ]
+
+
+def _compared(records: Sequence[Record], regime: str, *weights: str) -> list[tuple[Comparison, Against]]:
+    """The newest comparisons of products whose weights are one of these."""
+    found = newest_comparisons(records, H200.key, regime).values()
+    return [(row, record) for row, record in found if row.weights in weights]
 
 
 # ---- attention
@@ -237,6 +211,27 @@ def cudnn(records: Sequence[Record], nt: int = NT, regime: str = "burst") -> flo
     names = [f"attention {nt} tokens, {name}, {regime}: ms" for name in ("cuDNN", "cuDNN, grouped")]
     record = newest(records, *names)
     return None if record is None else min(map(record.figure, names))
+
+
+def order_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]:
+    """`schedule_rows`, and how many times as fast LPT order made the attention in the newest run."""
+    rows = schedule_rows()
+    for row in rows:
+        times = {one["step"]: one["ms"] for one in attention_rows(records, row["tokens"], regime)}
+        both = {"overlap", "LPT order"} <= times.keys()
+        row["measured"] = times["overlap"] / times["LPT order"] if both else None
+    return rows
+
+
+def length_rows(records: Sequence[Record], nts: Sequence[int] = (512, NT, 8192)) -> list[dict]:
+    """The attention that the engine takes, by length and regime: ms and times as fast as cuDNN, by the newest
+    run that measured it; lengths that none did are left out."""
+    rows = []
+    for nt in nts:
+        for regime in REGIMES:
+            for row in attention_rows(records, nt, regime)[-1:]:
+                rows.append({"tokens": nt, "regime": regime, **row})
+    return rows
 
 
 def draw_attention(records: Sequence[Record], nt: int = NT) -> Picture:

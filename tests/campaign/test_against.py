@@ -9,17 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from minfer import cli
-from minfer.campaign.against import (
-    COLD_BYTES,
-    SHAPES,
-    Against,
-    Comparison,
-    compare_products,
-    copies,
-    geometric_mean,
-    launches,
-)
+from minfer.campaign.against import SHAPES, Against, Comparison, geometric_mean, newest_comparisons
+from minfer.campaign.contests import BLOCKS, COLD_BYTES, contests, copies, launches
 from minfer.campaign.records import read_record, write_record
+from minfer.campaign.side_by_side import compare
 from minfer.engine.errors import EngineError
 
 
@@ -31,12 +24,21 @@ def test_ratios_and_speeds():
     one = row(72.0, 77.5)
     assert one.ratio == pytest.approx(1.0764, abs=1e-4)
     assert one.tflops == pytest.approx((730.7, 678.9), abs=0.1)
-    assert str(one).startswith("o         2048 tokens burst        731 TFLOPS, cuBLAS  679: 1.076")
+    assert str(one).startswith("o             2048 tokens burst        731 TFLOPS, cuBLAS  679: 1.076")
     assert one.as_dict()["ratio"] == one.ratio
     assert geometric_mean([row(1.0, 2.0), row(2.0, 1.0)]) == pytest.approx(1.0)
-    clocked = replace(one, ours_mhz=1500.0, theirs_mhz=1600.0)
+    clocked = replace(one, ours_mhz=1500.0, theirs_mhz=1600.0, clock="counters")
     assert clocked.cycles == (108_000, 124_000) and one.cycles is None
     assert str(clocked).endswith("108.0 and 124.0 kilocycles at 1500 and 1600 MHz")
+    assert replace(clocked, clock="NVML").cycles is None
+    assert replace(clocked, clock="NVML", regime="sustained").cycles == clocked.cycles
+
+
+def test_attention_counts_both_of_its_products():
+    one = replace(row(50.0, 75.0), product="attention", depth=2049, weights="", peer="cuDNN")
+    pairs = sum(range(1, 2049))  # of a query and a key, a head
+    assert one.tflops[0] == pytest.approx(2 * 2 * pairs * 28 * 128 / 50 / 1e6)
+    assert str(one).startswith("attention") and "cuDNN" in str(one)
 
 
 def test_record(tmp_path):
@@ -50,11 +52,13 @@ def test_record(tmp_path):
     )
     path = write_record(record, tmp_path, stem=record.stem)
     again = read_record(path)
-    assert path.name.startswith("against-cublas-burst") and again.results == record.results
+    assert path.name.startswith("against-torch-burst") and again.results == record.results
     for results, message in (
         ([], "at least one product"),
         ([row(1.0, 2.0), replace(row(1.0, 2.0), regime="sustained")], "one regime"),
         ([row(0.0, 2.0)], r"results\[0\].ours_us"),
+        ([replace(row(1.0, 2.0), product="v")], r"results\[0\].product: 'v' is none of q\+k\+v, o"),
+        ([replace(row(1.0, 2.0), weights="Q5_K")], r"results\[0\].weights: 'Q5_K'"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(record, results=results).check()
@@ -64,32 +68,56 @@ def test_record(tmp_path):
 @pytest.mark.parametrize("product", SHAPES)
 def test_weights_take_turns_and_graphs_are_whole(product, nt):
     od, depth = SHAPES[product]
-    turns = copies(od, depth)
+    turns = copies(2 * od * depth)
     assert turns * 2 * od * depth >= COLD_BYTES
-    assert launches(nt, od, depth) % turns == 0
-    assert launches(nt, od, depth) >= turns
+    assert launches(nt, od, depth, turns) % turns == 0
+    assert launches(nt, od, depth, turns) >= turns
 
 
 def test_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(EngineError, match=r"torch is not installed: .*: pip install torch"):
-        compare_products([512])
+        compare(contests([512]))
+
+
+def test_every_product_and_the_attention_is_compared():
+    made = [(one.func.__name__, one.keywords) for one in contests([512, 2048])]
+    assert len(made) == 2 * (len(SHAPES) + len(BLOCKS) + 1)
+    assert [name for name, _ in made].count("attention") == 2
+    assert {(words["format"], words["name"]) for name, words in made if name == "block_product"} == set(
+        BLOCKS
+    )
+
+
+def test_the_newest_of_each_is_found():
+    stamp = {"file": "", "date": "2026-11-30T01:00:00+00:00", "commit": "abc", "device": "NVIDIA H200"}
+    stamp |= {"driver": "580", "command": "a", "library": "torch"}
+    blocks = replace(row(3.0, 3.0), weights="Q4_K")
+    old = Against(**stamp, results=[blocks, row(1.0, 2.0), replace(row(1.0, 1.0), nt=512)])
+    new = Against(**stamp, results=[row(4.0, 2.0)])
+    found = newest_comparisons([old, new], "h200", "burst")
+    assert list(found) == [(512, "F16", "o"), (2048, "F16", "o"), (2048, "Q4_K", "o")]
+    assert found[2048, "F16", "o"] == (new.results[0], new) and found[2048, "Q4_K", "o"] == (blocks, old)
+    assert newest_comparisons([old], "h200", "sustained") == {}
 
 
 def test_the_command(capsys, monkeypatch, tmp_path):
     seen = {}
 
-    def compare(tokens, rounds, soak, on_row):
-        seen.update(tokens=tokens, rounds=rounds, soak=soak)
+    def compared(makers, rounds, soak, on_row):
+        seen.update(tokens={make.keywords["nt"] for make in makers}, rounds=rounds, soak=soak)
         for one in (row(1.0, 2.0), row(2.0, 1.0)):
             on_row(one)
         return [row(1.0, 2.0), row(2.0, 1.0)]
 
-    monkeypatch.setattr("minfer.campaign.against.compare_products", compare)
+    monkeypatch.setattr("minfer.campaign.side_by_side.compare", compared)
     assert cli.main(["bench", "--against", "torch", "-p", "512", "-r", "3", "--sustained", "0.5"]) == 0
-    assert seen == {"tokens": [512], "rounds": 3, "soak": 0.5}
+    assert seen == {"tokens": {512}, "rounds": 3, "soak": 0.5}
     out = capsys.readouterr().out
-    assert out.endswith("geometric mean 1.000, lowest 0.500\n") and out.count("cuBLAS") == 2
+    assert (
+        out.endswith("products of F16 weights: geometric mean 1.000, lowest 0.500\n")
+        and out.count("cuBLAS") == 2
+    )
     gpu = SimpleNamespace(name="NVIDIA H200")
     monkeypatch.setattr("minfer.cuda.runtime.device", lambda: gpu)
     monkeypatch.setattr("importlib.metadata.version", lambda package: f"of {package}")

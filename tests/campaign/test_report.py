@@ -8,6 +8,7 @@ import pytest
 
 from minfer.campaign import report
 from minfer.campaign.against import Against, Comparison
+from minfer.campaign.document import campaign_table
 from minfer.campaign.peers import llamacpp
 from minfer.campaign.records import GpuTests, RecordError, load_records
 from minfer.engine.cuda.routes import ROUTES
@@ -69,6 +70,23 @@ def test_launches_come_from_the_newest_run_that_measured_them():
         report.launch_table([run for run in runs if run is not full])
 
 
+def test_what_is_folded_is_still_there():
+    whole = campaign_table(RECORDS, report.DEVICE)
+    text = report.campaign_text(RECORDS)
+    shown, folded = text.split("<details>")
+    for row in whole.rows:
+        probe, question, _, ours, _, kernels, why = (cell.replace("|", "\\|") for cell in row)
+        assert (
+            f"| {probe} | {question} |" in shown and f" {ours} |" in shown and (not why or why not in shown)
+        )
+        assert f"| {probe} | {kernels} | {why} |" in folded
+    assert whole.note in folded.split("</details>")[1]
+    walls = report.walls_text(RECORDS)
+    assert walls.startswith("<details>\n<summary>GEMMs take ") and walls.endswith("\n\n</details>")
+    assert "| us a GMAC of the products |" in walls
+    assert report.walls_text([]) == "No wall of a prefill on h200 is recorded."
+
+
 def test_tables_without_their_records_are_refused():
     with pytest.raises(RecordError, match=r"no bench of qwen2\.5-7b, synthetic, seed 0 on h200 among 0"):
         report.speed_table([], llamacpp())
@@ -119,6 +137,13 @@ def test_products_are_compared_with_cublas():
     record = Against(**stamp, driver="580", command="a", library="torch", results=[row])
     table = report.products_table([record])
     assert "| o | 1.200 |  |" in table and "2,048 tokens, burst" in table and table.endswith("commit abc.")
+    blocks = replace(row, weights="Q4_K", nt=512)
+    table = report.products_table([record, replace(record, results=[blocks])])
+    assert "| o Q4_K | 1.200 |  |  |  |" in table and "| o |  |  | 1.200 |  |" in table
+    assert "as fast as cuBLAS, both" in table
+    seen = replace(row, product="attention", depth=2049, weights="", peer="cuDNN, grouped")
+    table = report.products_table([record, replace(record, results=[seen])])
+    assert "| attention | 1.200 |  |" in table and "as fast as cuBLAS or cuDNN, both" in table
 
 
 def test_a_bench_of_other_tests_takes_nobodys_place():

@@ -332,6 +332,10 @@ def test_what_a_person_made_of_a_run_is_written_afterwards(gpu, tmp_path):
     noted = annotate(path, reason="another GPU", mechanism="fewer ms")
     assert read_record(path) == noted and noted.reason == "another GPU"
     assert replace(noted, reason="", mechanism=run.mechanism, file="") == run
+    text = describe_run(noted)
+    assert "\n  mechanism: fewer ms\n" in text and "\n  reason: another GPU" in text
+    text = describe_run(annotate(path, reason="fewer ms"))
+    assert "\n  mechanism and reason: fewer ms\n" in text and text.count("fewer ms") == 1
     with pytest.raises(RecordError, match="only a probe's mechanism, retry and reason"):
         annotate(path, verdict="LANDED")
     with pytest.raises(RecordError, match="only a probe's"):

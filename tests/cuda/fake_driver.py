@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Callable
 from enum import IntEnum
 from types import SimpleNamespace
+from typing import Any
 
 from cuda.bindings import driver as real
 
@@ -46,15 +47,6 @@ class Status(IntEnum):
 class FakeDriver:
     """Attributes set what the driver answers; `calls` records every call's name and arguments."""
 
-    # Enumerations and structures are cuda.bindings' own.
-    CUresult = real.CUresult
-    CUdevice_attribute = real.CUdevice_attribute
-    CUfunction_attribute = real.CUfunction_attribute
-    CUstreamCaptureMode = real.CUstreamCaptureMode
-    CUlaunchConfig = real.CUlaunchConfig
-    CUlaunchAttribute = real.CUlaunchAttribute
-    CUlaunchAttributeID = real.CUlaunchAttributeID
-
     def __init__(self) -> None:
         self.init_status, self.version = Status.SUCCESS, 13000
         self.attributes = dict(ATTRIBUTES)
@@ -71,7 +63,9 @@ class FakeDriver:
         self.launched: list[SimpleNamespace] = []
         self.run: Callable[[list[int]], None] = lambda arguments: None
 
-    def __getattr__(self, name: str) -> Callable:
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("CU", "cuuint")):  # enumerations and structures are cuda.bindings' own
+            return getattr(real, name)
         if not name.startswith("cu"):
             raise AttributeError(name)
         return lambda *args: self._default(name, args)
@@ -130,6 +124,10 @@ class FakeDriver:
         return Status.SUCCESS, 2048 // threads
 
     # ---- memory
+
+    def cuTensorMapEncodeTiled(self, *args):
+        self.calls.append(("cuTensorMapEncodeTiled", *args))
+        return Status.SUCCESS, real.CUtensorMap()
 
     def cuMemAlloc(self, nbytes):
         if nbytes > self.memory_left:

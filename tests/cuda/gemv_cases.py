@@ -5,6 +5,7 @@ import numpy as np
 from minfer.cuda import reference
 from minfer.cuda.block_dots import DOTS
 from minfer.cuda.gemv import GemvConfig, gemv
+from minfer.cuda.gemv_planes import repack_q6_k
 from tests.cuda.block_data import random_matrix
 from tests.cuda.parity import Case, poisoned
 
@@ -12,6 +13,8 @@ from tests.cuda.parity import Case, poisoned
 def gemv_case(config: GemvConfig, od: int, grid: int | None = None, scale: float = 1.0) -> Case:
     rng = np.random.default_rng(od + config.dim)
     raw, values = random_matrix(config.format, od, config.dim, seed=od)
+    if config.layout == "planes":
+        raw = repack_q6_k(raw, config.slice_blocks)
     x = (rng.normal(size=config.dim) * scale).astype(np.float32)
     staged = x
     if DOTS[config.format].quantized:

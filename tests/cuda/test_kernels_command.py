@@ -119,6 +119,8 @@ def test_the_table(shipped):
     lines = run().stdout.splitlines()
     assert lines[0].split()[:4] == ["kernel", "config", "arch", "regs"]
     assert lines[1].startswith("scale   factor=3  sm_90a") and "32 (" in lines[1]
+    assert "  1 ld.global 1 st.global  " in lines[1]
+    assert "without them, the 3 most frequent" in lines[-2]
     assert lines[-1] == "blocks/SM on NVIDIA H200 SXM 141GB"
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from minfer.cuda import runtime
+from tests.cuda.array_cases import check_views_share_memory
 
 
 class TestArrays:
@@ -16,15 +17,7 @@ class TestArrays:
             runtime.empty(1000, np.float32)
 
     def test_views_share_memory(self, fake):
-        host = np.arange(24, dtype=np.uint32).reshape(4, 6)
-        array = runtime.to_device(host)
-        np.testing.assert_array_equal(array[1:3].to_host(), host[1:3])
-        np.testing.assert_array_equal(array[-1].to_host(), host[-1])
-        np.testing.assert_array_equal(array.reshape(3, -1).to_host(), host.reshape(3, 8))
-        np.testing.assert_array_equal(array.view(np.uint8).to_host(), host.view(np.uint8))
-        array[2].copy_from(np.zeros(6, np.uint32))
-        assert array.to_host()[2].sum() == 0
-        assert len(array) == 4 and array.size == 24 and array.ndim == 2
+        check_views_share_memory()
 
     def test_views_that_do_not_fit(self, fake):
         array = runtime.empty((4, 6), np.uint32)
@@ -69,25 +62,10 @@ class TestArrays:
 
 class TestTensorMaps:
     @pytest.mark.parametrize(
-        ("shape", "dtype", "box", "swizzle", "message"),
-        [
-            ((64, 64, 2), np.float16, (64, 64), 128, "has 3"),
-            ((64, 60), np.float16, (64, 64), 128, "rows of 120 bytes"),
-            ((64, 64), np.float16, (300, 64), 128, "each side is 1 to 256"),
-            ((64, 128), np.float16, (64, 128), 128, "do not fit the 128-byte swizzle"),
-            ((64, 64), np.float16, (64, 4), 128, "box rows of 8 bytes"),
-            ((64, 64), np.float64, (64, 16), 128, "tensor maps of float64"),
-            ((64, 64), np.float16, (64, 64), 96, "a swizzle of 96"),
-        ],
-    )
-    def test_refusals(self, fake, shape, dtype, box, swizzle, message):
-        with pytest.raises(ValueError, match=message):
-            runtime.tensor_map(runtime.DeviceArray(None, 4096, shape, np.dtype(dtype)), *box, swizzle)
-
-    @pytest.mark.parametrize(
         ("options", "message"),
         [
             ({"dtype": "float32"}, "a tensor map of float32 over an array of float16"),
+            ({"dtype": "float64"}, "tensor maps of float64: use one of uint8"),
             ({"row_bytes": 64}, "rows 64 bytes apart overlap: a row of the array has 128 bytes"),
             ({"promotion": 100}, "a promotion of 100 bytes"),
         ],
@@ -96,11 +74,3 @@ class TestTensorMaps:
         array = runtime.DeviceArray(None, 4096, (64, 64), np.dtype(np.float16))
         with pytest.raises(ValueError, match=message):
             runtime.tensor_map(array, 64, **options)
-
-    def test_an_empty_array(self, fake):
-        with pytest.raises(ValueError, match="is empty"):
-            runtime.tensor_map(runtime.DeviceArray(None, 4096, (0, 64), np.dtype(np.float16)), 64)
-
-    def test_alignment(self, fake):
-        with pytest.raises(ValueError, match="16-byte alignment"):
-            runtime.tensor_map(runtime.DeviceArray(None, 4104, (64, 64), np.dtype(np.float16)), 64)

@@ -164,13 +164,9 @@ class TestPacking:
     def test_tensor_maps_are_passed_by_value(self, fake):
         fake.parameters = 1
         kernel = make_kernel(arguments=(Argument("m", "tensor_map"),))
-        handle = type(
-            "Handle",
-            (),
-            {"getPtr": lambda self: ctypes.addressof(self.data), "data": (ctypes.c_char * 128)()},
-        )()
-        runtime.launch(kernel, (1, 1, 1), runtime.TensorMap(handle, None, (64, 64), 128))
-        assert fake.launched[0].pointers == [ctypes.addressof(handle.data)]
+        described = runtime.tensor_map(runtime.empty((64, 64), np.float16), 64)
+        runtime.launch(kernel, (1, 1, 1), described)
+        assert fake.launched[0].pointers == [described.address]
         with pytest.raises(TypeError, match="'m', takes a TensorMap, got int"):
             runtime.launch(kernel, (1, 1, 1), 7)
 

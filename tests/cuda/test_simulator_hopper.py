@@ -150,22 +150,6 @@ def test_tensor_maps_of_row_slices():
     assert (whole[:, :32] == -1).all() and (whole[:, 48:] == -1).all() and (whole[:, 32:48] >= 0).all()
 
 
-@pytest.mark.parametrize(
-    ("matrix", "box"),
-    [
-        (np.zeros((8, 12), np.float16), (8, 8)),  # rows of 24 bytes
-        (np.zeros((8, 64), np.float16).T, (8, 8)),
-        (np.zeros(64, np.float16), (8, 8)),
-        (np.zeros((8, 256), np.float16), (8, 128)),  # a box row of 256 bytes under a swizzle of 128
-        (np.zeros((8, 64), np.float16), (257, 64)),
-        (np.zeros((8, 64), np.float16), (8, 4)),  # a box row of 8 bytes
-    ],
-)
-def test_tensor_maps_that_the_hardware_refuses(matrix, box):
-    with pytest.raises(ValueError, match=r"TMA needs|tensor map needs|swizzle|box"):
-        simulator.tensor_map(matrix, *box)
-
-
 def test_stores_must_be_waited_for():
     kernel = make_kernel(
         store_box,

@@ -135,6 +135,7 @@ def _gemv() -> Iterator[Case]:
         config = GemvConfig(format, 3 * dot.weights, rows=2, warps=2, addend=True)
         yield gemv_case(config, 13, grid=3)
     yield gemv_case(GemvConfig("Q6_K", 5 * 256, slices=2, warps=2, slots=3), 13, grid=3)
+    yield gemv_case(GemvConfig("Q6_K", 5 * 256, slices=2, warps=2, layout="planes"), 13, grid=3)
 
 
 def _token() -> Iterator[Case]:

@@ -4,7 +4,7 @@ import pytest
 
 from minfer.cuda import runtime
 from minfer.cuda.block_dots import DOTS
-from minfer.cuda.gemv import GemvConfig
+from minfer.cuda.gemv import PLANES_7B, GemvConfig
 from tests.cuda.gemv_cases import gemv_case
 
 SHAPES = (("Q4_K", 3584, 4608), ("Q4_K", 3584, 3584), ("Q4_K", 3584, 37888), ("Q4_K", 18944, 3584))
@@ -35,6 +35,12 @@ def test_ragged_rows(format, od):
     for units in (1, 3, 20):
         dim = units * max(DOTS[format].weights, 32)
         gemv_case(config_for(format, dim, od), od).run_on_gpu()
+
+
+@pytest.mark.parametrize("config", PLANES_7B, ids=str)
+@pytest.mark.parametrize("od", [1, 7, 129, 3584])
+def test_repacked(config, od):
+    gemv_case(config, od).run_on_gpu()
 
 
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K", "Q8_0", "F16"])

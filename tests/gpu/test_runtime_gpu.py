@@ -9,6 +9,7 @@ import pytest
 
 from minfer.cuda import runtime
 from minfer.cuda.kernel import LaunchRefused
+from tests.cuda.array_cases import check_views_share_memory
 from tests.gpu.tiny import (
     STATIC_BYTES,
     TinyConfig,
@@ -73,13 +74,8 @@ class TestArrays:
         host = np.arange(7 * 33).reshape(7, 33).astype(dtype)
         np.testing.assert_array_equal(runtime.to_device(host).to_host(), host)
 
-    def test_views(self):
-        host = np.arange(24, dtype=np.uint32).reshape(4, 6)
-        array = runtime.to_device(host)
-        np.testing.assert_array_equal(array[1:3].to_host(), host[1:3])
-        np.testing.assert_array_equal(array[-1].to_host(), host[-1])
-        np.testing.assert_array_equal(array.reshape(3, -1).to_host(), host.reshape(3, 8))
-        np.testing.assert_array_equal(array.view(np.uint8).to_host(), host.view(np.uint8))
+    def test_views_share_memory(self):
+        check_views_share_memory()
 
     def test_upload_through_pinned_buffers(self):
         host = np.random.default_rng(0).integers(0, 256, 1_000_003).astype(np.uint8)

@@ -7,9 +7,11 @@ import statistics
 
 import numpy as np
 import pytest
+from numba import cuda
+from numba.cuda.types import uint32, uint64
 
 from minfer.cuda import elementwise as ew
-from minfer.cuda import runtime
+from minfer.cuda import ptx, reference, runtime
 from minfer.cuda.attention import (
     DecodeAttentionConfig,
     attention_combine,
@@ -18,12 +20,16 @@ from minfer.cuda.attention import (
     seed_steps,
 )
 from minfer.cuda.convert import ConvertConfig, StoreKvConfig, convert_f32_f16, store_kv_f16
-from minfer.cuda.gemv import GemvConfig, gemv
+from minfer.cuda.gemv import PLANES_7B, GemvConfig, gemv
+from minfer.cuda.gemv_planes import repack_q6_k
+from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.quantize import FORMS, QuantizePad40Config, quantize_q8_0_pad40
 from minfer.cuda.registry import shipped_kernels
+from tests.cuda.block_data import random_matrix
 from tests.gpu.gemm_cases import DTYPES, LARGEST, MODEL_SHAPES
 
 COLD_BYTES = 200 << 20  # more than any L2
+POOL_ROWS = 256  # of random weights that larger matrices repeat
 NT = 2048
 GEMV_SHAPES = (
     ("Q4_K", 3584, 4608),
@@ -91,25 +97,78 @@ def test_gemm(shape, measure):
     measure(f"GEMM TFLOPS at {NT}x{od}x{depth}", speeds)
 
 
+def reader(each: int, threads: int = 512) -> Kernel:
+    """Every thread reads `each` times 16 bytes, many in flight, and leaves their XOR: reading alone."""
+    batches = each // 4
+
+    def read(words, sums):
+        thread = cuda.blockIdx.x * threads + cuda.threadIdx.x
+        step = uint64(cuda.gridDim.x * threads * 16)
+        address = ptx.global_address(words) + uint64(thread) * uint64(16)
+        total = uint32(0)
+        for _batch in range(batches):
+            for _load in range(4):
+                a, b, c, d = ptx.ld_global_stream_v4_u32(address)
+                total ^= a ^ b ^ c ^ d
+                address += step
+        sums[thread] = total
+
+    arguments = (
+        Argument("words", "in", "uint32"),
+        Argument("sums", "out", "uint32"),
+    )
+    return Kernel("read", each, read, threads, 0, arguments)
+
+
+def test_read(measure):
+    """What the GEMVs below are compared with; the words that were read are checked."""
+    threads, each = runtime.device().sms * 4 * 512, 256
+    words = np.random.default_rng(0).integers(0, 2**32, threads * 4 * each, np.uint32)
+    first, sums = runtime.to_device(words), runtime.empty(threads, np.uint32)
+    second = runtime.empty(words.shape, np.uint32).copy_from(first)
+    loaded = runtime.load(reader(each))
+    launches = [loaded.prepare((threads // 512, 1, 1), array, sums) for array in (first, second)]
+    time = milliseconds(launches * 2)
+    assert np.bitwise_xor.reduce(sums.to_host()) == np.bitwise_xor.reduce(words)
+    measure("read: GB/s", round(words.nbytes / time / 1e6))
+
+
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize(("format", "dim", "od"), GEMV_SHAPES)
 def test_gemv(format, dim, od, pdl, measure):
     config = GemvConfig.for_shape(format, dim, od, pdl=pdl, sms=runtime.device().sms)
-    kernel = gemv(config)
+    time_gemv(config, od, measure, f"gemv {format} {od}x{dim}{' pdl' if pdl else ''}")
+
+
+@pytest.mark.parametrize(("config", "od"), list(zip(PLANES_7B, (3584, 152064), strict=True)), ids=str)
+def test_repacked_gemv(config, od, measure):
+    time_gemv(config, od, measure, f"gemv {config.format} {od}x{config.dim} planes pdl")
+
+
+def time_gemv(config: GemvConfig, od: int, measure, name: str) -> None:
+    """On random weights; what the last timed launch left is checked."""
+    kernel, dim = gemv(config), config.dim
     if reason := kernel.not_applicable(runtime.device().arch):
         pytest.skip(f"it {reason}")
-    nbytes = od * config.row_bytes
     loaded = runtime.load(kernel)
-    x, y = runtime.zeros(config.x_bytes, np.uint8), runtime.empty(od, np.float32)
+    raw, values = random_matrix(config.format, POOL_ROWS, dim)
+    if config.layout == "planes":
+        raw = repack_q6_k(raw, config.slice_blocks)
+    records = reference.pack_q8(
+        *reference.quantize_q8(np.random.default_rng(1).normal(size=dim).astype(np.float32))
+    )
+    activations = reference.dequantize_q8(records, dim)
+    first = runtime.to_device(np.resize(raw, (od, config.row_bytes)))
+    others = [runtime.empty(first.shape, np.uint8).copy_from(first) for _ in range(copies(first.nbytes) - 1)]
+    x, y = runtime.to_device(records), runtime.to_device(np.full(od, np.nan, np.float32))
     grid = config.grid(od, runtime.device().sms)
-    launches = [
-        loaded.prepare(grid, runtime.zeros((od, config.row_bytes), np.uint8), x, y, od, pdl=pdl)
-        for _ in range(copies(nbytes))
-    ]
+    launches = [loaded.prepare(grid, weights, x, y, od, pdl=config.pdl) for weights in (first, *others)]
     time = milliseconds(launches * 3)
-    name = f"gemv {format} {od}x{dim}{' pdl' if pdl else ''}"
+    wanted = np.resize(reference.gemv(values, activations, None), od)
+    size = (np.abs(values) @ np.abs(activations)).max()
+    np.testing.assert_allclose(y.to_host(), wanted, rtol=0, atol=float(size) * 1e-6)
     measure(f"{name}: us", round(time * 1e3, 2))
-    measure(f"{name}: GB/s", round(nbytes / time / 1e6))
+    measure(f"{name}: GB/s", round(first.nbytes / time / 1e6))
 
 
 @pytest.mark.parametrize("step", seed_steps(28, 4))

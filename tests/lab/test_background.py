@@ -96,7 +96,7 @@ def test_failures_are_sentences(script, words):
 
 def test_configs_travel_as_json():
     request = described(B)
-    assert request["type"] == "minfer.cuda.gemm:GemmConfig" and request["fields"]["tile_m"] == 128
+    assert request["type"] == "minfer.cuda.gemm_config:GemmConfig" and request["fields"]["tile_m"] == 128
     assert named(request["type"])(**request["fields"]) == B
     with pytest.raises(TypeError, match="a kernel config is a dataclass"):
         described("64x64")

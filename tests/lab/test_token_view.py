@@ -84,6 +84,14 @@ def test_products(records, sound):
     assert sound(decode_view.draw_gemv(records)).rows == rows
 
 
+def test_repacked_gemvs_stand_beside_blocks(records):
+    run = next(r for r in records if isinstance(r, GpuTests))
+    names = [f"gemv Q6_K 3584x18944{layout} pdl: us" for layout in ("", " planes")]
+    (row,) = decode_view.repacked_rows([replace(run, measured=dict(zip(names, (22.5, 18.0), strict=True)))])
+    assert row["product"] == "down" and row["times"] == 1.25
+    assert decode_view.repacked_rows([]) == []
+
+
 def test_the_time_of_a_token(records, sound):
     rows = decode_view.time_rows(records)
     assert sum(row["share"] for row in rows) == pytest.approx(1)

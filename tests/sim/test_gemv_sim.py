@@ -5,7 +5,10 @@ import pytest
 
 from minfer.cuda.block_dots import DOTS
 from minfer.cuda.gemv import GemvConfig
+from minfer.cuda.gemv_planes import repack_q6_k, slice_bytes
 from minfer.cuda.kernel import ConfigRefused
+from minfer.cuda.trace import Op, Trace, shared_lines
+from tests.cuda.block_data import random_matrix
 from tests.cuda.gemv_cases import gemv_case
 
 K = ("Q4_K", "Q5_K", "Q6_K")
@@ -20,6 +23,30 @@ PLAIN = ("F32", "F16", "BF16")
 def test_k_formats(format, dim, od, rows, slices, slots):
     config = GemvConfig(format, dim, rows=rows, slices=slices, warps=1, slots=slots)
     gemv_case(config, od, grid=1).run_simulated()
+
+
+@pytest.mark.parametrize(
+    ("dim", "od", "rows", "slices", "slots"), [(256, 3, 2, 1, 2), (768, 5, 2, 1, 1), (1280, 3, 1, 2, 2)]
+)
+def test_planes(dim, od, rows, slices, slots):
+    config = GemvConfig("Q6_K", dim, rows=rows, slices=slices, warps=2, slots=slots, layout="planes")
+    assert config.row_bytes % 16 == 0 and config.row_bytes - dim // 256 * 210 < 16 * slices
+    gemv_case(config, od, grid=1).run_simulated()
+
+
+def test_weights_in_planes_are_read_without_conflicts():
+    """16 bytes a lane; in blocks their words collide."""
+
+    def loads(layout):
+        trace = Trace()
+        config = GemvConfig("Q6_K", 8 * 256, warps=1, layout=layout)
+        gemv_case(config, 1, grid=1).run_simulated(trace=trace)
+        return shared_lines(trace, Op.LOAD_SHARED)
+
+    planes, blocks = loads("planes"), loads("blocks")
+    assert sum(line.width == 16 and line.conflicts == 0 for line in planes) == 7
+    assert sum(line.width == 4 and line.conflicts > 0 for line in blocks) == 9
+    assert sum(line.wavefronts for line in planes) < 0.6 * sum(line.wavefronts for line in blocks)
 
 
 @pytest.mark.parametrize("format", SMALL)
@@ -99,3 +126,24 @@ def test_configs_for_shapes():
         for units in (1, 2, 3, 7, 18, 28, 74):
             c = GemvConfig.for_shape(format, units * dot.weights, 1000)
             assert c.slice_blocks * (c.slices - 1) < units <= c.slice_blocks * c.slices
+
+
+def test_repacking_moves_bytes_and_adds_none_but_the_ends():
+    raw, _ = random_matrix("Q6_K", 3, 5 * 256)
+    packed = repack_q6_k(raw, 2)
+    assert packed.shape == (3, 2 * slice_bytes(2) + slice_bytes(1))
+    for row, before in zip(packed, raw, strict=True):
+        held = np.concatenate([row[:420], row[432:852], row[864:1074]])
+        np.testing.assert_array_equal(np.sort(held), np.sort(before))
+        assert not row[420:432].any() and not row[1074:].any()
+    whole = repack_q6_k(raw, 5)
+    np.testing.assert_array_equal(
+        whole[:, 5 * 208 : 5 * 210], raw.reshape(3, 5, 210)[..., 208:].reshape(3, -1)
+    )
+
+
+def test_only_q6_k_is_repacked():
+    with pytest.raises(ConfigRefused, match="Q4_K in planes; only Q6_K is repacked"):
+        GemvConfig("Q4_K", 256, layout="planes")
+    with pytest.raises(ConfigRefused, match="layout"):
+        GemvConfig("Q6_K", 256, layout="rows")

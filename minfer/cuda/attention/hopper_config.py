@@ -170,8 +170,23 @@ class HopperAttentionConfig:
                 f"attention_hopper: {nt} queries from position {q_offset} over {kv_end} cache rows; lengths "
                 "start at 1, positions at 0"
             )
-        costs = tuple(self.kv_tiles(block, q_offset, kv_end) for block in reversed(range(-(-nt // TILE))))
+        costs = self._costs(nt, q_offset, kv_end)
         return _successors(costs, self.heads, self.schedule, self.grid(nt, multiprocessors)[0])
+
+    def balance(self, nt: int, multiprocessors: int) -> float:
+        """Share of the blocks' time in which they have a tile, for a prompt of nt tokens, 0 to 1."""
+        costs, after = self._costs(nt, 0, nt), self.successors(nt, 0, nt, multiprocessors)
+        loads = []
+        for tile in range(self.grid(nt, multiprocessors)[0]):
+            loads.append(0.0)
+            while tile >= 0:
+                loads[-1] += costs[tile // self.heads] + TILE_OVERHEAD
+                tile = after[tile]
+        return sum(loads) / len(loads) / max(loads)
+
+    def _costs(self, nt: int, q_offset: int, kv_end: int) -> tuple[int, ...]:
+        """KV tiles of a tile of each block of queries, from the last block."""
+        return tuple(self.kv_tiles(block, q_offset, kv_end) for block in reversed(range(-(-nt // TILE))))
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,4 +1,7 @@
-"""Bias and residual additions as passes of their own: the campaign's unfused baselines."""
+"""Bias and residual additions as passes of their own: the unfused baselines of fused kernels.
+
+The engine launches neither: `rope_store` adds biases, and the residual is added by `rmsnorm` or by a GEMM.
+"""
 
 from __future__ import annotations
 

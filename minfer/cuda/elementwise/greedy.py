@@ -1,4 +1,7 @@
-"""The choice of greedy decoding: the index of the largest logit."""
+"""The choice of greedy decoding: the index of the largest logit.
+
+A kernel of the library: the engine reads the logits and samples on the host, greedily too.
+"""
 
 from __future__ import annotations
 

@@ -54,6 +54,7 @@ from minfer.cuda.ptx.async_copy import (
     cp_async_commit,
     cp_async_wait_group,
 )
+from minfer.cuda.ptx.counters import clock64, globaltimer, multiprocessor
 from minfer.cuda.ptx.hopper import (
     bulk_commit_group,
     bulk_load,
@@ -180,6 +181,7 @@ __all__ = [
     "bulk_load",
     "bulk_prefetch_l2",
     "bulk_wait_group_read",
+    "clock64",
     "cluster_rank",
     "cluster_sync",
     "cp_async_ca_4",
@@ -202,6 +204,7 @@ __all__ = [
     "fence_proxy_async",
     "fma_rn_f32",
     "global_address",
+    "globaltimer",
     "griddepcontrol_launch_dependents",
     "griddepcontrol_wait",
     "hadd2",
@@ -261,6 +264,7 @@ __all__ = [
     "mma_m16n8k32_s8",
     "mma_m16n8k32_s8u8",
     "mma_m16n8k32_u8s8",
+    "multiprocessor",
     "pack_bf16x2",
     "pack_f16x2",
     "pin",

@@ -14,7 +14,7 @@ from minfer.cuda.simulator.arrays import Pointer
 from minfer.cuda.simulator.executor import Launch
 from minfer.cuda.simulator.fake_cuda import FakeCuda
 from minfer.cuda.simulator.lanes import Lane
-from minfer.cuda.simulator.memory import GlobalMemory
+from minfer.cuda.simulator.memory import GlobalMemory, offset_in_memory
 from minfer.cuda.simulator.rebinding import Rebinder
 from minfer.cuda.simulator.scalars import CASTS, dtype_name
 from minfer.cuda.simulator.tensor_map import TensorMap
@@ -170,9 +170,10 @@ def _argument(kernel: Kernel, argument: Argument, numba_type: Any, value: Any, m
             )
         if not value.dtype.isnative:
             raise TypeError(f"{name}: the array's {value.dtype} are in the other byte order: convert them")
-        if _offset(value) % argument.align:
+        offset = offset_in_memory(value)
+        if offset % argument.align:
             raise ValueError(
-                f"{name} begins {_offset(value)} bytes into its memory, no multiple of {argument.align}: "
+                f"{name} begins {offset} bytes into its memory, no multiple of {argument.align}: "
                 "pass whole rows of an aligned array, or a copy"
             )
         region = memory.add(value, argument.name)
@@ -191,14 +192,6 @@ def _argument(kernel: Kernel, argument: Argument, numba_type: Any, value: Any, m
     if not kind.startswith("float") and converted != value:
         raise ValueError(f"{name} is {numba_type}, and {value} does not fit")
     return converted
-
-
-def _offset(array: np.ndarray) -> int:
-    """Bytes from the beginning of the memory that a view is of; memory begins at a line, as on a GPU."""
-    owner = array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    return array.ctypes.data - owner.ctypes.data
 
 
 def rebind(function: Callable) -> Callable:

@@ -186,6 +186,14 @@ class GlobalMemory:
         )
 
 
+def offset_in_memory(array: np.ndarray) -> int:
+    """Bytes from the beginning of the memory that a view is of; memory begins at a line, as on a GPU."""
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return array.ctypes.data - owner.ctypes.data
+
+
 def check_aligned(address: int, alignment: int, what: str) -> None:
     if address % alignment:
         raise Misaligned(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 
 from minfer.cuda.simulator.errors import InvalidInstruction
+from minfer.cuda.simulator.memory import offset_in_memory
+from minfer.cuda.tensor_map_rules import check_tensor_map, widest_box_row
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +19,8 @@ class TensorMap:
         array: the matrix, (rows, columns), each row contiguous, rows a multiple of 16 bytes apart.
         box_rows, box_columns: size of the box, in elements.
         swizzle: 0, 32, 64 or 128: bytes of the pattern that 16-byte units are permuted in (PTX ISA 5.5.7).
+
+    What TMA does not take is refused (`check_tensor_map`).
     """
 
     array: np.ndarray
@@ -29,25 +32,16 @@ class TensorMap:
         array = self.array
         if not isinstance(array, np.ndarray):
             raise TypeError(f"a tensor map is of a NumPy array, not of {type(array).__name__}")
-        if not array.size:
-            raise ValueError(f"an array of shape {array.shape} is empty: a tensor map needs an element")
-        if array.ndim != 2 or array.strides[1] != array.itemsize:
-            raise ValueError(
-                f"a tensor map needs a matrix with contiguous rows, not shape {array.shape} with strides "
-                f"{array.strides}"
-            )
-        if self.swizzle not in (0, 32, 64, 128):
-            raise ValueError(f"swizzle {self.swizzle}; 0, 32, 64 or 128 bytes exist")
-        if not all(isinstance(n, Integral) and 1 <= n <= 256 for n in (self.box_rows, self.box_columns)):
-            raise ValueError(f"a box of {self.box_rows} x {self.box_columns}; each side is 1 to 256 elements")
-        if array.strides[0] % 16 or array.strides[0] <= 0:
-            raise ValueError(f"rows {array.strides[0]} bytes apart; TMA needs a multiple of 16")
-        if self.box_row_bytes % 16:
-            raise ValueError(f"box rows of {self.box_row_bytes} bytes; TMA needs a multiple of 16")
-        if self.swizzle and self.box_row_bytes > self.swizzle:
-            raise ValueError(
-                f"box rows of {self.box_row_bytes} bytes; a swizzle of {self.swizzle} allows that many"
-            )
+        if not array.dtype.isnative:
+            raise TypeError(f"the array's {array.dtype} are in the other byte order: convert them")
+        check_tensor_map(
+            array.dtype.name,
+            offset_in_memory(array),
+            array.shape,
+            array.strides,
+            (self.box_rows, self.box_columns),
+            self.swizzle,
+        )
 
     @property
     def box_row_bytes(self) -> int:
@@ -99,7 +93,7 @@ def tensor_map(
     """A `TensorMap` of boxes of `box_rows` rows by `box_columns` columns (default: as many as the swizzle
     spans)."""
     if box_columns is None:
-        box_columns = (swizzle or 16) // array.dtype.itemsize
+        box_columns = widest_box_row(array.dtype.name, swizzle)
     return TensorMap(array, box_rows, box_columns, swizzle)
 
 

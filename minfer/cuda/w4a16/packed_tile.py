@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from minfer.cuda.gemm import MAX_SHARED_BYTES
+from minfer.cuda.kernel import MAX_SHARED_BYTES
 from minfer.cuda.tile.hopper import ALIGNMENT, MbarrierRing, chunk_starts
 from minfer.cuda.tile.transposed import chunk_bytes
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minfer.cuda.checks import check_sizes, check_types
-from minfer.cuda.gemm import MAX_SHARED_BYTES
-from minfer.cuda.kernel import ConfigRefused
+from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.tile.hopper import ALIGNMENT
 from minfer.cuda.tile.transposed import CHUNK_ROWS
 from minfer.cuda.w4a8.formats import (

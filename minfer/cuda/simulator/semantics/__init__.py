@@ -5,13 +5,23 @@ Functions that touch memory or other lanes act for the lane that calls them, ins
 `minfer.cuda.simulator.launch`.
 """
 
-from minfer.cuda.simulator.semantics import arithmetic, copies, mbarrier, memory, tensor, warp, wgmma
+from minfer.cuda.simulator.semantics import (
+    arithmetic,
+    copies,
+    counters,
+    mbarrier,
+    memory,
+    tensor,
+    warp,
+    wgmma,
+)
 from minfer.cuda.simulator.semantics.table import SEMANTICS, semantics_of
 
 __all__ = [
     "SEMANTICS",
     "arithmetic",
     "copies",
+    "counters",
     "mbarrier",
     "memory",
     "semantics_of",
