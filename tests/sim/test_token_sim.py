@@ -18,12 +18,12 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
     [
         (small(entries=7), [("Q6_K", "Q4_K")], 5),
         (
-            small(entries=12, blocks=3, warps=3, lanes=2, spread=True, exchange="tags"),
+            small(entries=12, blocks=3, warps=3, lanes=2, spread=True, exchange="tags", early=3),
             [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")],
             0,
         ),
         (
-            small(4, 2, 64, True, False, entries=7, blocks=5, warps=2, spread=True, exchange="hinted"),
+            small(4, 2, 64, True, False, entries=7, blocks=5, warps=2, spread=True, exchange="tags"),
             [("Q6_K", "Q6_K")],
             120,
         ),
@@ -40,9 +40,10 @@ def test_rows_of_several_warps(monkeypatch):
     token_case(small(entries=6, warps=3), [("Q4_K", "Q6_K")]).run_simulated()
 
 
-@pytest.mark.parametrize("exchange", ["barrier", "tags"])
-def test_threads_in_any_order(exchange):
-    token_case(small(entries=7, warps=3, exchange=exchange), [("Q6_K", "Q4_K")]).run_simulated(seed=3)
+@pytest.mark.parametrize(("exchange", "early"), [("barrier", 0), ("tags", 2)])
+def test_threads_in_any_order(exchange, early):
+    made = small(entries=7, warps=3, exchange=exchange, early=early)
+    token_case(made, [("Q6_K", "Q4_K")]).run_simulated(seed=3)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,8 @@ def test_threads_in_any_order(exchange):
         ({"ffn": 256 * 17}, "2 warps for rows of 4352 weights; take at least 3"),
         ({"hidden": 4096, "warps": 2, "blocks": 64}, "64 threads norm 4096"),
         ({"blocks": 3}, "3 blocks of 64 threads add to 256 sums"),
+        ({"early": 1}, "early=1 of 4 blocks and exchange=barrier"),
+        ({"early": 5, "exchange": "tags"}, "early=5 of 4 blocks"),
         ({"blocks": 40, "exchange": "tags"}, "40 blocks for 256 sums, 256 attended, 32 runs"),
         ({"blocks": 1, "warps": 8, "heads": 4, "kv_heads": 2}, "1 blocks for 2 groups"),
         ({"ffn": 256 * 150, "warps": 20, "entries": 6000}, "leave no room for a ring"),

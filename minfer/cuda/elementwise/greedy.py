@@ -1,7 +1,4 @@
-"""The choice of greedy decoding: the index of the largest logit.
-
-A kernel of the library: the engine reads the logits and samples on the host, greedily too.
-"""
+"""The choice of greedy decoding: the index of the largest logit, and the next token's state."""
 
 from __future__ import annotations
 

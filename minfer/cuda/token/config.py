@@ -17,7 +17,7 @@ SLOT_BYTES = 32288  # 16 rows of 14 blocks of Q4_K, and to the end of a 16-byte 
 MOST_SLOTS = 8
 MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
 MOST_SPLITS = 64
-EXCHANGES = ("barrier", "hinted", "tags")
+EXCHANGES = ("barrier", "tags")
 LOADS = 8  # 16-byte loads of activations that a thread has in flight
 ENTRY_BYTES = 32  # of the schedule
 
@@ -45,7 +45,8 @@ class TokenConfig:
         warps: warps that multiply; one more streams the weights.
         lanes: lanes that share a block of weights, 4 or 2 (`minfer.cuda.token.dots`).
         spread: how activations lie in shared memory (`minfer.cuda.token.records`).
-        exchange: how blocks hand them on, "barrier", "hinted" or "tags" (`minfer.cuda.token.exchange`).
+        exchange: how blocks hand them on, "barrier" or "tags" (`minfer.cuda.token.exchange`).
+        early: blocks that one does not wait for before it looks for tags.
     """
 
     heads: int
@@ -62,6 +63,7 @@ class TokenConfig:
     lanes: int = 4
     spread: bool = False
     exchange: str = "barrier"
+    early: int = 0
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
@@ -69,6 +71,12 @@ class TokenConfig:
         check_choice("decode_token", "warps", self.warps, tuple(range(1, 32)))
         check_choice("decode_token", "lanes", self.lanes, (2, 4))
         check_choice("decode_token", "exchange", self.exchange, EXCHANGES)
+        check_whole("decode_token: early", self.early, 0)
+        if self.early > (self.blocks if self.tagged else 0):
+            raise ConfigRefused(
+                f"decode_token: early={self.early} of {self.blocks} blocks and exchange={self.exchange}: "
+                "take at most the blocks, and 0 without tags"
+            )
         check_whole("decode_token: heads", self.heads, 1)
         check_whole("decode_token: entries", self.entries, 1)
         check_whole("decode_token: blocks", self.blocks, 1)
@@ -112,7 +120,9 @@ class TokenConfig:
     def __str__(self) -> str:
         kind = ("interleaved" if self.interleaved else "neox") + (" bias" if self.bias else "")
         shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary} {kind}"
-        ring = f"warps={self.warps} lanes={self.lanes} {self.exchange} slots={self.slots}"
+        ring = f"warps={self.warps} lanes={self.lanes} slots={self.slots} {self.exchange}"
+        if self.tagged:
+            ring += f" early={self.early}"
         if self.spread:
             ring = f"spread {ring}"
         return (

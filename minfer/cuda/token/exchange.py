@@ -10,8 +10,9 @@ What lies there before is of the step that has written there last, so that a tag
 one; and no block overwrites what another still waits for, since everything that it needs to make its own
 depends on all blocks' work of the step between. NCCL's LL protocol does the same.
 
-"hinted": tags, and the counter, told at once: blocks look for tags only when it is likely that they have
-come.
+Looking takes bandwidth from the weights, and most blocks would look for long. So there is a counter with
+tags, too, which blocks add to without waiting for their stores: a hint. Who waits looks for tags when all
+blocks but `early` have added; with all of them early there is no counter.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def decode_token(config: TokenConfig) -> Kernel:
         config.scratch_at, config.addresses_at, config.table_at, config.region_at
     )  # fmt: skip
     full_at, done_at, blocks, hidden = config.full_at, config.done_at, config.blocks, config.hidden
-    tagged, counted = config.tagged, config.exchange != "tags"
-    all_threads = threads + 32
+    tagged, counted = config.tagged, config.early < config.blocks
+    all_threads, early = threads + 32, config.early
 
     @device_function
     def sync():
@@ -75,10 +75,10 @@ def decode_token(config: TokenConfig) -> Kernel:
     @device_function
     @unrolled
     def wait(counter, target):
-        """Wait until all blocks have arrived so often."""
+        """Wait until all blocks but `early` have arrived so often."""
         if counted:
             if cuda.threadIdx.x == 0:
-                ptx.wait_global_u32(counter, target)
+                ptx.wait_global_u32(counter, uint32(max(target, uint32(early)) - uint32(early)))
             sync()
 
     @device_function
