@@ -18,7 +18,9 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
     [
         (small(entries=7), [("Q6_K", "Q4_K")], 5),
         (
-            small(entries=12, blocks=3, warps=3, lanes=2, spread=True, exchange="tags", early=3),
+            small(
+                entries=12, blocks=3, warps=3, tile_rows=32, lanes=2, spread=True, exchange="tags", early=3
+            ),
             [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")],
             0,
         ),

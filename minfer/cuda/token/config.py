@@ -12,8 +12,8 @@ from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.token.addresses import ADDRESSES_BYTES
 from minfer.cuda.token.records import RUN, WEIGHTS, Layout, record_layout, record_pitch
 
-TILE_ROWS = 16  # most rows of a tile
-SLOT_BYTES = 32288  # 16 rows of 14 blocks of Q4_K, and to the end of a 16-byte line twice
+ROW_BYTES = 2016  # of 14 blocks of Q4_K: a row that tiles are made for
+LINES = 32  # from a tile's beginning or end to that of a 16-byte line, twice
 MOST_SLOTS = 8
 MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
 MOST_SPLITS = 64
@@ -43,6 +43,7 @@ class TokenConfig:
         bias: add a bias to q, k and v.
         blocks: the grid, all of it resident at once: one block a multiprocessor.
         warps: warps that multiply; one more streams the weights.
+        tile_rows: most rows of a tile, 16 or 32: of what is copied, waited for and multiplied at once.
         lanes: lanes that share a block of weights, 4 or 2 (`minfer.cuda.token.dots`).
         spread: how activations lie in shared memory (`minfer.cuda.token.records`).
         exchange: how blocks hand them on, "barrier" or "tags" (`minfer.cuda.token.exchange`).
@@ -60,6 +61,7 @@ class TokenConfig:
     bias: bool = False
     blocks: int = 132
     warps: int = 10
+    tile_rows: int = 16
     lanes: int = 4
     spread: bool = False
     exchange: str = "barrier"
@@ -69,6 +71,7 @@ class TokenConfig:
         check_types("decode_token", self)
         check_choice("decode_token", "head_dim", self.head_dim, (64, 128))
         check_choice("decode_token", "warps", self.warps, tuple(range(1, 32)))
+        check_choice("decode_token", "tile_rows", self.tile_rows, (16, 32))
         check_choice("decode_token", "lanes", self.lanes, (2, 4))
         check_choice("decode_token", "exchange", self.exchange, EXCHANGES)
         check_whole("decode_token: early", self.early, 0)
@@ -84,13 +87,13 @@ class TokenConfig:
         for name, dim in (("hidden", self.hidden), ("heads", self.attended), ("ffn", self.ffn)):
             if dim <= 0 or dim % WEIGHTS:
                 raise ConfigRefused(f"decode_token: rows of {dim} weights ({name}); take a multiple of 256")
-        if 2 * BLOCKS["Q4_K"].row_bytes(self.hidden) > SLOT_BYTES - 32:
+        if 2 * BLOCKS["Q4_K"].row_bytes(self.hidden) > self.tile_bytes:
             raise ConfigRefused(
-                f"decode_token: two rows of {self.hidden} weights do not fit {SLOT_BYTES} bytes"
+                f"decode_token: two rows of {self.hidden} weights do not fit {self.tile_bytes} bytes"
             )
-        if BLOCKS["Q6_K"].row_bytes(self.widest) > SLOT_BYTES - 32:
+        if BLOCKS["Q6_K"].row_bytes(self.widest) > self.tile_bytes:
             raise ConfigRefused(
-                f"decode_token: a row of {self.widest} weights does not fit {SLOT_BYTES} bytes"
+                f"decode_token: a row of {self.widest} weights does not fit {self.tile_bytes} bytes"
             )
         if self.row_groups(self.widest) > self.warps:
             raise ConfigRefused(
@@ -120,7 +123,9 @@ class TokenConfig:
     def __str__(self) -> str:
         kind = ("interleaved" if self.interleaved else "neox") + (" bias" if self.bias else "")
         shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary} {kind}"
-        ring = f"warps={self.warps} lanes={self.lanes} slots={self.slots} {self.exchange}"
+        ring = (
+            f"warps={self.warps} tile={self.tile_rows} lanes={self.lanes} slots={self.slots} {self.exchange}"
+        )
         if self.tagged:
             ring += f" early={self.early}"
         if self.spread:
@@ -135,6 +140,16 @@ class TokenConfig:
         return self.warps * 32
 
     # ---- the products
+
+    @property
+    def tile_bytes(self) -> int:
+        """Most of a tile."""
+        return self.tile_rows * ROW_BYTES
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of the ring, for a tile."""
+        return self.tile_bytes + LINES
 
     @property
     def group_units(self) -> int:
@@ -254,7 +269,7 @@ class TokenConfig:
         """Sums of rows' groups that are kept: what a block gates, and what it adds to the residual stream, is
         written at once."""
         added = _ceil(self.hidden, self.blocks) * self.row_groups(self.widest)
-        return max(2 * self.outputs * self.row_groups(self.hidden), added, TILE_ROWS * self.warps)
+        return max(2 * self.outputs * self.row_groups(self.hidden), added, self.tile_rows * self.warps)
 
     full_at = 0
     done_at = full_at + MOST_SLOTS * 8
@@ -280,7 +295,7 @@ class TokenConfig:
     @cached_property
     def slots(self) -> int:
         """Tiles in flight."""
-        return min(MOST_SLOTS, (MAX_SHARED_BYTES - self.ring_at) // SLOT_BYTES)
+        return min(MOST_SLOTS, (MAX_SHARED_BYTES - self.ring_at) // self.slot_bytes)
 
     @property
     def region_at(self) -> int:
@@ -292,7 +307,7 @@ class TokenConfig:
 
     @property
     def shared_bytes(self) -> int:
-        return self.ring_at + self.slots * SLOT_BYTES
+        return self.ring_at + self.slots * self.slot_bytes
 
     @property
     def grid(self) -> tuple[int, int, int]:

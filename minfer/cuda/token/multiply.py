@@ -15,7 +15,7 @@ from numba.cuda.types import float32, int32, uint32
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import warp_sum
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.token.config import SLOT_BYTES, TokenConfig
+from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.dots import (
     make_dots,
 )
@@ -38,6 +38,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     slots, warps, blocks = config.slots, config.warps, config.blocks
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
     most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
+    slot_bytes = config.slot_bytes
     write = make_outputs(config, exchange)
     row_groups = make_groups(config.group_units)
     load_activations, dot_q4_k, dot_q6_k, x_words, x_factors = make_dots(lanes, config.layout)
@@ -45,7 +46,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     @device_function
     def take_share(share, flags, rows, shape, block, warp):
         units, _ = tile_shape(shape)
-        groups, inverse = row_groups(units), int32(shape) >> 13
+        groups, inverse = row_groups(units), int32(shape) >> 14
         first, last = block_rows(flags, rows, block, blocks)
         team = (warp * inverse) >> 16
         group = warp - team * groups
@@ -118,7 +119,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             number = state[NUMBER]
             # Where in a 16-byte line the tile's copy begins.
             shift = uint32(matrix + uint32(begin * pitch)) & uint32(15)
-            tile = shared + uint32(ring_at) + number * uint32(SLOT_BYTES) + shift + unit_at
+            tile = shared + uint32(ring_at) + number * uint32(slot_bytes) + shift + unit_at
             ptx.mbarrier_wait(shared + uint32(full_at) + number * uint32(8), state[PARITY])
             while next_row + teams < rows:
                 second = next_row + teams

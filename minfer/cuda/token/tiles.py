@@ -1,6 +1,6 @@
 """How a block's rows of a product are cut into tiles: as many neighbouring rows as a slot of the ring holds,
-16 at most, half of them of gate and half of up for gated activations. Everyone in the block counts through
-the same tiles in the same order.
+16 or 32 at most, half of them of gate and half of up for gated activations. Everyone in the block counts
+through the same tiles in the same order.
 
 Neighbouring rows are one piece of memory and so one bulk copy: a copy occupies the copy engine for some
 70 ns, however small it is.
@@ -41,7 +41,7 @@ def unit_bytes(flags):
 @device_function
 def tile_shape(shape):
     """(blocks of weights a row, outputs of a tile), from a word of the schedule."""
-    return int32(shape) & 255, (int32(shape) >> 8) & 31
+    return int32(shape) & 255, (int32(shape) >> 8) & 63
 
 
 def make_groups(group_units: int) -> Callable:
