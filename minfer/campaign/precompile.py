@@ -12,9 +12,9 @@ from minfer.cuda.kernel import ConfigRefused, Kernel
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import compile_ahead
 from minfer.engine.cuda.devices import DryDevice
+from minfer.engine.cuda.launches import origin
 from minfer.engine.cuda.routes import Route
 from minfer.engine.cuda.runtime import CudaRuntime
-from minfer.engine.cuda.weights import origin
 from minfer.engine.transformer import Buffers, forward
 from minfer.model.model import Model
 

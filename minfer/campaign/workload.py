@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from minfer.cuda.kernel import Kernel
-from minfer.engine.cuda.weights import kernel
+from minfer.engine.cuda.launches import kernel
 
 __all__ = ["Case", "Launch", "Work", "Workload", "kernel", "pooled_normal"]
 

@@ -94,10 +94,10 @@ def grid_shape(grid: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int,
         TypeError: no whole numbers. ValueError: none, or more than three.
     """
     try:
-        sizes = (index(grid),)
+        sizes = tuple(map(index, grid))
     except TypeError:
         try:
-            sizes = tuple(map(index, grid))
+            sizes = (index(grid),)
         except TypeError:
             raise TypeError(f"a grid is one to three whole numbers of blocks, not {grid!r}") from None
     if not 1 <= len(sizes) <= 3:

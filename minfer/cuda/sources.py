@@ -26,16 +26,18 @@ _IN_RUNTIME = ("compiler.py", "resources.py")
 
 
 def _dates() -> dict[str, tuple[int, int]]:
-    """Path within the package -> (date of change in ns, bytes)."""
-    found = {}
-    for folder, _, names in os.walk(_PACKAGE):
-        for name in names:
-            path = Path(folder, name)
-            parts = path.relative_to(_PACKAGE).parts
-            aside = parts[0] in _NOT_CODE or (parts[0] == "runtime" and parts[-1] not in _IN_RUNTIME)
-            if name.endswith(".py") and not aside:
-                stat = path.stat()
-                found["/".join(parts)] = (stat.st_mtime_ns, stat.st_size)
+    """Path within the package -> (date of change in ns, bytes). Every kernel that is loaded asks for it."""
+    found, folders = {}, [""]
+    for folder in folders:
+        for entry in os.scandir(_PACKAGE / folder):
+            path = folder + entry.name
+            if path in _NOT_CODE or entry.name == "__pycache__":
+                continue
+            if entry.is_dir():
+                folders.append(path + "/")
+            elif entry.name.endswith(".py") and (folder != "runtime/" or entry.name in _IN_RUNTIME):
+                stat = entry.stat()
+                found[path] = (stat.st_mtime_ns, stat.st_size)
     return found
 
 

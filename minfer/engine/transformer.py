@@ -52,16 +52,17 @@ def forward(runtime: Runtime, config: ModelConfig, buffers: Buffers, n: int, wan
     q_dim = config.n_heads * config.head_dim
     kv_dim = config.n_kv_heads * config.head_dim
     weights = runtime.weights
-    x = buffers.residual[:n]
+    x, normed, qkv = buffers.residual[:n], buffers.normed[:n], buffers.qkv[:n]
+    attended, gate_up, activated = buffers.attended[:n], buffers.gate_up[:n], buffers.activated[:n]
+    q, k, v = qkv[:, :q_dim], qkv[:, q_dim : q_dim + kv_dim], qkv[:, q_dim + kv_dim :]
+    first = 0
     runtime.embed(x)
     for index, layer in enumerate(weights.layers):
-        normed, qkv = buffers.normed[: len(x)], buffers.qkv[: len(x)]
-        k, v = qkv[:, q_dim : q_dim + kv_dim], qkv[:, q_dim + kv_dim :]
-        runtime.rmsnorm(normed, x, weights=layer.attn_norm)
         tail = wanted != "all" and index == config.n_layers - 1
-        first = n - 1 if tail else 0
-        q = qkv[first:, :q_dim]
+        runtime.rmsnorm(normed, x, weights=layer.attn_norm)
         if tail and n > 1:
+            first = n - 1
+            q = q[first:]
             runtime.linear(qkv[:, q_dim:], normed, layer.kv)
             if wanted == "last":
                 runtime.linear(q, normed[first:], layer.q)
@@ -70,16 +71,14 @@ def forward(runtime: Runtime, config: ModelConfig, buffers: Buffers, n: int, wan
         runtime.rotate_and_store(index, q, k, v, first)
         if tail and wanted == "none":
             return
-        attended = buffers.attended[: n - first]
-        x = x[first:]
+        if first:
+            x = x[first:]
+            normed, attended, gate_up, activated = normed[:1], attended[:1], gate_up[:1], activated[:1]
         runtime.attention(index, attended, q, first)
         runtime.linear(x, attended, layer.o, add=True)
-        normed, gate_up = buffers.normed[: len(x)], buffers.gate_up[: len(x)]
-        activated = buffers.activated[: len(x)]
         runtime.rmsnorm(normed, x, weights=layer.ffn_norm)
         runtime.linear(gate_up, normed, layer.gate_up)
         runtime.swiglu(activated, gate_up)
         runtime.linear(x, activated, layer.down, add=True)
-    normed = buffers.normed[: len(x)]
     runtime.rmsnorm(normed, x, weights=weights.output_norm)
     runtime.linear(buffers.logits[: len(x)], normed, weights.output)

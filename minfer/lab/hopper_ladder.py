@@ -29,7 +29,7 @@ class Step:
 def gemm_ladder() -> tuple[Step, ...]:
     """The f16 GEMM from the seed's tile to Hopper's, then from the file's own blocks."""
     from minfer.cuda.gemm import GemmConfig
-    from minfer.cuda.gemm_hopper import choose
+    from minfer.cuda.gemm_hopper import GemmHopperConfig, choose
     from minfer.cuda.w4a16 import choose as choose_w4a16
 
     square = {"tile_n": 128, "tile_m": 128, "layout": "swizzled"}
@@ -45,7 +45,9 @@ def gemm_ladder() -> tuple[Step, ...]:
             "mma.sync",
             "fewer bytes again; 128 sums a thread leave no room",
         ),
-        Step("wgmma + TMA", choose(NT, 4608, 3584), "wgmma", "operands from shared memory, a copying thread"),
+        Step("wgmma + TMA", GemmHopperConfig(), "wgmma", "operands from shared memory, a copying thread"),
+        Step("full waves", GemmHopperConfig(192), "wgmma", "384 tiles fill three waves, 288 did not"),
+        Step("three consumers", choose(NT, 4608, 3584), "wgmma", "a fifth fewer bytes a FLOP, waves as full"),
         Step("W4A16", choose_w4a16("Q4_K", NT, 4608, 3584), "from blocks", "no f16 copy of the weights"),
     )
 

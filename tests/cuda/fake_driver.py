@@ -2,7 +2,7 @@
 
 `install(monkeypatch, ...)` puts it in place of cuda.bindings and libcuda. "Device" memory is host memory,
 so copies and fills work; a launch calls `driver.run(arguments)`, which a test sets, with the raw 8-byte
-parameter slots.
+parameter slots. `compiled` takes the compiler's place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any
 
 from cuda.bindings import driver as real
 
+from minfer.cuda.kernel import Kernel
 from minfer.cuda.runtime import devices, driver, launching
+from minfer.cuda.runtime.compiler import CompiledKernel
+from minfer.cuda.runtime.resources import Resources
 
 ATTRIBUTES = {
     "COMPUTE_CAPABILITY_MAJOR": 9,
@@ -44,6 +47,14 @@ class Status(IntEnum):
     UNKNOWN = 999
 
 
+def compiled(kernel: Kernel, arch: str, static_shared_bytes: int = 0) -> CompiledKernel:
+    """No code; the fake driver reads the number of parameters from the entry's name."""
+    resources = Resources(
+        32, static_shared_bytes=static_shared_bytes, spill_store_bytes=0, spill_load_bytes=0, stack_bytes=0
+    )
+    return CompiledKernel(kernel, arch, "", b"cubin", f"entry_of_{len(kernel.passed)}", resources)
+
+
 class FakeDriver:
     """Attributes set what the driver answers; `calls` records every call's name and arguments."""
 
@@ -61,6 +72,8 @@ class FakeDriver:
         self.memory: dict[int, ctypes.Array] = {}
         self.launch_status: list[int] = []
         self.launched: list[SimpleNamespace] = []
+        self.parameters: dict[int, int] = {}
+        self.tensor_maps: dict[tuple, int] = {}
         self.run: Callable[[list[int]], None] = lambda arguments: None
 
     def __getattr__(self, name: str) -> Any:
@@ -72,7 +85,7 @@ class FakeDriver:
 
     def _default(self, name: str, args: tuple) -> tuple:
         self.calls.append((name, *args))
-        handles = ("Create", "BeginCapture", "Retain", "LoadData", "GetFunction", "Instantiate", "EndCapture")
+        handles = ("Create", "BeginCapture", "Retain", "LoadData", "Instantiate", "EndCapture")
         return (Status.SUCCESS, 4096 + len(self.calls)) if name.endswith(handles) else (Status.SUCCESS,)
 
     def named(self, name: str) -> list[tuple]:
@@ -110,6 +123,11 @@ class FakeDriver:
 
     # ---- functions
 
+    def cuModuleGetFunction(self, module, entry):
+        function = 1 << 20 | len(self.parameters)
+        self.parameters[function] = int(entry.rpartition(b"_")[2])
+        return Status.SUCCESS, function
+
     def cuFuncGetAttribute(self, attribute, function):
         return Status.SUCCESS, self.function_attributes[attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_")]
 
@@ -125,18 +143,25 @@ class FakeDriver:
 
     # ---- memory
 
-    def cuTensorMapEncodeTiled(self, *args):
-        self.calls.append(("cuTensorMapEncodeTiled", *args))
-        return Status.SUCCESS, real.CUtensorMap()
-
     def cuMemAlloc(self, nbytes):
         if nbytes > self.memory_left:
             return (Status.OUT_OF_MEMORY,)
-        buffer = ctypes.create_string_buffer(nbytes)
-        self.memory[ctypes.addressof(buffer)] = buffer
-        return Status.SUCCESS, ctypes.addressof(buffer)
+        buffer = ctypes.create_string_buffer(nbytes + 256)
+        pointer = -(-ctypes.addressof(buffer) // 256) * 256
+        self.memory[pointer] = buffer
+        return Status.SUCCESS, pointer
 
-    cuMemHostAlloc = None
+    def cuMemHostAlloc(self, nbytes, flags):
+        return self.cuMemAlloc(nbytes)
+
+    def cuTensorMapEncodeTiled(self, *args):
+        """Equal descriptions get the same number, in the map's first 8 bytes."""
+        self.calls.append(("cuTensorMapEncodeTiled", *args))
+        described = tuple(tuple(map(int, arg)) if isinstance(arg, list) else arg for arg in args)
+        made = real.CUtensorMap()
+        number = self.tensor_maps.setdefault(described, len(self.tensor_maps))
+        ctypes.c_uint64.from_address(int(made.getPtr())).value = number
+        return Status.SUCCESS, made
 
     def cuMemFree(self, pointer):
         self.calls.append(("cuMemFree", pointer))
@@ -171,10 +196,11 @@ class FakeDriver:
             return status
         config = driver.LaunchConfig.from_address(config_address)
         attributes = (driver.LaunchAttribute * config.count).from_address(config.attributes)
-        pointers = (ctypes.c_void_p * self.parameters).from_address(parameters)
+        pointers = (ctypes.c_void_p * self.parameters[function]).from_address(parameters)
         slots = [ctypes.c_uint64.from_address(pointer).value for pointer in pointers]
         self.launched.append(
             SimpleNamespace(
+                function=function,
                 grid=tuple(config.grid),
                 block=tuple(config.block),
                 shared=config.shared_bytes,
@@ -186,8 +212,6 @@ class FakeDriver:
         )
         self.run(slots)
         return 0
-
-    parameters = 6
 
 
 def install(monkeypatch) -> FakeDriver:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +13,6 @@ import pytest
 from minfer.cuda import runtime
 from minfer.cuda.kernel import Argument, Kernel, LaunchRefused
 from minfer.cuda.runtime import arrays, driver, launching
-from minfer.cuda.runtime.compiler import CompiledKernel
-from minfer.cuda.runtime.resources import Resources
 from tests.cuda import fake_driver
 
 ARGUMENTS = (
@@ -49,13 +48,7 @@ def make_kernel(**changes) -> Kernel:
 
 @pytest.fixture
 def fake(fake, monkeypatch):
-    def compiled(kernel, arch, **_):
-        resources = Resources(
-            32, static_shared_bytes=512, spill_store_bytes=0, spill_load_bytes=0, stack_bytes=0
-        )
-        return CompiledKernel(kernel, arch, "", b"cubin", "entry", resources)
-
-    monkeypatch.setattr(launching, "compile_kernel", compiled)
+    monkeypatch.setattr(launching, "compile_kernel", partial(fake_driver.compiled, static_shared_bytes=512))
     return fake
 
 
@@ -162,7 +155,6 @@ class TestPacking:
             runtime.launch(make_kernel(), (1, 1, 1), *args, stream="fast")
 
     def test_tensor_maps_are_passed_by_value(self, fake):
-        fake.parameters = 1
         kernel = make_kernel(arguments=(Argument("m", "tensor_map"),))
         described = runtime.tensor_map(runtime.empty((64, 64), np.float16), 64)
         runtime.launch(kernel, (1, 1, 1), described)
@@ -247,7 +239,6 @@ class TestBadArguments:
 
     def test_what_is_no_truth_value(self, fake):
         kernel = make_kernel(arguments=(Argument("on", "scalar", "bool"),))
-        fake.parameters = 1
         runtime.launch(kernel, 1, True), runtime.launch(kernel, 1, np.False_)
         assert [seen.slots[0] & 0xFF for seen in fake.launched] == [1, 0]
         for wrong in ("yes", 2, None, np.zeros(4)):
@@ -356,7 +347,6 @@ class TestChecked:
     """The fake kernel writes `value` to the first `written` elements of `out`, as bit patterns."""
 
     def kernel(self, fake, dtype: str, written: int, pattern):
-        fake.parameters = 2
         itemsize = arrays.itemsize(dtype)
 
         def run(slots):
@@ -435,7 +425,7 @@ class TestChecked:
             ctypes.c_int32.from_address(slots[1]).value = ctypes.c_int32.from_address(slots[0]).value + 1
             ctypes.memset(slots[2], 0xA5, 1)  # the canary: the launch is repeated
 
-        fake.run, fake.parameters = run, 3
+        fake.run = run
         x = runtime.to_device(np.array([7], np.int32))
         with runtime.checked():
             runtime.launch(make_kernel(arguments=arguments), (1, 1, 1), x, x, runtime.empty(1, np.uint8))
@@ -444,7 +434,6 @@ class TestChecked:
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
     def test_an_input_that_must_be_finite(self, fake, bad):
         kernel = make_kernel(arguments=(Argument("x", "in", "float16", finite=True),))
-        fake.parameters = 1
         values = np.ones((2, 3), np.float16)
         with runtime.checked():
             runtime.launch(kernel, 1, runtime.to_device(values))

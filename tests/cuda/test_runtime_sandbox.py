@@ -19,7 +19,6 @@ OVER = fake_driver.ATTRIBUTES["MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"] + 1024
 
 @pytest.fixture
 def loaded(fake):
-    fake.parameters = 1
     return runtime.load(KERNEL)
 
 

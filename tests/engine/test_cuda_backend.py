@@ -8,7 +8,7 @@ from minfer.engine.bench import bench
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
 from minfer.engine.cuda.devices import DryDevice
-from minfer.engine.cuda.weights import kernel, origin
+from minfer.engine.cuda.launches import kernel, origin
 from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 from minfer.model.model import Model

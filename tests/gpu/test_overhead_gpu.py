@@ -8,7 +8,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from minfer.cuda import runtime
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.routes import choose_route
 from minfer.engine.session import Session
+from minfer.engine.transformer import forward
 from minfer.lab.measured import find_model
 from minfer.model.model import Model
 from tests.gpu.tiny import TinyConfig, axpby, fill
@@ -119,6 +122,39 @@ def test_graph_replay(measure):
     stop = runtime.Event().record(graph.stream)
     measure("graph of 300 kernels: device us a kernel", round(stop.since(start) / 3000 * 1e3, 3))
     measure("graph of 300 kernels: host us a replay", round(host * 1e6, 1))
+
+
+def test_a_short_prefill(tiny, measure):
+    """A prompt of 12 tokens: what the host needs to enqueue it, the device for a graph of the same launches.
+    Whichever is longer is what a user waits for."""
+    session = Session(tiny, CudaBackend(on_plan=lambda line: None), 64)
+    device, engine, prompt = session.backend.device, session._runtime, range(12)
+    logits = session.forward(prompt).copy()
+    buffers = session._buffers_for(False)
+    enqueue = partial(forward, engine, tiny.config, buffers, len(prompt), "last")
+    engine.set_tokens(prompt, 0)
+    replay = device.capture(enqueue)
+
+    def median_us(run: Callable[[], None]) -> tuple[float, float]:
+        """Until `run` returns, and until the device is done."""
+        times = []
+        for _ in range(2 * BATCHES):
+            device.stream.synchronize()
+            start = time.perf_counter()
+            run()
+            returned = time.perf_counter()
+            device.stream.synchronize()
+            times.append(((returned - start) * 1e6, (time.perf_counter() - start) * 1e6))
+        return tuple(round(statistics.median(column), 1) for column in zip(*times, strict=True))
+
+    runtime.reset_launch_counts()
+    enqueue()
+    launches = sum(runtime.launch_counts().values())
+    host, wall = median_us(enqueue)
+    measure(f"prefill of 12 tokens, {launches} launches: host us a launch", round(host / launches, 2))
+    measure(f"prefill of 12 tokens, {launches} launches: us", wall)
+    measure(f"prefill of 12 tokens, {launches} launches in a graph: us", median_us(replay)[1])
+    np.testing.assert_array_equal(engine.read(buffers.logits[:1])[0], logits)
 
 
 SECOND_PROCESS = """

@@ -57,7 +57,7 @@ def test_the_ledger_of_instructions():
     # 8 warps of 32 x 16: (2 + 1) loads of 512 bytes each, for 2 x 64 x 64 x 16 FLOP.
     assert rows["64 x 64"]["read from shared (B a kFLOP)"] == pytest.approx(8 * 3 * 512 / 131.072)
     hopper = rows["wgmma + TMA"]
-    assert hopper["FLOP an instruction"] == 2 * 64 * 192 * 16 and hopper["ldmatrix a MFLOP"] == 0
+    assert hopper["FLOP an instruction"] == 2 * 64 * 256 * 16 and hopper["ldmatrix a MFLOP"] == 0
     assert hopper["read from shared (B a kFLOP)"] == min(
         r["read from shared (B a kFLOP)"] for r in rows.values()
     )
@@ -65,7 +65,7 @@ def test_the_ledger_of_instructions():
 
 def test_the_ladder_in_the_records(records, sound):
     rows = {row["step"]: row for row in hopper_view.gemm_rows(records)}
-    assert rows["64 x 64"]["TFLOPS"] < rows["k-step 64"]["TFLOPS"] < rows["wgmma + TMA"]["TFLOPS"] < 989
+    assert rows["64 x 64"]["TFLOPS"] < rows["k-step 64"]["TFLOPS"] < rows["three consumers"]["TFLOPS"] < 989
     assert rows["128 x 256"]["TFLOPS"] < rows["k-step 64"]["TFLOPS"]
     picture = sound(hopper_view.draw_gemm(records))
     assert all(row["TFLOPS"] for row in picture.rows)
@@ -74,10 +74,12 @@ def test_the_ladder_in_the_records(records, sound):
 def test_no_step_is_faster_than_arithmetic_allows(records):
     rows = {row["step"]: row for row in hopper_view.gemm_rows(records)}
     for row in rows.values():
-        assert row["TFLOPS"] < row["predicted, at most"] < 989
+        assert (row["TFLOPS"] or 0) < row["predicted, at most"] < 989
     assert rows["128 x 256"]["predicted, at most"] < rows["k-step 64"]["predicted, at most"]
     # 20.8 bytes a kFLOP keep the tensor cores busy; two waves of 264 tiles for 288 places idle 3 %.
-    assert rows["wgmma + TMA"]["predicted, at most"] == pytest.approx(989.4 * 0.97, rel=1e-3)
+    assert rows["three consumers"]["predicted, at most"] == pytest.approx(989.4 * 0.97, rel=1e-3)
+    # 288 tiles in three waves.
+    assert rows["wgmma + TMA"]["predicted, at most"] == pytest.approx(989.4 * 288 / 396, rel=1e-3)
 
 
 def test_the_order_of_tiles_is_worth_what_the_schedule_says(records):

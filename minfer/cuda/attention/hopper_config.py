@@ -141,7 +141,7 @@ class HopperAttentionConfig:
         barriers = self.query_ring.size_bytes + 2 * self.kv_ring.size_bytes
         return self.starts["barriers"] + barriers + ALIGNMENT
 
-    @property
+    @functools.cached_property
     def boxes(self) -> dict[str, tuple[int, int]]:
         """Argument -> (rows, columns) of its tensor map's boxes; all have the 128-byte swizzle."""
         return {**dict.fromkeys("qkv", (TILE, BOX_COLUMNS)), "out": (16, BOX_COLUMNS)}

@@ -173,7 +173,7 @@ class GemmHopperConfig:
         """Dynamic shared memory a block, with room to align its start to 1024 bytes."""
         return self.barriers_start + self.ring.size_bytes + ALIGNMENT
 
-    @property
+    @cached_property
     def boxes(self) -> dict[str, tuple[int, int]]:
         """Argument -> (rows, columns) of its tensor map's boxes; all have the 128-byte swizzle."""
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import operator
 import sys
@@ -48,6 +49,12 @@ class _Memory:
             driver.call("cuMemFree", self.pointer)
 
 
+@functools.cache
+def _name(dtype: np.dtype) -> str:
+    """The dtype's name. NumPy puts it together anew each time, and every view has one."""
+    return dtype.name
+
+
 class DeviceArray:
     """A C-contiguous array in the device's memory.
 
@@ -59,7 +66,7 @@ class DeviceArray:
 
     def __init__(self, memory: Any, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.memory, self.pointer, self.shape, self.dtype = memory, pointer, shape, dtype
-        self.dtype_name = dtype.name
+        self.dtype_name = _name(dtype)
         self.nbytes = math.prod(shape) * dtype.itemsize
 
     @property

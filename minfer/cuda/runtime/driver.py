@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 import sys
 from types import ModuleType
 from typing import Any
@@ -126,6 +127,7 @@ class LaunchConfig(ctypes.Structure):
     )
 
 
+GRID = struct.Struct("3I")  # LaunchConfig.grid, written at once
 ATTRIBUTE_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 ATTRIBUTE_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 ATTRIBUTE_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION

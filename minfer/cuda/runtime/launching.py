@@ -142,10 +142,11 @@ class LoadedKernel:
             LaunchRefused: a limit; TypeError, ValueError: an argument that does not fit, by name.
             DriverError: the driver refuses the launch for another reason, or an earlier kernel failed.
         """
-        self._launch(grid, args, stream, pdl)
+        self.enqueue(grid, args, stream, pdl)
 
-    def _launch(self, grid: Grid, args: tuple, stream: Any, pdl: bool) -> None:
-        target = current_stream() if stream is None else Stream.of(stream)
+    def enqueue(self, grid: Grid, args: tuple, stream: Any = None, pdl: bool = False) -> None:
+        """`launch` with its arguments as a tuple, for callers that have one."""
+        target = stream if type(stream) is Stream else Stream.of(stream)
         if checking.is_on():
             self._launch_checked(grid, args, target, pdl)
             return
@@ -210,7 +211,7 @@ class LaunchFrame:
         """Set the grid, and whether to launch programmatically. Raises LaunchRefused, and as `grid_shape`."""
         blocks = grid_shape(grid)
         self.loaded.check_grid(blocks)
-        self.config.grid[:] = blocks
+        driver.GRID.pack_into(self.config, 0, *blocks)
         self.config.count = self._fixed + pdl
         # A list may be changed by its owner: not kept, so that the next launch reads it again.
         self.grid, self.pdl = grid if isinstance(grid, int | tuple) else blocks, pdl
@@ -303,7 +304,7 @@ def load(kernel: Kernel) -> LoadedKernel:
 
 def launch(kernel: Kernel, grid: Grid, *args: Any, stream: Any = None, pdl: bool = False) -> None:
     """`load(kernel).launch(...)`."""
-    (_loaded.get(kernel) or load(kernel))._launch(grid, args, stream, pdl)
+    load(kernel).enqueue(grid, args, stream, pdl)
 
 
 def launch_counts() -> dict[tuple[str, str], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from minfer.cuda.checks import check_sizes, check_types
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
@@ -112,7 +113,7 @@ class W4A16Config(PackedTile):
         """Chunks of C that a consumer may have in flight; a direct store needs none."""
         return super().buffers if self.store == "tma" else 0
 
-    @property
+    @cached_property
     def boxes(self) -> dict[str, tuple[int, int, int]]:
         """Argument -> (rows, columns, swizzle) of its tensor map's boxes; weights are bytes."""
         boxes = {"a": (self.tokens, BOX_COLUMNS, 128)}

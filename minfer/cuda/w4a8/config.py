@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from minfer.cuda.checks import check_sizes, check_types
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
@@ -93,7 +94,7 @@ class W4A8Config(PackedTile):
     def slot_bytes(self) -> int:
         return -(-(self.rows_start + ROWS * SCALE_BYTES) // ALIGNMENT) * ALIGNMENT
 
-    @property
+    @cached_property
     def boxes(self) -> dict[str, tuple[int, int, int]]:
         """Argument -> (rows, columns, swizzle) of its tensor map's boxes."""
         return {

@@ -32,6 +32,7 @@ class Storage:
         self.form: str | None = None
         self._parts: dict[tuple[int, int], Storage] = {}
         self._typed: dict[str, Any] = {}
+        self._kept: dict[str, tuple[int, int, Any]] = {}
 
     def part(self, start: int, stop: int) -> Storage:
         """Columns start to stop as a matrix of its own. It lies in the same memory: either the whole is in
@@ -60,6 +61,13 @@ class Storage:
             self._typed[form] = used.view(dtype).reshape(rows, width)
         return self._typed[form]
 
+    def rows_as(self, form: str, start: int, stop: int) -> Any:
+        """Rows start to stop of that. The last such array is kept: every layer of a pass asks for it."""
+        kept = self._kept.get(form)
+        if kept is None or kept[0] != start or kept[1] != stop:
+            kept = self._kept[form] = start, stop, self.matrix(form)[start:stop]
+        return kept[2]
+
 
 class Activations:
     """Rows start to stop of a storage: a `minfer.engine.backend.Buffer`."""
@@ -83,4 +91,4 @@ class Activations:
 
     def matrix(self, form: str) -> Any:
         """These rows as an array of that form."""
-        return self.storage.matrix(form)[self.start : self.stop]
+        return self.storage.rows_as(form, self.start, self.stop)

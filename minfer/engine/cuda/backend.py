@@ -134,8 +134,8 @@ class CudaBackend:
     def open(
         self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, progress: Progress | None = None
     ) -> CudaRuntime:
-        """Plan the memory, compile what the kernel cache lacks, load the weights; see `Backend.open`."""
-        from minfer.engine.cuda.compile_ahead import compile_ahead, needed_kernels
+        """Plan the memory, compile and load the kernels, load the weights; see `Backend.open`."""
+        from minfer.engine.cuda.compile_ahead import compile_ahead, load_ahead, needed_kernels
         from minfer.engine.cuda.devices import GpuDevice
         from minfer.engine.cuda.runtime import CudaRuntime
 
@@ -148,6 +148,7 @@ class CudaBackend:
         if isinstance(self.device, GpuDevice):
             needed = needed_kernels(model, self.route, plan, self.device.arch, self.device.sms)
             compile_ahead(needed, self.device.arch, self._on_plan)
+            load_ahead(needed, self.device.arch)
         try:
             return CudaRuntime(model, self.device, self.route, plan, progress, self._on_plan)
         except MemoryError as error:

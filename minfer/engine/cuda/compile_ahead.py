@@ -1,4 +1,4 @@
-"""Compiling a model's kernels in parallel, before it is loaded. They stay in the kernel cache on disk."""
+"""A model's kernels before it is loaded: compiled in parallel, kept in the cache on disk, and loaded."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from minfer.cuda.kernel import CompileError, ConfigRefused, Kernel
-from minfer.cuda.runtime import cache, compile_kernel
+from minfer.cuda.kernel import CompileError, ConfigRefused, Kernel, LaunchRefused
+from minfer.cuda.runtime import cache, compile_kernel, load
 from minfer.engine.cuda.devices import DryDevice
+from minfer.engine.cuda.launches import kernel, origin
 from minfer.engine.cuda.plan import MemoryPlan
 from minfer.engine.cuda.routes import Route
-from minfer.engine.cuda.weights import kernel, origin
 from minfer.model.model import Model
 
 PROCESSES = 16
 WORTH_IT = 3  # a process takes about as long to start as a kernel to compile
-PROMPTS = (2, 65, 128, 256, 512, 1024, 1536)  # Hopper's tiles, and more, depend on the number of tokens
+PROMPTS = (2, 16, 65, 128, 256, 512, 1024, 1536)  # tiles, and more, depend on the number of tokens
 
 
 def needed_kernels(model: Model, route: Route, plan: MemoryPlan, arch: str, sms: int) -> list[Kernel]:
@@ -66,6 +66,14 @@ def compile_ahead(kernels: Sequence[Kernel], arch: str, tell: Callable[[str], No
         for child in children:
             child.terminate()
             child.wait()
+
+
+def load_ahead(kernels: Sequence[Kernel], arch: str) -> None:
+    """Load what the cache holds, so that no prompt waits for it: each takes some milliseconds."""
+    for made in kernels:
+        if cache.holds(made, arch):
+            with contextlib.suppress(CompileError, LaunchRefused):  # its launch says so, or another is taken
+                load(made)
 
 
 if __name__ == "__main__":

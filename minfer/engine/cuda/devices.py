@@ -148,7 +148,7 @@ class GpuDevice:
         return self._runtime.Event().record(self.stream).synchronize
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
-        self._runtime.launch(kernel, grid, *args, stream=self.stream, pdl=pdl)
+        self._runtime.load(kernel).enqueue(grid, args, self.stream, pdl)
 
     def tensor_map(self, array: Any, box: tuple[int, ...]) -> Any:
         return self._runtime.tensor_map(array, *box)

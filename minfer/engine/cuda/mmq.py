@@ -26,6 +26,7 @@ import numpy as np
 
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
 from minfer.cuda.mmq import MmqConfig, fast, mmq, narrow, r1, stream, wide
+from minfer.engine.cuda.launches import launch_for
 from minfer.engine.cuda.routes import SMALL_TOKENS
 
 if TYPE_CHECKING:
@@ -168,25 +169,25 @@ class MmqProducts:
     def _launch(self, run: Run, chunks: Any, out: Any, stride: int | None) -> bool:
         """Multiply one run, into some columns of rows of `stride` elements or a matrix of its own; steps down
         where the compiler or the driver refuses. False: no step is left."""
-        from minfer.engine.cuda.weights import kernel
-
-        nt = len(chunks)
+        nt, form = len(chunks), "f16" if out.dtype == np.float16 else "f32"
+        sizes = nt, run.rows, self.device.sms
         while (config := (choice := self._choice(run, nt)).config) is not None:
             args = nt, run.rows, run.columns
-            if config.stream and config.idle(nt, run.rows, self.device.sms) < STREAM_COST:
-                config = replace(config, stream=False)
-            if config.stream:
-                args = self._parts, self._ready, *args, stride or run.rows
-            elif stride is not None:
-                args = *args, stride
-            config = replace(config, strided=stride is not None)
-            if out.dtype == np.float16:
-                config = replace(config, out="f16")
-            grid = config.grid(nt, run.rows, self.device.sms)
             try:
-                self.device.launch(kernel(mmq, config), grid, run.blocks, chunks, out, *args)
+                product = launch_for(mmq, _fitted, sizes, config, sizes, stride is not None, form)
+                if product.config.stream:
+                    args = self._parts, self._ready, *args, stride or run.rows
+                elif stride is not None:
+                    args = *args, stride
+                product.on(self.device, run.blocks, chunks, out, *args)
                 return True
             except (LaunchRefused, CompileError) as error:
                 self.tell(step_down(self.route, choice.place, run.format, run.columns, str(error)))
                 self._first[run.format, run.columns] = choice.place + 1
         return False
+
+
+def _fitted(config: MmqConfig, sizes: tuple[int, int, int], strided: bool, form: str) -> MmqConfig:
+    """A chain's config for a product of (tokens, rows, multiprocessors)."""
+    stream = config.stream and config.idle(*sizes) >= STREAM_COST
+    return replace(config, stream=stream, strided=strided, out=form)

@@ -12,12 +12,13 @@ from minfer.cuda.gemm import BLOCK_SOURCES, GemmConfig, make_gemm
 from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
 from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
+from minfer.engine.cuda.launches import TensorMaps, launch_for
 from minfer.engine.cuda.mmq import MmqProducts
 from minfer.engine.cuda.plan import SCRATCH, MemoryPlan
 from minfer.engine.cuda.routes import SMALL_TOKENS, Route
 from minfer.engine.cuda.w4a8 import W4A8Products
 from minfer.engine.cuda.w4a16 import W4A16Products
-from minfer.engine.cuda.weights import Stack, kernel
+from minfer.engine.cuda.weights import Stack
 
 PANEL_ROWS = 8192  # of the output matrix, dequantized at once
 Operand = Callable[[str], Any]
@@ -35,7 +36,7 @@ class Products:
         self._scratch = self._memory(plan.parts.get(SCRATCH, 0))
         self._from_blocks, self._copies = plan.weights == "blocks", plan.weights != "scratch"
         self._panel: Any = None
-        self._maps: dict[tuple, Any] = {}
+        self.tensor_map = TensorMaps(device)
         self._w4a16 = W4A16Products(device, self.tensor_map) if route.w4a16 else None
         self._w4a8: W4A8Products | None = None
         if route.w4a8:
@@ -71,7 +72,7 @@ class Products:
             self._hopper(a, stack, out.matrix("f16"))
             out.storage.mark("f16")
             return
-        self._gemm(replace(config, out=form), a, self._weights(stack), out.matrix(form))
+        self._gemm(config, a, self._weights(stack), out.matrix(form), form)
         out.storage.mark(form)
 
     def fuses(self, tokens: int, stack: Stack, add: bool) -> bool:
@@ -101,16 +102,16 @@ class Products:
         tokens, first = len(a), 0
         pitch = stack.rows if len(stack.runs) > 1 else None
         for run in stack.runs:
-            config = replace(self.route.block_config(tokens), out=form, pitch=pitch)
-            columns = c if pitch is None else c.reshape(-1)[first:]
+            columns, source = c if pitch is None else c.reshape(-1)[first:], "f16"
             if run.format not in BLOCK_SOURCES:
                 weights = self._dequantized(Stack((run,), run.rows, run.columns))
             elif run.format == "F16":
                 weights = self._view(run.blocks.reshape(-1), run.rows, run.columns)
             else:
-                config, weights = replace(config, b_source=BLOCK_SOURCES[run.format]), run.blocks
-            made, grid = kernel(make_gemm, config), config.grid(tokens, run.rows)
-            self.device.launch(made, grid, a, weights, columns, tokens, run.rows, run.columns)
+                weights, source = run.blocks, BLOCK_SOURCES[run.format]
+            config, sizes = self.route.block_config(tokens), (tokens, run.rows)
+            gemm = launch_for(make_gemm, replace, sizes, config, out=form, pitch=pitch, b_source=source)
+            gemm.on(self.device, a, weights, columns, *sizes, run.columns)
             first += run.rows
 
     def _weights(self, stack: Stack) -> Any:
@@ -169,24 +170,15 @@ class Products:
     def _view(self, memory: Any, rows: int, columns: int) -> Any:
         return memory[: 2 * rows * columns].view(np.float16).reshape(rows, columns)
 
-    def _gemm(self, config: GemmConfig, a: Any, weights: Any, c: Any) -> None:
+    def _gemm(self, config: GemmConfig, a: Any, weights: Any, c: Any, form: str = "f32") -> None:
         nt, (od, depth) = len(a), weights.shape
-        self.device.launch(kernel(make_gemm, config), config.grid(nt, od), a, weights, c, nt, od, depth)
+        gemm = launch_for(make_gemm, replace, (nt, od), config, out=form)
+        gemm.on(self.device, a, weights, c, nt, od, depth)
 
     def _hopper(self, a: Any, stack: Stack, c: Any, epilogue: str = "store") -> None:
         (nt, od), depth, weights = c.shape, stack.columns, self._weights(stack)
-        out = "f32" if epilogue == "add" else "f16"
-        config = choose(nt, od, depth, self.device.sms, out, epilogue)
-        maps = [self.tensor_map(x, config.boxes[name]) for name, x in (("a", a), ("b", weights), ("c", c))]
-        grid = config.grid(nt, od, self.device.sms)
-        made = kernel(make_gemm_hopper, config)
-        self.device.launch(made, grid, *maps, nt, od, depth, config.group(nt, od))
-
-    def tensor_map(self, array: Any, box: tuple[int, ...]) -> Any:
-        """A tensor map of boxes (rows, columns) or (rows, columns, swizzle), kept: the same buffers come
-        again."""
-        address = array.pointer if hasattr(array, "pointer") else array.__array_interface__["data"][0]
-        key = (address, array.shape, box)
-        if key not in self._maps:
-            self._maps[key] = self.device.tensor_map(array, box)
-        return self._maps[key]
+        out, sms = "f32" if epilogue == "add" else "f16", self.device.sms
+        gemm = launch_for(make_gemm_hopper, choose, (nt, od, sms), nt, od, depth, sms, out, epilogue)
+        boxes = gemm.config.boxes
+        maps = [self.tensor_map(x, boxes[name]) for name, x in (("a", a), ("b", weights), ("c", c))]
+        gemm.on(self.device, *maps, nt, od, depth, gemm.config.group(nt, od))

@@ -36,11 +36,12 @@ from minfer.engine.cuda.activations import Activations, Storage
 from minfer.engine.cuda.chooser import Chooser
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.hopper_attention import HopperAttention
+from minfer.engine.cuda.launches import kernel, launch_for
 from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.routes import Route
 from minfer.engine.cuda.token import TokenStep
-from minfer.engine.cuda.weights import Loader, Run, Stack, kernel
+from minfer.engine.cuda.weights import Loader, Run, Stack
 from minfer.engine.errors import EngineError
 from minfer.model.model import Model
 from minfer.model.rope import frequencies
@@ -79,6 +80,7 @@ class CudaRuntime:
         # Token ids, their positions, and the length of the context after them.
         self._state = np.zeros(2 * plan.chunk + 1, np.int32)
         self._tokens = device.empty(self._state.shape, np.int32)
+        self._positions, self._length = self._tokens[plan.chunk : 2 * plan.chunk], self._tokens[-1:]
         self._position = self._count = 0
         self._storages: dict[tuple[Role, int], Storage] = {}
         self._queries = self._storage("queries", plan.chunk, config.n_heads * config.head_dim)
@@ -87,10 +89,9 @@ class CudaRuntime:
         self._converted = device.empty(plan.activations["converted"], np.uint8)
         self._halves: Any = None
         splits = decode_splits(config, plan.n_ctx, device.sms)
-        self._decode = partial(
-            attn.DecodeAttentionConfig, config.n_heads, config.n_kv_heads, config.head_dim, splits, "f32"
-        )
-        shapes = self._decode()
+        heads = config.n_heads, config.n_kv_heads, config.head_dim
+        self._prefill = attn.seed_steps(*heads)[route.attention]
+        self._decode = shapes = attn.DecodeAttentionConfig(*heads, splits, "f32")
         self._partial = device.empty(shapes.partial_shape, np.float32)
         self._statistics = device.empty(shapes.statistics_shape, np.float32)
         self._hopper_attention = (
@@ -98,7 +99,7 @@ class CudaRuntime:
             if route.hopper_attention
             else None
         )
-        self._pending: tuple[int, int, str] | None = None
+        self._pending: tuple[int, int, Activations] | None = None
         self._gated: tuple[Any, Stack] | None = None
         self._forms = self._decode_forms()
         self._token: TokenStep | None = None
@@ -106,7 +107,7 @@ class CudaRuntime:
             with contextlib.suppress(ConfigRefused):  # the separate kernels take every model
                 self._token = TokenStep(
                     config, self.weights, device,
-                    self._positions(), self._rope_table, self._keys, self._values,
+                    self._positions, self._rope_table, self._keys, self._values,
                 )  # fmt: skip
 
     def _angles(self, model: Model) -> tuple[np.ndarray, int, float]:
@@ -154,10 +155,6 @@ class CudaRuntime:
         if self._hopper_attention is not None and n > FEW_TOKENS:
             self._hopper_attention.set_order(n, position, position + n)
 
-    def _positions(self, first: int = 0) -> Any:
-        chunk = self.plan.chunk
-        return self._tokens[chunk + first : 2 * chunk]
-
     def capture(self, forward: Callable[[], None]) -> Callable[[], None]:
         """See Runtime.capture; for one token, whose kernels read all that changes from device memory."""
         forward()  # compiles and loads kernels, and leaves nothing that the replay would not overwrite
@@ -183,9 +180,6 @@ class CudaRuntime:
             return self._products.read_panels(buffer)
         return self.device.read(buffer.matrix("f32"))
 
-    def _launch(self, factory: Callable, config: Any, grid: tuple[int, int, int], *args: Any) -> None:
-        self.device.launch(kernel(factory, config), grid, *args, pdl=getattr(config, "pdl", False))
-
     @property
     def _overlaps(self) -> bool:
         """Whether this is a decode step, whose kernels overlap at their seams (`minfer.cuda.dependent`)."""
@@ -207,16 +201,8 @@ class CudaRuntime:
         if self._step is not None:
             self._step.begin()
         table = self._embedding
-        config = ew.EmbeddingConfig(table.format, table.columns)
-        self._launch(
-            ew.embedding,
-            config,
-            config.grid(len(out)),
-            table.blocks,
-            self._tokens,
-            out.matrix("f32"),
-            table.rows,
-        )
+        rows = launch_for(ew.embedding, ew.EmbeddingConfig, (len(out),), table.format, table.columns)
+        rows.on(self.device, table.blocks, self._tokens, out.matrix("f32"), table.rows)
         out.storage.mark("f32")
 
     def rmsnorm(self, out: Activations, x: Activations, *, weights: Any) -> None:
@@ -224,21 +210,21 @@ class CudaRuntime:
         if self._step is not None:
             self._step.rmsnorm(out, x, weights)
             return
-        form = self._form("normed", len(x))
-        hidden, target = x.matrix("f32"), out.matrix(form)
-        width = x.storage.columns
-        rest = (weights, target, width, self.config.rms_eps)
+        n, width = len(x), x.storage.columns
+        form = self._form("normed", n)
+        hidden = x.matrix("f32")
+        rest = (weights, out.matrix(form), width, self.config.rms_eps)
         if self._pending is None:
-            threads = min(1024, -(-width // 128) * 32) if len(x) == 1 else 256
-            config = ew.RmsNormConfig(form, threads=threads, pdl=self._overlaps)
-            self._launch(ew.rmsnorm, config, config.grid(len(x)), hidden, *rest)
+            threads = min(1024, -(-width // 128) * 32) if n == 1 else 256
+            norm = launch_for(ew.rmsnorm, ew.RmsNormConfig, (n,), form, threads=threads, pdl=self._overlaps)
+            norm.on(self.device, hidden, *rest)
         else:
-            start, stop, delta_form = self._pending
+            start, stop, delta = self._pending
             if (start, stop) != (x.start, x.stop):
                 raise RuntimeError(f"a product of rows {start} to {stop} waits, the norm is of others")
-            config = ew.RmsNormConfig(form, residual=True, residual_type=delta_form)
-            delta = self._delta.matrix(delta_form)[: len(x)]
-            self._launch(ew.rmsnorm, config, config.grid(len(x)), hidden, delta, hidden, *rest)
+            added = delta.storage.form
+            norm = launch_for(ew.rmsnorm, ew.RmsNormConfig, (n,), form, residual=True, residual_type=added)
+            norm.on(self.device, hidden, delta.matrix(added), hidden, *rest)
             self._pending = None
         out.storage.mark(form)
 
@@ -259,7 +245,7 @@ class CudaRuntime:
         elif add:
             delta = Activations(self._delta, 0, len(x))
             self._products.multiply(delta, operand, matrix)
-            self._pending = (out.start, out.stop, self._delta.form)
+            self._pending = (out.start, out.stop, delta)
         else:
             self._products.multiply(out, operand, matrix)
 
@@ -270,26 +256,28 @@ class CudaRuntime:
             return x.matrix(form)
         if form == "pad40":
             chunks = self._converted[: n * pad40_bytes(columns)].reshape(n, -1)
-            config = QuantizePad40Config(source=source, unroll=2)
-            grid, count = config.grid(n, columns), n * columns // RUN
-            self._launch(quantize_q8_0_pad40, config, grid, x.matrix(source), chunks, count)
+            quantize = launch_for(
+                quantize_q8_0_pad40, QuantizePad40Config, (n, columns), source=source, unroll=2
+            )
+            quantize.on(self.device, x.matrix(source), chunks, n * columns // RUN)
             return chunks
         if source == "pad40":
             return self._restored(x)
-        config = ConvertConfig(vector=1 if self.route.convert == "scalar" else 8)
-        operand = self._converted[: 2 * n * columns].view(np.float16).reshape(n, columns)
-        self._launch(convert_f32_f16, config, config.grid(n * columns), x.matrix("f32"), operand, n * columns)
+        count, vector = n * columns, 1 if self.route.convert == "scalar" else 8
+        operand = self._converted[: 2 * count].view(np.float16).reshape(n, columns)
+        convert = launch_for(convert_f32_f16, ConvertConfig, (count,), vector=vector)
+        convert.on(self.device, x.matrix("f32"), operand, count)
         return operand
 
     def _restored(self, x: Activations) -> Any:
         """f16 from chunks, for the GEMM that is left when every MMQ kernel of a route was refused. No memory
         was planned for that: it is taken now."""
-        n, columns, config = len(x), x.storage.columns, DequantizePad40Config()
+        n, columns = len(x), x.storage.columns
         if self._halves is None or self._halves.nbytes < 2 * n * columns:
             self._halves = self.device.empty(2 * n * columns, np.uint8)
         halves = self._halves[: 2 * n * columns].view(np.float16).reshape(n, columns)
-        chunks, count = x.matrix("pad40"), n * columns // RUN
-        self._launch(dequantize_pad40, config, config.grid(n, columns), chunks, halves, count)
+        restore = launch_for(dequantize_pad40, DequantizePad40Config, (n, columns))
+        restore.on(self.device, x.matrix("pad40"), halves, n * columns // RUN)
         return halves
 
     def _multiply_few(self, out: Activations, x: Activations, matrix: Stack, add: bool) -> None:
@@ -299,24 +287,19 @@ class CudaRuntime:
         if form == "q8":
             quantized = x.matrix("q8")
         elif any(run.quantized for run in matrix.runs):
-            config = QuantizeQ8Config(pdl=self._overlaps)
+            records = launch_for(quantize_q8, QuantizeQ8Config, (len(x), columns), pdl=self._overlaps)
             quantized = self._records[: len(x) * q8_record_bytes(columns)].reshape(len(x), -1)
-            self._launch(
-                quantize_q8, config, config.grid(len(x), columns), x.matrix("f32"), quantized, columns
-            )
+            records.on(self.device, x.matrix("f32"), quantized, columns)
         plain = x.matrix("f32") if form == "f32" else None
-        target = out.matrix("f32")
+        target, sms = out.matrix("f32"), self.device.sms
         for row in range(len(x)):
             first = 0
             for run in matrix.runs:
                 y = target[row][first : first + run.rows]
                 source = (quantized if run.quantized else plain)[row]
-                config = GemvConfig.for_shape(
-                    run.format, run.columns, run.rows, add, self._pdl, self.device.sms
-                )
-                args = (run.blocks, source, *((y,) if add else ()), y, run.rows)
-                grid = config.grid(run.rows, self.device.sms)
-                self.device.launch(kernel(gemv, config), grid, *args, pdl=self._pdl)
+                shape = run.format, run.columns, run.rows, add, self._pdl, sms
+                product = launch_for(gemv, GemvConfig.for_shape, (run.rows, sms), *shape)
+                product.on(self.device, run.blocks, source, *((y,) if add else ()), y, run.rows)
                 first += run.rows
         out.storage.mark("f32")
 
@@ -341,7 +324,10 @@ class CudaRuntime:
     def _rope_store(self, layer: int, heads: int, rows: Activations, stack: Stack, query: str) -> None:
         model, weights = self.config, self.weights.layers[layer]
         norms = () if weights.q_norm is None else (weights.q_norm, weights.k_norm)
-        config = ew.RopeStoreConfig(
+        store = launch_for(
+            ew.rope_store,
+            ew.RopeStoreConfig,
+            (len(rows),),
             heads,
             model.n_kv_heads,
             model.head_dim,
@@ -353,16 +339,14 @@ class CudaRuntime:
             norm=bool(norms),
             source=rows.storage.form,
         )
-        self._launch(
-            ew.rope_store,
-            config,
-            config.grid(len(rows)),
+        store.on(
+            self.device,
             rows.matrix(rows.storage.form),
             *(() if stack.bias is None else (stack.bias,)),
             *norms,
-            self._positions(),
+            self._positions,
             self._rope_table,
-            self._queries.matrix(query)[: len(rows)],
+            self._queries.rows_as(query, 0, len(rows)),
             self._keys[layer],
             self._values[layer],
             *((model.rms_eps,) if norms else ()),
@@ -373,22 +357,15 @@ class CudaRuntime:
         config, width = self.config, q.storage.columns
         source = q.matrix("f32")
         if weights.q.bias is not None:
-            added = ew.AddConfig()
-            self._launch(ew.bias_add, added, added.grid(len(q), width), source, weights.q.bias, width)
+            added = launch_for(ew.bias_add, ew.AddConfig, (len(q), width))
+            added.on(self.device, source, weights.q.bias, width)
         if weights.q_norm is not None:
             heads = source.reshape(len(q) * config.n_heads, config.head_dim)
-            normed = ew.RmsNormConfig()
-            self._launch(
-                ew.rmsnorm, normed, normed.grid(len(heads)),
-                heads, weights.q_norm, heads, config.head_dim, config.rms_eps,
-            )  # fmt: skip
-        rope = ew.RopeConfig(
-            config.n_heads, config.head_dim, config.rope.dimension_count, config.rope.interleaved
-        )
-        self._launch(
-            ew.rope, rope, rope.grid(len(q)),
-            source, self._positions(first_query), self._rope_table, width,
-        )  # fmt: skip
+            normed = launch_for(ew.rmsnorm, ew.RmsNormConfig, (len(heads),))
+            normed.on(self.device, heads, weights.q_norm, heads, config.head_dim, config.rms_eps)
+        shape = config.n_heads, config.head_dim, config.rope.dimension_count, config.rope.interleaved
+        rope = launch_for(ew.rope, ew.RopeConfig, (len(q),), *shape)
+        rope.on(self.device, source, self._positions[first_query:], self._rope_table, width)
 
     def attention(self, layer: int, out: Activations, q: Activations, first_query: int) -> None:
         """See Runtime.attention. One query reads the context's length from device memory."""
@@ -400,29 +377,26 @@ class CudaRuntime:
         form = self._form("attended", n)
         keys, values = self._keys[layer], self._values[layer]
         if n == 1:
-            chosen = self._decode(output=form, pdl=self._overlaps)
-            length = self._tokens[2 * self.plan.chunk :]
-            queries = self._queries.matrix("f32")[:1] if q.storage.parent.form else q.matrix("f32")
-            self._launch(
-                attn.attention_decode, chosen, chosen.grid(),
-                queries, keys, values, self._partial, self._statistics, length, scale,
-            )  # fmt: skip
-            self._launch(
-                attn.attention_combine, chosen, chosen.combine_grid(),
-                self._partial, self._statistics, out.matrix(form),
+            split = launch_for(
+                attn.attention_decode, replace, (), self._decode, output=form, pdl=self._overlaps
+            )
+            queries = self._queries.rows_as("f32", 0, 1) if q.storage.parent.form else q.matrix("f32")
+            sums = self._partial, self._statistics
+            split.on(self.device, queries, keys, values, *sums, self._length, scale)
+            self.device.launch(
+                kernel(attn.attention_combine, split.config), split.config.combine_grid(),
+                *sums, out.matrix(form), pdl=split.pdl,
             )  # fmt: skip
         elif self._hopper_attention is not None and form == "f16":
             self._hopper_attention.launch(
-                self._queries.matrix("f16")[:n], keys, values, out.matrix("f16"),
+                self._queries.rows_as("f16", 0, n), keys, values, out.matrix("f16"),
                 self._position + first_query, self._position + self._count,
             )  # fmt: skip
         else:
             form = "f32" if form == "q8" else form
-            step = attn.seed_steps(config.n_heads, config.n_kv_heads, config.head_dim)[self.route.attention]
-            chosen = replace(step, output=form)
-            self._launch(
-                attn.attention_prefill, chosen, chosen.grid(n),
-                self._queries.matrix("f16")[:n], keys, values, out.matrix(form),
+            tiles = launch_for(attn.attention_prefill, replace, (n,), self._prefill, output=form)
+            tiles.on(
+                self.device, self._queries.rows_as("f16", 0, n), keys, values, out.matrix(form),
                 n, self._position + first_query, self._position + self._count, scale,
             )  # fmt: skip
         out.storage.mark(form)
@@ -438,9 +412,9 @@ class CudaRuntime:
             return
         form, source = self._form("activated", len(out)), gate_up.storage.form
         vector = 8 if (source, form) == ("f16", "pad40") else 4
-        config = ew.SwigluConfig(form, source, packed=True, vector=vector, pdl=self._overlaps)
-        ff = out.storage.columns
-        self._launch(
-            ew.swiglu, config, config.grid(len(out), ff), gate_up.matrix(source), out.matrix(form), ff
+        sizes = len(out), out.storage.columns
+        product = launch_for(
+            ew.swiglu, ew.SwigluConfig, sizes, form, source, packed=True, vector=vector, pdl=self._overlaps
         )
+        product.on(self.device, gate_up.matrix(source), out.matrix(form), out.storage.columns)
         out.storage.mark(form)

@@ -16,7 +16,8 @@ from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
 from minfer.engine.backend import Weights
 from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
-from minfer.engine.cuda.weights import Run, Stack, kernel
+from minfer.engine.cuda.launches import kernel
+from minfer.engine.cuda.weights import Run, Stack
 from minfer.model.config import ModelConfig
 
 FORMATS = ("Q4_K", "Q6_K")

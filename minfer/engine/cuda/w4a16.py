@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from minfer.cuda.w4a16 import FORMATS, choose, w4a16
+from minfer.cuda.w4a16 import FORMATS, W4A16Config, choose, w4a16
+from minfer.engine.cuda.launches import launch_for
 
 if TYPE_CHECKING:
     from minfer.engine.cuda.devices import Device
@@ -26,10 +28,11 @@ class W4A16Products:
 
     def __init__(self, device: Device, tensor_map: Callable[[Any, tuple[int, int, int]], Any]):
         self.device, self._tensor_map = device, tensor_map
+        self._takes = cache(takes)
 
     def takes(self, stack: Stack) -> bool:
         """Whether all of a stack can be multiplied."""
-        return takes([(run.format, run.columns) for run in stack.runs])
+        return self._takes(stack.shapes)
 
     def gates(self, stack: Stack) -> bool:
         """Whether a stack of gate and up can be multiplied and activated at once."""
@@ -44,16 +47,22 @@ class W4A16Products:
         self._launch(c, a, stack, stack.rows // 2, "f16", gated=True)
 
     def _launch(self, c: Any, a: Any, stack: Stack, rows: int, form: str, gated: bool = False) -> None:
-        from minfer.engine.cuda.weights import kernel
-
         (run,) = stack.runs
         (nt, depth), width, sms = a.shape, c.shape[1], self.device.sms
-        config = choose(run.format, nt, rows, depth, sms, form, width, gated)
-        config.check(nt, rows, depth, width)
-        boxes = config.boxes
+        product = launch_for(
+            w4a16, _choose, (nt, rows, sms), run.format, nt, rows, depth, sms, form, width, gated
+        )
+        boxes = product.config.boxes
         seen = [
             self._tensor_map(array, boxes[name]) if name in boxes else array
             for name, array in (("a", a), ("w", run.blocks), ("c", c))
         ]
-        grid = config.grid(nt, rows, sms)
-        self.device.launch(kernel(w4a16, config), grid, *seen, nt, rows, depth, 0, width, config.group(nt))
+        product.on(self.device, *seen, nt, rows, depth, 0, width, product.config.group(nt))
+
+
+def _choose(
+    format: str, nt: int, rows: int, depth: int, sms: int, form: str, width: int, gated: bool
+) -> W4A16Config:
+    config = choose(format, nt, rows, depth, sms, form, width, gated)
+    config.check(nt, rows, depth, width)
+    return config

@@ -11,6 +11,7 @@ import numpy as np
 from minfer.cuda.w4a8 import W4A8Config, w4a8
 from minfer.cuda.w4a8.formats import GROUP
 from minfer.cuda.w4a8.quantize import QuantizeGroupsConfig, quantize_groups
+from minfer.engine.cuda.launches import launch_for
 
 if TYPE_CHECKING:
     from minfer.engine.cuda.devices import Device
@@ -56,25 +57,24 @@ class W4A8Products:
 
     def gate(self, c: Any, a: Any, stack: Stack) -> None:
         """c = silu(a . gate^T) * (a . up^T), f16 (tokens, rows / 2); a: f16 (tokens, columns)."""
-        from minfer.engine.cuda.weights import kernel
-
-        (nt, depth), od, sms, config = a.shape, stack.rows // 2, self.device.sms, GATED
-        config.check(nt, od, depth, c.shape[1])
+        (nt, depth), od, sms = a.shape, stack.rows // 2, self.device.sms
+        product = launch_for(w4a8, _gated, (nt, od, sms), nt, od, depth, c.shape[1])
+        config = product.config
         pitch = -(-nt // 4) * 4
         first, second, _ = _sizes(nt, depth)
         rounded = self._memory[: nt * depth].view(np.int8).reshape(nt, depth)
         sums = self._part(first, (nt, depth // 32))
         scales = self._part(first + second, (depth // GROUP, pitch))
-        quantizer = QuantizeGroupsConfig("f16")
-        self.device.launch(
-            kernel(quantize_groups, quantizer),
-            quantizer.grid(nt, depth),
-            a, rounded, sums, scales, nt, depth, pitch,
-        )  # fmt: skip
+        quantize = launch_for(quantize_groups, QuantizeGroupsConfig, (nt, depth), "f16")
+        quantize.on(self.device, a, rounded, sums, scales, nt, depth, pitch)
         arrays = {"a": rounded, "sums": sums, "scales": scales, "w": stack.runs[0].blocks, "c": c}
         maps = [self._tensor_map(array, config.boxes[name]) for name, array in arrays.items()]
-        grid = config.grid(nt, od, sms)
-        self.device.launch(kernel(w4a8, config), grid, *maps, nt, od, depth, 0, config.group(nt))
+        product.on(self.device, *maps, nt, od, depth, 0, config.group(nt))
 
     def _part(self, start: int, shape: tuple[int, int]) -> Any:
         return self._memory[start : start + 4 * shape[0] * shape[1]].view(np.float32).reshape(*shape)
+
+
+def _gated(nt: int, od: int, depth: int, width: int) -> W4A8Config:
+    GATED.check(nt, od, depth, width)
+    return GATED

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,27 +12,11 @@ import numpy as np
 from minfer.cuda.block_dots import DOTS
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.dequantize import DequantizeConfig, dequantize
-from minfer.cuda.kernel import Kernel
 from minfer.engine.backend import LayerWeights, Progress, Weights
 from minfer.engine.cuda.devices import Device
+from minfer.engine.cuda.launches import kernel
 from minfer.engine.cuda.plan import MatrixShape, MemoryPlan
 from minfer.model.model import LayerTensors, Model
-
-
-@cache
-def kernel(factory: Callable[[Any], Kernel], config: Any) -> Kernel:
-    """The kernel of a config, one object for all: what is loaded on the GPU is kept by kernel."""
-    made = factory(config)
-    _origins[made] = factory, replace(config)  # a fresh copy: what a config computes and keeps may not pickle
-    return made
-
-
-def origin(made: Kernel) -> tuple[Callable[[Any], Kernel], Any]:
-    """The factory and config that `kernel` made it from: these two can go to another process."""
-    return _origins[made]
-
-
-_origins: dict[Kernel, tuple[Callable[[Any], Kernel], Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -80,6 +64,11 @@ class Stack:
     columns: int
     half: Any = None
     bias: Any = None
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[str, int], ...]:
+        """(format, columns) of every run."""
+        return tuple((run.format, run.columns) for run in self.runs)
 
     def cut(self, start: int, stop: int) -> Stack:
         """Rows start to stop of it, in the same memory."""
