@@ -59,8 +59,27 @@ def sum_rounds(dim: int, threads: int) -> int:
     return -(-dim // (4 * threads))
 
 
-def _plain(dim: int, threads: int, layout: Layout) -> Exchange:
+def make_load(dim: int, threads: int) -> Callable:
+    """Device function (local f32 array, address): this thread's fours of `dim` f32."""
     fours, rounds = dim // 4, sum_rounds(dim, threads)
+
+    @device_function
+    @unrolled
+    def load_fours(values, x):
+        for i in unroll(rounds):
+            four = int32(cuda.threadIdx.x) + int32(i * threads)
+            if four < fours:
+                v0, v1, v2, v3 = ptx.ld_global_v4_f32(x + uint64(four) * uint64(16))
+                values[i * 4] = v0
+                values[i * 4 + 1] = v1
+                values[i * 4 + 2] = v2
+                values[i * 4 + 3] = v3
+
+    return load_fours
+
+
+def _plain(dim: int, threads: int, layout: Layout) -> Exchange:
+    load_fours = make_load(dim, threads)
     pitch, run_at, scale_at, sum_behind = layout.pitch, layout.run_at, layout.scale_at, layout.sum_behind
 
     @device_function
@@ -72,16 +91,8 @@ def _plain(dim: int, threads: int, layout: Layout) -> Exchange:
         return ptx.ld_global_f32(of + uint64(index) * uint64(4))
 
     @device_function
-    @unrolled
     def load_sums(values, of, tag):
-        for i in unroll(rounds):
-            four = int32(cuda.threadIdx.x) + int32(i * threads)
-            if four < fours:
-                v0, v1, v2, v3 = ptx.ld_global_v4_f32(of + uint64(four) * uint64(16))
-                values[i * 4] = v0
-                values[i * 4 + 1] = v1
-                values[i * 4 + 2] = v2
-                values[i * 4 + 3] = v3
+        load_fours(values, of)
 
     @device_function
     def store_run(of, index, dim, v0, v1, v2, v3, tag):
@@ -156,6 +167,7 @@ def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Calla
     rounds = sum_rounds(config.hidden, threads)
     held = rounds * 4
     pitch, run_at, scale_at, sum_behind = config.layout[:4]
+    load_fours = make_load(config.hidden, threads)
 
     @device_function
     def store_run(records, index, v0, v1, v2, v3):
@@ -173,14 +185,7 @@ def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Calla
     def prepare(factors, gains):
         for i in unroll(held):
             factors[i] = float32(0)
-        for i in unroll(rounds):
-            four = int32(cuda.threadIdx.x) + int32(i * threads)
-            if four < fours:
-                v0, v1, v2, v3 = ptx.ld_global_v4_f32(gains + uint64(four) * uint64(16))
-                factors[i * 4] = v0
-                factors[i * 4 + 1] = v1
-                factors[i * 4 + 2] = v2
-                factors[i * 4 + 3] = v3
+        load_fours(factors, gains)
 
     @device_function
     @unrolled
