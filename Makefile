@@ -25,6 +25,9 @@ JOBS ?= auto
 RUN_SETUP ?= $(VENV)/.installed
 TEST_SETUP ?= $(VENV)/.installed-test
 
+# Python compiles what it imports by itself; pip would compile everything there is, for a minute.
+PIP_ARGS := --quiet --disable-pip-version-check --no-compile
+
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 help:
@@ -42,7 +45,7 @@ run: $(RUN_SETUP)
 test: $(TEST_SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -p no:nbval -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -p tests.notebook_budget --nbval -n $(JOBS) --dist loadfile notebooks
 
 test-gpu: $(TEST_SETUP)
@@ -69,10 +72,10 @@ $(VENV)/bin/python:
 
 $(RUN_SETUP): pyproject.toml | $(VENV)/bin/python
 	@echo "Installing into $(VENV) (1.4 GB; some minutes, once)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install $(PIP_ARGS) --editable .
 	@touch $@
 
 $(TEST_SETUP): pyproject.toml | $(VENV)/bin/python
 	@echo "Installing into $(VENV) (some minutes, once)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	$(BIN)/python -m pip install $(PIP_ARGS) --editable ".[test]"
 	@touch $@ $(RUN_SETUP)

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from cuda.bindings import driver as real
 
@@ -57,6 +57,9 @@ def compiled(kernel: Kernel, arch: str, static_shared_bytes: int = 0) -> Compile
 
 class FakeDriver:
     """Attributes set what the driver answers; `calls` records every call's name and arguments."""
+
+    _owners: ClassVar[dict[int, FakeDriver]] = {}
+    """Who holds which memory."""
 
     def __init__(self) -> None:
         self.init_status, self.version = Status.SUCCESS, 13000
@@ -148,7 +151,7 @@ class FakeDriver:
             return (Status.OUT_OF_MEMORY,)
         buffer = ctypes.create_string_buffer(nbytes + 256)
         pointer = -(-ctypes.addressof(buffer) // 256) * 256
-        self.memory[pointer] = buffer
+        self.memory[pointer], self._owners[pointer] = buffer, self
         return Status.SUCCESS, pointer
 
     def cuMemHostAlloc(self, nbytes, flags):
@@ -164,8 +167,9 @@ class FakeDriver:
         return Status.SUCCESS, made
 
     def cuMemFree(self, pointer):
-        self.calls.append(("cuMemFree", pointer))
-        del self.memory[pointer]
+        owner = self._owners.pop(pointer)  # an array of an earlier test may be collected only now
+        owner.calls.append(("cuMemFree", pointer))
+        del owner.memory[pointer]
         return (Status.SUCCESS,)
 
     def cuMemGetInfo(self):

@@ -105,17 +105,16 @@ def test_configs_that_cannot_run_are_refused(arguments, message):
         GemmHopperConfig(*arguments)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        GemmHopperConfig(),
-        GemmHopperConfig(224, 4, 2),
-        GemmHopperConfig(cluster=2, epilogue="swiglu"),
-        GemmHopperConfig(200, 4, out="f32", epilogue="add", tile_n=192),
-        GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256),
-    ],
-    ids=str,
+ASSEMBLED = (
+    GemmHopperConfig(),
+    GemmHopperConfig(224, 4, 2),
+    GemmHopperConfig(cluster=2, epilogue="swiglu"),
+    GemmHopperConfig(200, 4, out="f32", epilogue="add", tile_n=192),
+    GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256),
 )
+
+
+@pytest.mark.parametrize("config", ASSEMBLED, ids=str)
 def test_assembled_without_spills_and_serialisation(config):
     compiled = compile_kernel(make_gemm_hopper(config), "sm_90a")
     resources = compiled.resources

@@ -1,26 +1,31 @@
 """Shipped kernels compiled without a GPU: no spills, no local memory, no warnings, and the instructions that
 the design asks for.
 
-Each family is compiled by its representatives: few configs that hold, together, every value of every field
-of all its shipped configs (each format, tile, epilogue, source, ...), each for one architecture, in turn.
-What is closest to the limits is compiled for all of them. (`minfer kernels` compiles all for all.)
+Each family is compiled by its representatives: few configs that hold, together with those that other tests
+compile, every value of every field of all its shipped configs (each format, tile, epilogue, source, ...),
+each for one architecture, in turn. What is closest to the limits is compiled for all of them.
+(`minfer kernels` compiles all for all.)
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from minfer.cuda.attention import AttentionConfig, attention_prefill, seed_steps
 from minfer.cuda.gemm import GemmConfig, make_gemm
+from minfer.cuda.gemm_hopper import make_gemm_hopper
 from minfer.cuda.gemv import GemvConfig, gemv
 from minfer.cuda.kernel import Kernel
 from minfer.cuda.mmq import mmq, narrow
 from minfer.cuda.registry import shipped_kernels
-from minfer.cuda.runtime import ARCHITECTURES, compile_kernel
+from minfer.cuda.runtime import ARCHITECTURES
+from minfer.cuda.w4a16 import w4a16
+from tests.cuda import test_gemm_hopper, test_mmq_compile, test_w4a16
+from tests.cuda.compiled import clean
 
 
 def traits(config: Any, prefix: str = "") -> set[tuple[str, Any]]:
@@ -32,16 +37,20 @@ def traits(config: Any, prefix: str = "") -> set[tuple[str, Any]]:
     return found
 
 
+def all_traits(kernels: Iterable[Kernel]) -> set[tuple[str, Any]]:
+    return set().union(*(traits(kernel.config) for kernel in kernels))
+
+
 def representatives(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Few of the kernels that have all their traits: again and again the one that adds the most."""
-    chosen, missing = [], set().union(*(traits(kernel.config) for kernel in kernels))
+    """Few of the kernels that have all their traits, with those that are compiled anyway: again and again the
+    one that adds the most."""
+    chosen, missing = [], all_traits(kernels) - all_traits(anyway(kernels))
     while missing:
         chosen.append(max(kernels, key=lambda kernel: len(traits(kernel.config) & missing)))
         missing -= traits(chosen[-1].config)
     return chosen
 
 
-CHOSEN = [kernel for family in shipped_kernels().values() for kernel in representatives(family)]
 # Registers in attention, the most unrolled code in the GEMV; the proof kernel, and a tile near 64 registers;
 # a tile of int8 products.
 HEAVY = [
@@ -51,18 +60,24 @@ HEAVY = [
     make_gemm(GemmConfig(64, 64, 64, 4, layout="swizzled", b_source="Q8_0")),
     mmq(narrow()),
 ]
+LARGE = make_gemm(GemmConfig(128, 256, 64, 3, layout="swizzled", out="f16"))
+ANYWAY = [
+    *HEAVY,
+    LARGE,
+    *map(make_gemm_hopper, test_gemm_hopper.ASSEMBLED),
+    *map(w4a16, test_w4a16.ASSEMBLED),
+    *map(mmq, test_mmq_compile.COMPILED),
+]
+"""What other tests compile, with the same demands."""
 
 
-def clean(kernel: Kernel, arch: str) -> dict[str, int]:
-    """Compile; fails on spills beyond what the kernel allows, stack, local memory or warnings. Returns the
-    instruction counts."""
-    compiled = compile_kernel(kernel, arch)
-    resources = compiled.resources
-    assert resources.spill_bytes <= kernel.allowed_spill_bytes
-    assert kernel.allowed_spill_bytes or resources.stack_bytes == 0
-    assert ".local" not in compiled.ptx
-    assert not resources.warnings
-    return resources.instructions
+def anyway(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """Those of the kernels that other tests compile."""
+    configs = [(kernel.name, kernel.config) for kernel in ANYWAY]
+    return [kernel for kernel in kernels if (kernel.name, kernel.config) in configs]
+
+
+CHOSEN = [kernel for family in shipped_kernels().values() for kernel in representatives(family)]
 
 
 @pytest.mark.parametrize("kernel", HEAVY, ids=str)
@@ -81,30 +96,33 @@ def test_every_family(index):
 def test_the_representatives_have_every_trait():
     for family in shipped_kernels().values():
         chosen = [kernel for kernel in CHOSEN if kernel in family]
-        for kernel in family:
-            assert traits(kernel.config) <= set().union(*(traits(k.config) for k in chosen))
+        assert all_traits(family) == all_traits([*chosen, *anyway(family)])
 
 
 def test_tensor_core_variants_use_tensor_cores():
-    scalar = clean(attention_prefill(AttentionConfig(2, 1, 64, 16, "serial", "scalar")), "sm_90a")
-    shared = clean(attention_prefill(AttentionConfig(2, 1, 64, 16, "serial", "shared")), "sm_90a")
+    scalar = clean(
+        attention_prefill(AttentionConfig(2, 1, 64, 16, "serial", "scalar")), "sm_90a"
+    ).instructions
+    shared = clean(
+        attention_prefill(AttentionConfig(2, 1, 64, 16, "serial", "shared")), "sm_90a"
+    ).instructions
     # Q K^T: 4 k16 steps of a 16-column fragment, two mma each. P.V on tensor cores: one k16 step of two more.
     assert (scalar["mma"], shared["mma"]) == (8, 12)
     assert scalar["cp.async"] == shared["cp.async"] > 0
 
 
 def test_gemv_streams_by_cp_async_and_multiplies_by_dp4a():
-    counts = clean(gemv(GemvConfig.for_shape("Q4_K", 3584, 37888)), "sm_80")
+    counts = clean(gemv(GemvConfig.for_shape("Q4_K", 3584, 37888)), "sm_80").instructions
     assert counts["cp.async"] and counts["dp4a"]
 
 
 def test_the_proof_kernel_multiplies_on_tensor_cores():
-    counts = clean(make_gemm(GemmConfig()), "sm_90a")
+    counts = clean(make_gemm(GemmConfig()), "sm_90a").instructions
     assert counts["mma"] and counts["ldmatrix"] and counts["cp.async"]
 
 
 def test_a_large_tile_is_written_out_once():
     """128x256x64: four k16 steps of 4 x 4 fragments, two mma each; one ldmatrix.x4 a fragment."""
-    counts = clean(make_gemm(GemmConfig(128, 256, 64, 3, layout="swizzled", out="f16")), "sm_90a")
+    counts = clean(LARGE, "sm_90a").instructions
     assert counts["mma"] == 4 * 4 * 4 * 2
     assert counts["ldmatrix"] == 4 * (4 + 4)

@@ -405,7 +405,7 @@ def test_integer_mma_of_half_the_depth():
 # ---- cp.async
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_cp_async_fills_with_zeros(data):
     name, size = data.draw(

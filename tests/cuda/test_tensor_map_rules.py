@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minfer.cuda import runtime, simulator
@@ -101,7 +101,7 @@ def test_the_widest_box_row_is_accepted_and_a_wider_one_is_not(dtype, swizzle):
     box=st.tuples(near([1, 16, 256, 257]), st.none() | near([1, 4, 16, 64])),
     swizzle=near([0, 48, 32, 128]),
 )
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 def test_gpu_and_simulator_refuse_the_same_in_the_same_words(fake, dtype, shape, box, swizzle):
     here = np.zeros(shape, dtype)
     there = runtime.DeviceArray(None, 4096, shape, here.dtype)

@@ -119,7 +119,7 @@ def test_a_helper_called_twice_has_two_sites_on_one_line():
     assert (first.degree, second.degree) == (2, 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 255), min_size=32, max_size=32))
 def test_conflicts_agree_with_counting_words(words):
     """Any addresses: the degree is the most distinct words that one bank holds."""

@@ -76,15 +76,15 @@ def test_products_that_do_not_fit_are_refused():
             W4A16Config().check(*shape)
 
 
-@pytest.mark.parametrize(
-    ("config", "registers"),
-    [
-        (choose("Q4_K", 2048, 4608, 3584), 128),
-        (choose("Q4_K", 2048, 37888, 3584), 168),
-        (choose("Q6_K", 2048, 3584, 18944), 168),
-    ],
-    ids=str,
-)
+ASSEMBLED = {
+    choose("Q4_K", 2048, 4608, 3584): 128,
+    choose("Q4_K", 2048, 37888, 3584): 168,
+    choose("Q6_K", 2048, 3584, 18944): 168,
+}
+"""Config -> its registers."""
+
+
+@pytest.mark.parametrize(("config", "registers"), ASSEMBLED.items(), ids=str)
 def test_assembled_without_spills_and_serialisation(config, registers):
     compiled = compile_kernel(w4a16(config), "sm_90a")
     resources = compiled.resources

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from minfer.engine.bench import bench
@@ -14,6 +16,8 @@ from minfer.engine.session import Session
 from minfer.model.model import Model
 from tests.engine.conftest import DATA, ORACLES
 from tests.engine.cuda_models import micro_model
+
+TINY = Path(__file__).parents[2] / "data" / "qwen2-tiny.gguf"
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +84,21 @@ def test_needed_kernels(micro):
     assert common | {"gemm_hopper"} <= names(micro, 100)
     assert common | {"gemm_f16"} <= names(micro, 100, "f16")
     assert "gemm_hopper" not in names(micro, 100, "f16")
+
+
+@pytest.mark.parametrize("route", ["f16", "f16-wgmma", "w4a16", "mmq_fast"])
+def test_no_length_of_a_prompt_needs_others(route):
+    """Or a prompt would wait for the compiler."""
+    model, device = Model.load(TINY), DryDevice()
+    backend = dry(device, route)
+    plan = backend.plan(model, 2048, 2048)
+    known = set(needed_kernels(model, backend.route, plan, "sm_90a", 132))
+    session = Session(model, backend, n_ctx=2048)
+    for n in (*range(1, 2048, 11), 2048):
+        device.launches.clear()
+        session.reset()
+        session.forward([0] * n)
+        assert known.issuperset(device.launches), n
 
 
 LIMITS = {"sm_80": 163, "sm_86": 99, "sm_90a": 227, "sm_120a": 99}  # KiB of shared memory a block

@@ -170,7 +170,7 @@ def test_what_is_kept_is_bounded():
     made = []
     device = SimpleNamespace(tensor_map=lambda array, box: made.append(box) or box)
     maps = TensorMaps(device)
-    array = SimpleNamespace(pointer=256, shape=(8, 64))
+    array = SimpleNamespace(pointer=256, shape=(8, 64), dtype="float16")
     for turn in range(2):
         for n in range(KEPT + 1):
             assert maps(array, (n, 64)) == (n, 64)

@@ -45,7 +45,7 @@ def columns_of(kind: Type, blocks: int) -> int:
 
 
 @pytest.mark.parametrize("kind", SUPPORTED, ids=lambda kind: kind.name)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     rows=st.integers(1, 23),
     blocks=st.integers(1, 5),
@@ -77,7 +77,7 @@ def test_matvec_equals_dequantize_and_multiply(kind, rows, blocks, parts, residu
 
 
 @pytest.mark.parametrize("kind", SUPPORTED, ids=lambda kind: kind.name)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     rows=st.integers(1, 9), blocks=st.integers(1, 4), parts=st.integers(1, 4), seed=st.integers(0, 2**32 - 1)
 )
@@ -113,7 +113,7 @@ def test_unpacking_equals_dequantize(kind, rows, blocks, parts, seed):
 
 
 @pytest.mark.parametrize("kind", SUPPORTED, ids=lambda kind: kind.name)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     tokens=st.integers(1, 10),
     rows=st.integers(1, 75),

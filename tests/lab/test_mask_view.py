@@ -13,7 +13,7 @@ from minfer.lab.mask_view import MaskCase
 CASE = MaskCase(tkv=32, first=64, kv_end=160, position=130)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.sampled_from([16, 32, 64]), st.integers(0, 7), st.integers(1, 256), st.integers(0, 255),
     st.integers(0, 63),

@@ -35,7 +35,7 @@ class TestBlock:
         covered = [at for field in block_view.FIELDS for at in range(field.start, field.stop)]
         assert covered == list(range(144))
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(st.integers(0, 143), st.integers(0, 255))
     def test_a_byte_has_a_say_in_a_weight_exactly_when_changing_it_changes_that(self, at, weight):
         block = block_view.real_block(5)

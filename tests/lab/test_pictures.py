@@ -143,7 +143,7 @@ class TestTraffic:
         assert narrow["a"] + narrow["b"] == narrow["bytes_per_kflop"] == 31.25
         assert (wide["a"], wide["b"]) == (narrow["a"] / 2, narrow["b"])
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(
         st.integers(1, 9), st.integers(1, 9), st.integers(1, 40), st.sampled_from(list(traffic_view.ORDERS))
     )

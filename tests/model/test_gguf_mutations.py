@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minfer.model.errors import ModelFileError
@@ -126,17 +126,13 @@ def test_the_valid_file_loads(tmp_path, valid):
     assert check(tmp_path / "m.gguf", valid)
 
 
-@settings(
-    max_examples=300,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=300)
 @given(edits=st.lists(edit, min_size=1, max_size=4))
 def test_edits_of_the_header(tmp_path, valid, data_start, edits):
     check(tmp_path / "m.gguf", mutate(valid, data_start, edits))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(share=position, edits=st.lists(edit, max_size=2))
 def test_truncations(tmp_path, valid, data_start, data_end, share, edits):
     raw = mutate(valid, data_start, edits)
@@ -144,7 +140,7 @@ def test_truncations(tmp_path, valid, data_start, data_end, share, edits):
     assert not check(tmp_path / "m.gguf", raw[:size]) or edits
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(noise=st.binary(max_size=400), keep=st.integers(0, 64))
 def test_noise_after_a_valid_start(tmp_path, valid, noise, keep):
     assert not check(tmp_path / "m.gguf", valid[:keep] + noise)

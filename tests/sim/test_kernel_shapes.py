@@ -10,7 +10,7 @@ from minfer.cuda.gemv import GemvConfig
 from tests.cuda import attention_cases, convert_cases, elementwise_cases, gemm_block_cases, gemv_cases
 from tests.gpu.gemm_cases import gemm_case
 
-few = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @few

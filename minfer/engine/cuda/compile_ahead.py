@@ -20,18 +20,20 @@ from minfer.model.model import Model
 
 PROCESSES = 16
 WORTH_IT = 3  # a process takes about as long to start as a kernel to compile
-PROMPTS = (2, 16, 65, 128, 256, 512, 1024, 1536)  # tiles, and more, depend on the number of tokens
+SHORT_PROMPTS = (1, 2, 16, 65)  # a decode; tokens one by one, in a small tile, in a large one
+LENGTH_STEP = 32  # large tiles depend on the number of tokens: which one leaves the fewest SMs idle
 
 
 def needed_kernels(model: Model, route: Route, plan: MemoryPlan, arch: str, sms: int) -> list[Kernel]:
-    """The kernels that load a model, prefill prompts of many lengths and decode; each once."""
+    """The kernels that load a model, prefill prompts of (nearly) all lengths and decode; each once."""
     from minfer.engine.cuda.runtime import CudaRuntime
     from minfer.engine.transformer import Buffers, forward
 
     device = DryDevice(arch, sms)
     runtime = CudaRuntime(model, device, route, plan)
     buffers = Buffers.allocate(runtime, model.config, plan.chunk, 1)
-    for n in (plan.chunk, 1, *(n for n in PROMPTS if n < plan.chunk)):
+    lengths = {*SHORT_PROMPTS, *range(3 * LENGTH_STEP, plan.chunk, LENGTH_STEP), plan.chunk}
+    for n in sorted(n for n in lengths if n <= plan.chunk):
         runtime.set_tokens([0] * n, 0)
         forward(runtime, model.config, buffers, n, "last")
         if n == 1:

@@ -79,7 +79,7 @@ class TensorMaps:
 
     def __call__(self, array: Any, box: tuple[int, ...]) -> Any:
         address = array.pointer if hasattr(array, "pointer") else array.__array_interface__["data"][0]
-        key = (address, array.shape, box)
+        key = (address, array.shape, array.dtype, box)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) == KEPT:

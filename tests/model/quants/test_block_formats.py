@@ -74,7 +74,7 @@ def test_pack_equals_gguf(kind):
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     hnp.arrays(np.float32, (2, 256), elements=st.floats(-1000, 1000, width=32)),
     st.sampled_from([1.0, 1e-3]),
