@@ -4,6 +4,7 @@ the kernel may touch: what compute-sanitizer watches."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tests.cuda.hopper_attention_cases import HopperCase
 from tests.cuda.parity import Case
@@ -147,6 +148,9 @@ def _token() -> Iterator[Case]:
     config = TokenConfig(4, 2, 64, 64, 256, 512, entries=7, bias=True, blocks=5, warps=3)
     yield token_case(config, [("Q6_K", "Q4_K")], position=37)
     yield token_case(config, [("Q6_K", "Q6_K")], position=400)
+    tags = replace(config, lanes=2, spread=True, exchange="tags")
+    yield token_case(tags, [("Q6_K", "Q4_K")], position=37)
+    yield token_case(tags, [("Q6_K", "Q6_K")], position=400)
 
 
 def _quantize() -> Iterator[Case]:

@@ -217,6 +217,18 @@ def test_greedy_ids_equal_the_host(tiny, measure):
     measure("qwen2-tiny greedy ids equal, of 24", same)
 
 
+def test_the_device_chooses_what_the_host_would(tiny):
+    """Running ahead, it gives the ids of one forward after the other; stopped, it leaves no trace."""
+    gpu, ids = session(tiny), range(20)
+    expected = greedy(gpu, ids, 20).argmax(-1).tolist()
+    gpu.reset()
+    gpu.forward(ids)
+    tokens = gpu.greedy(expected[0], 19)
+    assert [next(tokens) for _ in range(9)] == expected[1:10]
+    assert list(gpu.greedy(expected[9], 10)) == expected[10:]
+    assert gpu.position == len(ids) + 19
+
+
 def test_same_bits_on_every_run(tiny):
     ids = np.arange(130)
     fed = session(tiny)

@@ -231,11 +231,12 @@ class RopeStoreConfig:
         return (blocks_for("rope_store: nt", nt), -(-(self.width // 8) // self.threads), 1)
 
 
-def head_part(config: RopeStoreConfig) -> Callable:
+def head_part(config: RopeStoreConfig, load_source: Callable | None = None) -> Callable:
     """Device function (source, bias, q_norm, k_norm, position, table, head, part, eps) -> (low, high, a0, a1,
     a2, a3, b0, b1, b2, b3): 8 dims of a head of a stacked row (all arguments but head, part, eps are u64;
     the first three and the table are addresses), with bias, head norm and RoPE applied: dims low ... low + 3
-    and high ... high + 3 of the head. With `norm` the head_dim / 8 lanes of a head call it together."""
+    and high ... high + 3 of the head. With `norm` the head_dim / 8 lanes of a head call it together.
+    `load_source`: a device function for four elements of the source, if it is not in global memory."""
     head_dim, half = config.head_dim, config.rotary // 2
     heads, kv_heads = config.heads, config.kv_heads
     per_head, rotating = head_dim // 8, config.rotary // 8
@@ -243,6 +244,7 @@ def head_part(config: RopeStoreConfig) -> Callable:
     rotate = rotate_adjacent if interleaved else rotate_halves
     load, element = load4(config.source), {"f32": 4, "f16": 2}[config.source]
     shuffles = per_head.bit_length() - 1
+    load = load_source or load
 
     @device_function
     def head_scale(squares, eps):

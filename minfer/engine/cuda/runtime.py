@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from minfer.cuda.quantize import (
 )
 from minfer.engine.backend import LayerWeights, Progress, Role, Weights
 from minfer.engine.cuda.activations import Activations, Storage
+from minfer.engine.cuda.chooser import Chooser
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.fused_rope import FusedRope, rotated_heads
 from minfer.engine.cuda.hopper_attention import HopperAttention
@@ -51,6 +52,8 @@ class CudaRuntime:
     """See `minfer.engine.backend.Runtime`. plan: what `plan_memory` decided, kept as an attribute; tell: gets
     a line where a kernel of the route cannot run and another one takes its place; loaded: the weights of
     another runtime of the same model and device, to share them."""
+
+    chooses = True
 
     def __init__(
         self,
@@ -159,6 +162,20 @@ class CudaRuntime:
         """See Runtime.capture; for one token, whose kernels read all that changes from device memory."""
         forward()  # compiles and loads kernels, and leaves nothing that the replay would not overwrite
         return self.device.capture(forward)
+
+    @cached_property
+    def _chooser(self) -> Chooser:
+        tokens, chunk = self._tokens, self.plan.chunk
+        state = tokens[:1], tokens[chunk : chunk + 1], tokens[2 * chunk :]
+        return Chooser(self.device, self.config.vocab_size, state, self._pdl and self._token is None)
+
+    def choose(self, logits: Activations) -> None:
+        """See Runtime.choose."""
+        self._chooser.enqueue(logits.matrix("f32")[0])
+
+    def chosen(self, position: int) -> Callable[[], int]:
+        """See Runtime.chosen."""
+        return self._chooser.after(position)
 
     def read(self, buffer: Activations) -> np.ndarray:
         """See Runtime.read."""
