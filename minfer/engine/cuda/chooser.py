@@ -9,7 +9,7 @@ import numpy as np
 
 from minfer.cuda.elementwise import ArgmaxConfig, argmax
 from minfer.engine.cuda.devices import Device
-from minfer.engine.cuda.weights import kernel
+from minfer.engine.cuda.launches import kernel
 
 
 class Chooser:

@@ -19,18 +19,10 @@ import numpy as np
 
 from minfer.cuda import attention as attn
 from minfer.cuda import elementwise as ew
-from minfer.cuda.convert import ConvertConfig, convert_f32_f16
 from minfer.cuda.gemv import GemvConfig, gemv
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.q8 import RUN, pad40_bytes, q8_record_bytes
-from minfer.cuda.quantize import (
-    DequantizePad40Config,
-    QuantizePad40Config,
-    QuantizeQ8Config,
-    dequantize_pad40,
-    quantize_q8,
-    quantize_q8_0_pad40,
-)
+from minfer.cuda.q8 import q8_record_bytes
+from minfer.cuda.quantize import QuantizeQ8Config, quantize_q8
 from minfer.engine.backend import LayerWeights, Progress, Role, Weights
 from minfer.engine.cuda.activations import Activations, Storage
 from minfer.engine.cuda.chooser import Chooser
@@ -38,6 +30,7 @@ from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.fused_rope import FusedRope, rotated_heads
 from minfer.engine.cuda.hopper_attention import HopperAttention
 from minfer.engine.cuda.launches import kernel, launch_for
+from minfer.engine.cuda.operands import Operands
 from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.routes import Route
@@ -87,8 +80,7 @@ class CudaRuntime:
         self._queries = self._storage("queries", plan.chunk, config.n_heads * config.head_dim)
         self._delta = self._storage("delta", plan.chunk, config.hidden)
         self._records = device.empty(plan.activations["records"], np.uint8)
-        self._converted = device.empty(plan.activations["converted"], np.uint8)
-        self._halves: Any = None
+        self._operands = Operands(device, route, plan.activations["converted"])
         splits = decode_splits(config, plan.n_ctx, device.sms)
         heads = config.n_heads, config.n_kv_heads, config.head_dim
         self._prefill = attn.seed_steps(*heads)[route.attention]
@@ -160,7 +152,7 @@ class CudaRuntime:
 
     def capture(self, forward: Callable[[], None]) -> Callable[[], None]:
         """See Runtime.capture; for one token, whose kernels read all that changes from device memory."""
-        forward()  # compiles and loads kernels, and leaves nothing that the replay would not overwrite
+        forward()  # compiles and loads kernels; the tokens set before the replay overwrite what it leaves
         return self.device.capture(forward)
 
     @cached_property
@@ -239,7 +231,7 @@ class CudaRuntime:
         if len(x) <= FEW_TOKENS and x.storage.form in ("f32", "q8"):
             self._multiply_few(out, x, matrix, add)
             return
-        operand = partial(self._operand, x)
+        operand = partial(self._operands.of, x)
         fuses = self._products.fuses(len(x), matrix, add)
         if fuses and add:
             self._products.add(out, operand("f16"), matrix)
@@ -253,37 +245,6 @@ class CudaRuntime:
             self._pending = (out.start, out.stop, delta)
         else:
             self._products.multiply(out, operand, matrix)
-
-    def _operand(self, x: Activations, form: str) -> Any:
-        """x in the form that a product reads: as it is, or by a pass over it."""
-        n, columns, source = len(x), x.storage.columns, x.storage.form
-        if source == form:
-            return x.matrix(form)
-        if form == "pad40":
-            chunks = self._converted[: n * pad40_bytes(columns)].reshape(n, -1)
-            quantize = launch_for(
-                quantize_q8_0_pad40, QuantizePad40Config, (n, columns), source=source, unroll=2
-            )
-            quantize.on(self.device, x.matrix(source), chunks, n * columns // RUN)
-            return chunks
-        if source == "pad40":
-            return self._restored(x)
-        count, vector = n * columns, 1 if self.route.convert == "scalar" else 8
-        operand = self._converted[: 2 * count].view(np.float16).reshape(n, columns)
-        convert = launch_for(convert_f32_f16, ConvertConfig, (count,), vector=vector)
-        convert.on(self.device, x.matrix("f32"), operand, count)
-        return operand
-
-    def _restored(self, x: Activations) -> Any:
-        """f16 from chunks, for the GEMM that is left when every MMQ kernel of a route was refused. No memory
-        was planned for that: it is taken now."""
-        n, columns = len(x), x.storage.columns
-        if self._halves is None or self._halves.nbytes < 2 * n * columns:
-            self._halves = self.device.empty(2 * n * columns, np.uint8)
-        halves = self._halves[: 2 * n * columns].view(np.float16).reshape(n, columns)
-        restore = launch_for(dequantize_pad40, DequantizePad40Config, (n, columns))
-        restore.on(self.device, x.matrix("pad40"), halves, n * columns // RUN)
-        return halves
 
     def _multiply_few(self, out: Activations, x: Activations, matrix: Stack, add: bool) -> None:
         """Read the blocks once per token."""
