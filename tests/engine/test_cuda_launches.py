@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from minfer.cuda.runtime import launching
 from minfer.engine.cuda import compile_ahead, launches
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.launches import KEPT, TensorMaps, launch_for
-from minfer.engine.cuda.routes import HOPPER_ROUTES, MMQ_ROUTES
+from minfer.engine.cuda.routes import HOPPER_ROUTES, MMQ_ROUTES, Route, choose_route
 from minfer.engine.session import Session
 from minfer.model.model import Model
 from tests.cuda import fake_driver
@@ -44,7 +45,7 @@ def model(tmp_path_factory) -> Model:
     return micro_model(tmp_path_factory.mktemp("model") / "k.gguf", formats=K_QUANTS, **SHAPE)
 
 
-def open_session(model: Model, route: str) -> Session:
+def open_session(model: Model, route: str | Route) -> Session:
     return Session(model, CudaBackend(route, on_plan=lambda line: None), n_ctx=256, chunk=CHUNK)
 
 
@@ -163,6 +164,33 @@ def test_the_order_of_attention_s_tiles_is_written_when_it_changes(gpu, model):
         session.reset()
         session.forward(IDS[:n])
         assert len(written) == writes, n
+
+
+@pytest.mark.parametrize(("operation", "call"), [("rmsnorm", 2), ("rotate_and_store", 1), ("swiglu", 1)])
+@pytest.mark.parametrize("fused_rope", [False, True])
+def test_a_pass_that_is_interrupted_leaves_no_product_behind(gpu, model, fused_rope, operation, call):
+    """One that was to be launched with the operation at which it ended."""
+    route = replace(
+        choose_route("f16-wgmma", "sm_90a", {}), fused=operation != "rmsnorm", fused_rope=fused_rope
+    )
+    session = open_session(model, route)
+    runtime, calls = session._runtime, []
+    expected = launched(gpu, session, IDS[:12])
+    whole = getattr(runtime, operation)
+
+    def interrupted(*args, **rest):
+        calls.append(operation)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        whole(*args, **rest)
+
+    session.reset()
+    setattr(runtime, operation, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.forward(IDS[:100])
+    setattr(runtime, operation, whole)
+    assert session.position == 0
+    assert launched(gpu, session, IDS[:12]) == expected
 
 
 def test_what_is_kept_is_bounded():

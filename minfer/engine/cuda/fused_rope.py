@@ -48,6 +48,10 @@ class FusedRope:
         """Keep a product for `launch`; a: f16 (tokens, columns)."""
         self._waiting = a, stack
 
+    def drop(self) -> None:
+        """Forget a product of a pass that was interrupted."""
+        self._waiting = None
+
     def launch(self, q: Any, keys: Any, values: Any, position: int) -> bool:
         """Make the product that waits, if one does: the queries into q, f16 (tokens, heads * head_dim), keys
         and values into the rows of their caches from `position` on."""

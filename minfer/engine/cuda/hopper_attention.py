@@ -37,6 +37,7 @@ class HopperAttention:
         if lengths != self._lengths:
             order = self.config.successors(*lengths, self.device.sms)
             if order is not self._order:  # short prompts of any length share one
+                self._lengths = self._order = None  # until it is there
                 self.device.write(self._successors[: len(order)], order)
             self._lengths, self._order = lengths, order
 

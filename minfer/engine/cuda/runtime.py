@@ -146,7 +146,10 @@ class CudaRuntime:
         self._state[chunk : chunk + n] = np.arange(position, position + n)
         self._state[2 * chunk] = position + n
         self.device.write(self._tokens, self._state)
-        self._position, self._count, self._pending = position, n, None
+        self._position, self._count = position, n
+        self._pending = self._gated = None  # of a pass that was interrupted
+        if self._fused_rope is not None:
+            self._fused_rope.drop()
         if self._hopper_attention is not None and n > FEW_TOKENS:
             self._hopper_attention.set_order(n, position, position + n)
 
