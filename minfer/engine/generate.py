@@ -93,7 +93,7 @@ def generate(
 ) -> GenerateResult:
     """Append the prompt to the session's context, then choose up to n_predict tokens.
 
-    on_text is called with each piece of text as it is certain; `cancelled` is asked before every forward,
+    on_text is called with each piece of text as it is certain; `cancelled` is asked before every token,
     and a true answer ends the generation. The last token chosen is not fed to the session. Raises
     InputError for an empty prompt, an id out of range, or a prompt + n_predict past the context.
     """
