@@ -28,8 +28,7 @@ def gemv(config: GemvConfig) -> Kernel:
     Arguments: weights uint8 [od, row bytes] (16-byte aligned, GGML blocks or planes of them), x uint8 q8
     records of dim activations, or f32 [dim] for F32, F16, BF16 weights, (addend f32 [od], may be y,) y f32
     [od], od int32 (any). Integer dot products are exact; sums over blocks are f32 in a fixed order: the same
-    bits on every run. After gemv_q4k and final_gemv of the feasibility study, with cp.async in place of bulk
-    copies.
+    bits on every run.
     """
     dot, in_planes = config.dot, config.layout == "planes"
     device_dot, lanes, quantized = dot.dot, dot.lanes, dot.quantized

@@ -55,8 +55,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     row-major, and C [nt, od] of `config.out`, od and depth multiples of 8; the sizes are int32; group is
     `config.group(nt, od)`. The grid is `config.grid`. Every element of C is written; with epilogue "add" C
     += A B^T, each element rounded once. With "swiglu" B is [2 od, depth]: the gate's rows, then the up
-    matrix's, and C = silu(gate) * up. With "rope" what becomes of C, and the
-    arguments for that, see `heads.store_heads`."""
+    matrix's, and C = silu(gate) * up. With "rope" nothing is written as C: see
+    `heads.store_heads`."""
     from numba import cuda
     from numba.cuda import types
 

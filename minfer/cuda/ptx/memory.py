@@ -176,8 +176,8 @@ def ld_two_pairs(address: u64) -> (u32, u32, u32, u32):
     section="9.7.19.4 trap",
 )
 def poll_again(polls: u32):
-    """What has been loaded has not come yet: look again, for the so-manieth time. As `wait_global_u32`, traps
-    after some seconds."""
+    """What has been loaded has not come yet: look again. polls: how often that has been so; as
+    `wait_global_u32`, traps after some seconds."""
 
 
 @instruction("fence.acq_rel.gpu;", section="9.7.13.4 membar, fence, fence.proxy")
