@@ -65,4 +65,4 @@ def test_threads_in_any_order(exchange, early):
 )
 def test_refusals(fields, says):
     with pytest.raises(ConfigRefused, match=says):
-        small(**{"entries": 7} | fields)
+        small(**{"entries": 7, "tile_rows": 16, "lanes": 4, "spread": False, "exchange": "barrier"} | fields)
