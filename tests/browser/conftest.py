@@ -204,7 +204,6 @@ class NotebookPage:
         self.page.wait_for_function(
             "([cell, before]) => [...cell.querySelectorAll('img')].at(-1).src !== before",
             arg=[cell.element_handle(), before],
-            timeout=30_000,
         )
 
     def wait_for_picture(self, cell, png: bytes) -> None:
@@ -212,7 +211,6 @@ class NotebookPage:
         self.page.wait_for_function(
             "([cell, source]) => [...cell.querySelectorAll('img')].at(-1).src === source",
             arg=[cell.element_handle(), f"data:image/png;base64,{base64.b64encode(png).decode()}"],
-            timeout=30_000,
         )
 
     def save(self) -> None:
@@ -243,12 +241,13 @@ def open_notebook(chromium, lab):
     def open_(name: str) -> NotebookPage:
         context = chromium.new_context(viewport={"width": 1500, "height": 1100})
         page = context.new_page()
+        page.set_default_timeout(90_000)  # where other tests take the machine's cores
         notebook = NotebookPage(page, folder / name)
         page.on("pageerror", lambda error: notebook.errors.append(str(error)))
         page.on("console", lambda line: notebook.errors.append(line.text) if line.type == "error" else None)
         page.goto(f"{address}/lab/workspaces/{len(opened)}-{time.monotonic_ns()}/tree/{name}?token={TOKEN}")
-        page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=90_000)
-        page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=90_000)
+        page.locator(".jp-Notebook .jp-Cell").first.wait_for()
+        page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
         opened.append(notebook)
         return notebook
 

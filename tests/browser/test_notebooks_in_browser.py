@@ -16,6 +16,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 BANKS = "02_bank_conflicts_and_fragments.ipynb"
 
 
+def width_of(image) -> int:
+    """A picture's own width in pixels, once it is decoded."""
+    return image.evaluate("image => image.decode().then(() => image.naturalWidth)")
+
+
 def test_banks_run_drag_save_and_reopen(open_notebook):
     notebook = open_notebook(BANKS)
     notebook.run_all()
@@ -72,7 +77,7 @@ def test_the_report_of_make_run_opens_without_a_server(chromium, lab, tmp_path):
     page.goto((tmp_path / "00_start_here.html").as_uri(), wait_until="domcontentloaded")
     images = page.locator("img")
     assert images.count() >= 2
-    assert all(image.evaluate("image => image.naturalWidth > 600") for image in images.all())
+    assert all(width_of(image) > 600 for image in images.all())
     assert page.get_by_text("Where the time went").first.is_visible()
     assert page.locator(".jupyter-widgets").count() == 0 and failures == []
     images.last.scroll_into_view_if_needed()
@@ -153,11 +158,11 @@ def test_a_notebook_that_is_only_opened_shows_its_pictures(open_notebook, name, 
         if "image/png" in kinds:
             image = notebook.cell(saved["id"]).locator("img").last
             image.wait_for()
-            assert image.evaluate("image => image.naturalWidth") > 600
+            assert width_of(image) > 600
     cell = notebook.cell(explorer)
     if name == UNTRUSTED:
         cell.get_by_text("run the notebook to use its sliders").wait_for()
     else:
         cell.get_by_text(NO_KERNEL).wait_for()
-        assert cell.locator(".widget-hslider").first.is_visible()
+        cell.locator(".widget-hslider").first.wait_for()
     notebook.screenshot(f"only-opened-{explorer}")

@@ -17,6 +17,14 @@ import json, sys
 request = json.load(sys.stdin)
 print(json.dumps({"registers": request["fields"]["tile_m"], "spill_bytes": 0}))
 """
+HELD = (
+    """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+"""
+    + ANSWER
+)
 SLOW = "import time; time.sleep(60)"
 ERROR = 'print(\'{"error": "no ptxas: install it"}\')'
 CRASH = "raise SystemExit('the machine is on fire')"
@@ -55,9 +63,12 @@ def test_request_then_done_then_known():
 
 
 def test_only_the_last_of_a_burst_is_compiled():
-    compiler_, recorder = compiler(ANSWER, delay=0.3)
-    for tile_m in (64, 128, 256):
+    compiler_, recorder = compiler(ANSWER, delay=60)
+    for tile_m in (64, 128):
         compiler_.request(GemmConfig(tile_m=tile_m), "sm_90a")
+    overtaken, compiler_.delay = compiler_._timer, 0.01
+    compiler_.request(GemmConfig(tile_m=256), "sm_90a")
+    assert overtaken.finished.is_set()  # it will not run
     assert recorder.until("done").registers.count == 256
     assert [c.state for c in recorder.seen] == ["compiling", "done"]
 
@@ -114,18 +125,22 @@ def test_the_worker_answers_refusals():
     assert "at least 2" in compile_described(request)["error"]
 
 
-def test_the_explorer_shows_estimates_then_the_compiled_registers(monkeypatch):
-    monkeypatch.setattr("minfer.lab.background.WORKER", ())
+def test_the_explorer_shows_estimates_then_the_compiled_registers(monkeypatch, tmp_path):
+    answer = tmp_path / "answer"
+    command = (sys.executable, "-c", HELD, answer)
     monkeypatch.setattr(
         "minfer.lab.widgets.BackgroundCompiler",
-        lambda factory, notify: BackgroundCompiler(factory, notify, 0.2, (sys.executable, "-c", ANSWER)),
+        lambda factory, notify: BackgroundCompiler(factory, notify, 0.01, command),
     )
+    answer.touch()
     explorer = TileExplorer()
     assert "128 (ptxas, sm_121a)" in explorer.panel.value
+    answer.unlink()
     explorer.set(tile_m=64)
     assert "(estimate)" in explorer.panel.value
     assert explorer.status.cancel.layout.display == "" and "<progress" in explorer.status.text.value
-    deadline = time.monotonic() + 30
+    answer.touch()
+    deadline = time.monotonic() + 60
     while "64 (ptxas, sm_121a)" not in explorer.panel.value and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "64 (ptxas, sm_121a)" in explorer.panel.value

@@ -154,6 +154,14 @@ else:
 """
 
 
+def until(true, seconds=120):
+    """Wait for what another thread will show."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 class TestWidget:
     def test_configs_are_compared_and_a_failure_is_a_sentence(self, line):
         worker = BackgroundCompiler(
@@ -164,15 +172,11 @@ class TestWidget:
         assert "multiply_k16" in view.panel.value and "HMMA" in view.panel.value
         assert view.controls["line"].min < line <= view.controls["line"].max
         view.set(against="TM=64")
-        deadline = time.monotonic() + 60
-        while len(view.report.listings) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert "→" in view.panel.value and "+ 32x64x16" in view.panel.value
+        until(lambda: "→" in view.panel.value)
+        assert len(view.report.listings) == 2 and "+ 32x64x16" in view.panel.value
         view.set(line=view.controls["line"].min)
         assert view.picture.alt.endswith(f"line {view.controls['line'].min}")
         view.set(against="", config="refused")
-        while "refused" not in view.panel.value and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert "the tile is refused: use 16" in view.panel.value
+        until(lambda: "the tile is refused: use 16" in view.panel.value)
         view.set(config="TM=32")
         assert "HMMA" not in view.panel.value and len(view.report.listings) == 1

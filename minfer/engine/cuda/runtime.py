@@ -35,6 +35,7 @@ from minfer.engine.backend import LayerWeights, Progress, Role, Weights
 from minfer.engine.cuda.activations import Activations, Storage
 from minfer.engine.cuda.chooser import Chooser
 from minfer.engine.cuda.devices import Device
+from minfer.engine.cuda.fused_rope import FusedRope, rotated_heads
 from minfer.engine.cuda.hopper_attention import HopperAttention
 from minfer.engine.cuda.launches import kernel, launch_for
 from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
@@ -99,6 +100,8 @@ class CudaRuntime:
             if route.hopper_attention
             else None
         )
+        heads = rotated_heads(config) if route.fused_rope else None
+        self._fused_rope = heads and FusedRope(device, heads, self._products, self._rope_table)
         self._pending: tuple[int, int, Activations] | None = None
         self._gated: tuple[Any, Stack] | None = None
         self._forms = self._decode_forms()
@@ -242,6 +245,8 @@ class CudaRuntime:
             self._products.add(out, operand("f16"), matrix)
         elif fuses and out.storage.role == "gate_up":
             self._gated = operand("f16"), matrix
+        elif self._fused_rope is not None and self._fused_rope.takes(out, matrix):
+            self._fused_rope.hold(operand("f16"), matrix)
         elif add:
             delta = Activations(self._delta, 0, len(x))
             self._products.multiply(delta, operand, matrix)
@@ -312,6 +317,10 @@ class CudaRuntime:
         config, weights = self.config, self.weights.layers[layer]
         whole = q.storage.parent
         n = len(k)
+        if self._fused_rope is not None and self._fused_rope.launch(
+            self._queries.matrix("f16")[:n], self._keys[layer], self._values[layer], self._position
+        ):
+            return
         if whole.form is not None:
             form = "f16" if n > 1 else "f32"
             self._rope_store(layer, config.n_heads, Activations(whole, k.start, k.stop), weights.qkv, form)
