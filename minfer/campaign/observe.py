@@ -158,6 +158,12 @@ class ObservedRuntime:
     def _at(self, role: str, rows: int, **work: Any) -> None:
         self._inner.device.operation = Operation(role, rows, self._tokens, **work)
 
+    def _behind_product(self, role: str, rows: int, **work: Any) -> None:
+        """At an operation, or at the product before it, where that has waited for it."""
+        self._at(role, rows, **work)
+        if self._deferred is not None:
+            self._inner.device.operation, self._deferred = self._deferred, None
+
     def set_tokens(self, ids: Sequence[int], position: int) -> None:
         """See Runtime.set_tokens."""
         self._tokens, self._position = len(ids), position
@@ -191,7 +197,7 @@ class ObservedRuntime:
         """See Runtime.rotate_and_store."""
         query, row = self._widths()
         nbytes = len(k) * (4 * 2 * row + 2 * 2 * row) + len(q) * (4 + 2) * query
-        self._at("rope", len(k), nbytes=float(nbytes))
+        self._behind_product("rope", len(k), nbytes=float(nbytes))
         self._inner.rotate_and_store(layer, q, k, v, first_query)
 
     def attention(self, layer: int, out: Any, q: Any, first_query: int) -> None:
@@ -206,9 +212,7 @@ class ObservedRuntime:
 
     def swiglu(self, out: Any, gate_up: Any) -> None:
         """See Runtime.swiglu."""
-        self._at("swiglu", len(out))
-        if self._deferred is not None:
-            self._inner.device.operation, self._deferred = self._deferred, None
+        self._behind_product("swiglu", len(out))
         self._inner.swiglu(out, gate_up)
 
     def capture(self, forward: Callable[[], None]) -> Callable[[], None]:

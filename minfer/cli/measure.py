@@ -92,7 +92,8 @@ def bench(
     """Measure prefill (pp) and decode (tg) in tokens a second, as llama-bench does.
 
     Without -p and -n: pp512 and tg128. pp N is one prompt of N tokens, with the logits of the last one only;
-    tg N is N single-token decodes from an empty context. Nothing is tokenized or sampled.
+    tg N is N single-token decodes from an empty context, of tokens that the GPU chooses itself, as in greedy
+    generation (of random ones on the host). Nothing is tokenized.
     """
     keep = record or out is not None
     if against is not None:

@@ -26,12 +26,9 @@ def _parameter(argument: Argument) -> Any:
     import numpy as np
     from numba.cuda import types
 
+    if not argument.present:
+        return types.Omitted(np.dtype(argument.dtype).type(0) if argument.kind == "scalar" else None)
     if argument.kind == "tensor_map":
         return types.CPointer(types.uint8)
-    if argument.kind == "scalar":
-        return (
-            getattr(types, argument.dtype)
-            if argument.present
-            else types.Omitted(np.dtype(argument.dtype).type(0))
-        )
-    return types.CPointer(getattr(types, argument.dtype)) if argument.present else types.Omitted(None)
+    kind = getattr(types, argument.dtype)
+    return kind if argument.kind == "scalar" else types.CPointer(kind)

@@ -66,6 +66,8 @@ class Runtime(Protocol):
     """
 
     weights: Weights
+    chooses: bool
+    """Whether `choose` and `chosen` are there."""
 
     def buffer(self, role: Role, rows: int, columns: int) -> Buffer:
         """Allocate activations for a role in the forward."""
@@ -93,6 +95,14 @@ class Runtime(Protocol):
 
     def swiglu(self, out: Buffer, gate_up: Buffer) -> None:
         """out = silu(gate) * up."""
+
+    def choose(self, logits: Buffer) -> None:
+        """Make the most likely token of one row of logits, the lowest of equal ones, the next forward's one
+        token, behind the last one."""
+
+    def chosen(self, position: int) -> Callable[[], int]:
+        """What waits for all operations until now and returns the token chosen behind the one at `position`,
+        the last one of a forward; -1 if a logit was no number. The next token may be enqueued before."""
 
     def capture(self, forward: Callable[[], None]) -> Callable[[], None]:
         """Record the operations that `forward` enqueues, without running them; returns what replays them.

@@ -84,6 +84,18 @@ def bench(
     return bench_session(session, prompts, generations, repetitions, sustained, on_sample)
 
 
+def decode(session: Session, ids: np.ndarray) -> np.ndarray:
+    """As many single-token decodes as `ids`; the last one's logits."""
+    if not session.chooses:
+        for i in range(len(ids)):
+            logits = session.forward(ids[i : i + 1])
+        return logits
+    token = int(ids[0])
+    for chosen in session.greedy(token, len(ids) - 1):
+        token = chosen
+    return session.forward([token])
+
+
 def longest_test(prompts: Sequence[int], generations: Sequence[int]) -> int:
     """Tokens of context that the longest test takes. Raises InputError for none, or a negative length."""
     for n in (*prompts, *generations):
@@ -106,12 +118,13 @@ def bench_session(
 ) -> list[BenchResult]:
     """Run pp N for each N in `prompts` (logits of the last token only), tg N for each in `generations`.
 
-    Each starts from an empty context, after one warm-up run; nothing is tokenised or sampled. A length of
-    0 is left out. sustained: seconds that each test runs before it is timed, so that a GPU reaches its power
-    limit and the clock that it can hold; longer, up to three times, until the speed changes by less than
-    1 %. 0: a burst, as llama-bench measures. on_sample is called with (test, repetitions done, repetitions).
-    Raises InputError for lengths that the session's context does not hold, EngineError where logits are not
-    finite after a run: what was timed was no forward then.
+    Each starts from an empty context, after one warm-up run; nothing is tokenised. Where the device chooses
+    tokens (`Session.greedy`), tg decodes its choices, as greedy generation does; else random tokens, and
+    nothing is sampled. A length of 0 is left out. sustained: seconds that each test runs before it is timed,
+    so that a GPU reaches its power limit and the clock that it can hold; longer, up to three times, until the
+    speed changes by less than 1 %. 0: a burst, as llama-bench measures. on_sample is called with (test,
+    repetitions done, repetitions). Raises InputError for lengths that the session's context does not hold,
+    EngineError where logits are not finite after a run: what was timed was no forward then.
     """
     check_whole(repetitions=repetitions)
     if repetitions < 1:
@@ -127,15 +140,14 @@ def bench_session(
         if kind == "pp":
             logits = session.forward(ids[:n])
         else:
-            for i in range(n):
-                logits = session.forward(ids[i : i + 1])
+            logits = decode(session, ids[:n])
         elapsed = time.perf_counter_ns() - start
         check_finite(f"{kind}{n}", logits)
         return elapsed
 
     results = []
     for kind, n in tests:
-        run(kind, n if kind == "pp" else 1)  # warm-up, as llama-bench does it
+        run(kind, n if kind == "pp" else min(n, 1 + session.chooses))  # warm-up
         if sustained:
             _until_steady(lambda kind=kind, n=n: run(kind, n), sustained)
         samples, readings = [], []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from minfer.arithmetic.counts import is_whole
 
+NOT_NUMBERS = "the model's logits are not numbers: its file is damaged or its values overflow"
+
 
 class EngineError(RuntimeError):
     """The engine cannot do what was asked here (no GPU, not enough memory, unsupported weights)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,6 +117,8 @@ def generate(
             if on_text is not None:
                 on_text(text)
 
+    ahead = sampler.takes_best and session.chooses
+    best: Iterator[int] | None = None
     reason: StopReason = "length"
     start = first = last = time.perf_counter()
     feed = prompt
@@ -124,7 +126,12 @@ def generate(
         if cancelled is not None and cancelled():
             reason = "cancelled"
             break
-        token = sampler.sample(session.forward(feed), prompt + ids)
+        if best is None:
+            token = sampler.sample(session.forward(feed), prompt + ids)
+            if ahead:
+                best = session.greedy(token, n_predict - 1)
+        else:
+            token = next(best)
         last = time.perf_counter()
         if not ids:
             first = last

@@ -10,7 +10,9 @@ from numbers import Real
 
 import numpy as np
 
-from minfer.engine.errors import EngineError, InputError, check_whole
+from minfer.engine.errors import NOT_NUMBERS, EngineError, InputError, check_whole
+
+PART = 64  # logits whose maximum is looked at first
 
 
 class Sampler:
@@ -61,15 +63,18 @@ class Sampler:
         """Always the most likely token."""
         return cls(temperature=0.0)
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether the choice is the largest logit, whatever came before."""
+        return self.temperature == 0 and (self.repeat_penalty == 1 or self.repeat_last_n == 0)
+
     def sample(self, logits: np.ndarray, history: Sequence[int] = ()) -> int:
         """The next token id, given float32 logits (vocab,) and the tokens before it.
 
         Raises EngineError if a logit is not a number.
         """
-        if np.isnan(logits).any():
-            raise EngineError(
-                "the model's logits are not numbers: its file is damaged or its values overflow"
-            )
+        if np.isnan(logits.max()):  # which is not a number if any is none
+            raise EngineError(NOT_NUMBERS)
         logits = self._penalised(logits, history)
         if self.temperature == 0:
             return int(np.argmax(logits))
@@ -80,21 +85,17 @@ class Sampler:
 
     def candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The ids left by the cuts, most likely first, and their float64 probabilities."""
-        logits = logits.astype(np.float64)
         keep = self.top_k or len(logits)
-        if keep < len(logits):
-            # everything from the k-th largest value up, so that ties at the edge are cut by id, not by chance
-            threshold = np.partition(logits, len(logits) - keep)[len(logits) - keep]
-            ids = np.flatnonzero(logits >= threshold)
-        else:
-            ids = np.arange(len(logits))
+        # Everything from the k-th largest value up, so that ties at the edge are cut by id, not by chance.
+        ids = _largest(logits, keep) if keep < len(logits) else np.arange(len(logits))
         ids = ids[np.argsort(-logits[ids], kind="stable")][:keep]
-        probabilities = _softmax(logits[ids])
+        kept = logits[ids].astype(np.float64)
+        probabilities = _softmax(kept)
         if self.top_p < 1:
             enough = int(np.searchsorted(np.cumsum(probabilities), self.top_p)) + 1
-            ids, probabilities = ids[:enough], probabilities[:enough]
-        ids = ids[probabilities >= self.min_p * probabilities[0]]
-        return ids, _softmax(logits[ids], self.temperature or 1.0)
+            ids, kept, probabilities = ids[:enough], kept[:enough], probabilities[:enough]
+        likely = probabilities >= self.min_p * probabilities[0]
+        return ids[likely], _softmax(kept[likely], self.temperature or 1.0)
 
     def _penalised(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
         if self.repeat_penalty == 1 or self.repeat_last_n == 0 or not len(history):
@@ -106,6 +107,22 @@ class Sampler:
             penalised = np.where(values > 0, values / self.repeat_penalty, values * self.repeat_penalty)
             logits[recent] = penalised
         return logits
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """The indices, ascending, of all values from the `count`-th largest up. To look for that among all values
+    takes longer than a token; it is at least the `count`-th largest of the maxima of many small parts."""
+    parts = len(values) // PART
+    ids = np.arange(len(values))
+    if parts >= count:
+        maxima = values[: parts * PART].reshape(PART, parts).max(axis=0)
+        ids = np.flatnonzero(values >= _kth(maxima, count))
+    return ids[values[ids] >= _kth(values[ids], count)]
+
+
+def _kth(values: np.ndarray, count: int) -> np.generic:
+    """The `count`-th largest."""
+    return np.partition(values, len(values) - count)[len(values) - count]
 
 
 def _softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:

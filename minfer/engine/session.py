@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
 from minfer.engine.backend import KV_DTYPES, Backend, KvDtype, Progress
-from minfer.engine.errors import InputError, check_whole
+from minfer.engine.errors import NOT_NUMBERS, EngineError, InputError, check_whole
 from minfer.engine.transformer import Buffers, Wanted, forward
 from minfer.model.model import Model
 
@@ -56,6 +56,7 @@ class Session:
         self._runtime = backend.open(model, n_ctx, kv_dtype, self.chunk, progress)
         self._buffers: dict[bool, Buffers] = {}
         self._decode: Callable[[], None] | None = None
+        self._decode_on: Callable[[], None] | None = None
 
     def reset(self) -> None:
         """Empty the context."""
@@ -71,6 +72,9 @@ class Session:
         self.reset()
         self.forward([0])
         self.reset()
+        if self.chooses:
+            list(self.greedy(0, 1))
+            self.reset()
 
     def forward(self, ids: Sequence[int], logits: Literal["last", "all"] = "last") -> np.ndarray:
         """Append tokens to the context; float32 logits (vocab,) of the last one, or (len(ids), vocab) of all.
@@ -79,7 +83,7 @@ class Session:
         """
         if logits not in ("last", "all"):
             raise InputError(f"logits={logits!r} is unknown: ask for 'last' or 'all'")
-        ids = self._checked(ids)
+        ids = self._checked(ids, len(ids))
         if logits == "last":
             starts = range(0, len(ids), self.chunk)
             for start in starts:
@@ -89,7 +93,49 @@ class Session:
         rows = [self._pass(ids[i : i + self.chunk], "all") for i in range(0, len(ids), self.chunk)]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
-    def _checked(self, ids: Sequence[int]) -> np.ndarray:
+    @property
+    def chooses(self) -> bool:
+        """Whether there is `greedy`: the device chooses tokens."""
+        return self._runtime.chooses
+
+    def greedy(self, token: int, count: int) -> Iterator[int]:
+        """Feed `token`, then the most likely token after it, and so on: yields `count` most likely tokens,
+        the lowest of equal ones; the last is not fed.
+
+        The device goes on by itself while the caller looks at a token. Whoever stops taking tokens finds a
+        context of what was fed for those taken, and feeds nothing else meanwhile. Raises InputError as
+        `forward` does, for `count` tokens, and EngineError if a logit is not a number.
+        """
+        return self._greedy(self._checked([token], count), count)
+
+    def _greedy(self, ids: np.ndarray, count: int) -> Iterator[int]:
+        if count < 1:
+            return
+        runtime, first = self._runtime, self.position
+        runtime.set_tokens(ids, first)
+        if self._decode_on is None:
+            buffers = self._buffers_for(False)
+
+            def step() -> None:
+                forward(runtime, self.config, buffers, 1, "last")
+                runtime.choose(buffers.logits[:1])
+
+            self._decode_on = runtime.capture(step)
+            runtime.set_tokens(ids, first)  # capturing has gone on
+        self._decode_on()
+        following = runtime.chosen(first)
+        for position in range(first, first + count):
+            chosen = following
+            if position + 1 < first + count:
+                self._decode_on()
+                following = runtime.chosen(position + 1)
+            token = chosen()
+            self.position = position + 1
+            if token < 0:
+                raise EngineError(NOT_NUMBERS)
+            yield token
+
+    def _checked(self, ids: Sequence[int], count: int) -> np.ndarray:
         checked = np.asarray(ids)
         if checked.ndim != 1 or checked.size == 0:
             raise InputError("the prompt is empty: give at least one token")
@@ -100,9 +146,9 @@ class Session:
             raise InputError(
                 f"token id {wrong[0]} is out of range: the model has ids 0 to {self.config.vocab_size - 1}"
             )
-        if self.position + len(checked) > self.n_ctx:
+        if self.position + count > self.n_ctx:
             raise InputError(
-                f"{len(checked)} more tokens do not fit: {self.position} of {self.n_ctx} are taken: "
+                f"{count} more tokens do not fit: {self.position} of {self.n_ctx} are taken: "
                 "use a shorter prompt or a larger context"
             )
         return checked

@@ -142,6 +142,13 @@ class FakeGpu(GpuDevice):
     def read(self, source):
         return np.array(source)
 
+    def mapped(self, shape, dtype):
+        made = np.zeros(shape, dtype)
+        return made, made
+
+    def mark(self):
+        return _nothing
+
     def offset(self, array):
         return 0
 

@@ -47,9 +47,9 @@ def shape_of(config) -> ModelShape:
     )  # fmt: skip
 
 
-def observe(model, route: str, tokens: int, position: int = 0) -> list:
+def observe(model, route: str, tokens: int, position: int = 0, **changes: bool) -> list:
     device = observing(DryDevice)()
-    chosen = replace(choose_route(route, "sm_90a", {}), token_kernel=False)
+    chosen = replace(choose_route(route, "sm_90a", {}), token_kernel=False, **changes)
     backend = CudaBackend(chosen, device, on_plan=lambda line: None)
     runtime = ObservedRuntime(backend.open(model, 256, "f16", 128))
     buffers = Buffers.allocate(runtime, model.config, 128, 1)
@@ -76,6 +76,16 @@ def test_products_tell_what_they_read(model, route, bits):
     seen = observe(model, route, 100)
     assert {o.weight_bits for o in seen if o.bucket == "gate+up"} == {bits}
     assert all(o.nbytes > 0 for o in seen if o.bucket in PRODUCTS)
+
+
+def test_a_product_that_rotates_is_a_product(model):
+    apart, fused = (observe(model, "f16-wgmma", 100, fused_rope=fused) for fused in (False, True))
+    for bucket in PRODUCTS:
+        work = [sum(o.gmac for o in seen if o.bucket == bucket) for seen in (apart, fused)]
+        assert work[0] == pytest.approx(work[1])
+    names = [[o.kernel.name for o in seen] for seen in (apart, fused)]
+    assert names[0].count("rope_store") - names[1].count("rope_store") == model.config.n_layers - 1
+    assert {o.bucket for o in fused if "rope" in str(o.kernel.config)} == {"q+k+v"}
 
 
 def test_a_decode_has_no_tail(model):

@@ -216,8 +216,8 @@ def embedding_case(format: str, dim: int, ids: list[int], rows: int = 9) -> Case
 
 
 def argmax_cases(logits: np.ndarray, threads: int = 256, blocks: int | None = None) -> list[Case]:
-    """The two stages: the second one's input is the first one's result (run them in order)."""
-    first, second = (ew.ArgmaxConfig(stage, threads) for stage in ("partial", "final"))
+    """The stages: the others' input is the first one's result (run them in order)."""
+    first, second, third = (ew.ArgmaxConfig(stage, threads) for stage in ("partial", "final", "next"))
     grid = first.grid(logits.size) if blocks is None else (blocks, 1, 1)
     candidates = poisoned((grid[0], 2), np.uint32)
 
@@ -237,6 +237,24 @@ def argmax_cases(logits: np.ndarray, threads: int = 256, blocks: int | None = No
             second.grid(logits.size),
             {"candidates": candidates, "index": poisoned(1, np.int32), "n": grid[0]},
             {"index": index},
+        ),
+        Case(
+            ew.argmax(third),
+            third.grid(logits.size),
+            {
+                "candidates": candidates,
+                "chosen": np.array([-7, -8], np.int32),
+                "token": poisoned(1, np.int32),
+                "position": np.array([41], np.int32),
+                "length": np.array([42], np.int32),
+                "n": grid[0],
+            },
+            {
+                "chosen": np.array([-7, index[0]], np.int32),
+                "token": np.maximum(index, 0),
+                "position": np.array([42], np.int32),
+                "length": np.array([43], np.int32),
+            },
         ),
     ]
 

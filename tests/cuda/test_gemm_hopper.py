@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
+from minfer.cuda.gemm_hopper import GemmHopperConfig, Heads, choose, make_gemm_hopper
 from minfer.cuda.gemm_hopper.config import WARPGROUPS
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.runtime import compile_kernel
@@ -21,6 +21,37 @@ def test_a_tile_of_a_gated_product_has_half_of_each_matrix():
     assert (config.out_m, config.loads, config.boxes["b"]) == (128, 2, (128, 64))
     assert GemmHopperConfig(epilogue="swiglu").loads == 2
     assert config.tiles(2048, 18944) == (8, 148)
+
+
+def test_a_rotated_tile_is_brought_in_runs_where_pairs_are_far_apart():
+    far, near = Heads(28, 4, 128), Heads(28, 4, 128, interleaved=True)
+    one, other = (GemmHopperConfig(192, 4, 1, "f16", "rope", 192, heads) for heads in (far, near))
+    assert (one.loads, one.boxes["b"]) == (6, (32, 64))
+    assert (other.loads, other.boxes["b"]) == (1, (192, 64))
+    assert GemmHopperConfig(128, epilogue="rope", heads=Heads(14, 2, 64)).loads == 1
+    assert one.store_buffers == 1
+
+
+def test_rotation_keeps_the_tile_that_is_fastest():
+    assert choose(2048, 4608, 3584).can_rotate
+    assert not choose(512, 4608, 3584).can_rotate  # 144 rows of B: a pair in two tiles
+    assert not choose(8192, 4608, 3584).can_rotate  # 256 tokens
+
+
+def test_a_rotated_product_has_the_heads_width():
+    config = GemmHopperConfig(192, 4, 1, "f16", "rope", 192, Heads(28, 4, 128))
+    config.check(1, 4608, 3584)
+    with pytest.raises(ConfigRefused, match="q, k and v of neox heads=28/4 hd=128 have 4608 rows"):
+        config.check(1, 4600, 3584)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((28, 5, 128), "28 heads on 5 kv heads"), ((0, 4, 128), "0 heads"), ((28, 4, 96), "head_dim=96")],
+)
+def test_heads_that_cannot_be_are_refused(arguments, message):
+    with pytest.raises(ConfigRefused, match=message):
+        Heads(*arguments)
 
 
 def test_tokens_decide_the_warpgroups():
@@ -47,6 +78,9 @@ def test_names_tell_variants_apart():
         GemmHopperConfig(epilogue="swiglu"),
         GemmHopperConfig(192),
         GemmHopperConfig(192, tile_n=192),
+        GemmHopperConfig(epilogue="rope", heads=Heads(2, 1, 64)),
+        GemmHopperConfig(epilogue="rope", heads=Heads(2, 1, 64, interleaved=True)),
+        GemmHopperConfig(epilogue="rope", heads=Heads(2, 1, 64, bias=True)),
     ]
     assert len({str(config) for config in configs}) == len(configs)
 
@@ -95,6 +129,11 @@ def test_a_group_holds_about_2048_tokens():
         ((256, 4, 1, "f16", "gelu"), "epilogue = 'gelu'"),
         ((256, 4, 1, "f16", "add"), "add is for f32 results"),
         ((272,), "tile_m = 272"),
+        ((256, 4, 1, "f16", "rope"), "rope takes Heads"),
+        ((256, 4, 1, "f16", "store", 128, Heads(2, 1, 64)), "no other epilogue has any"),
+        ((256, 4, 2, "f16", "rope", 128, Heads(2, 1, 64)), "clusters of 2: take f16"),
+        ((144, 5, 1, "f16", "rope", 128, Heads(2, 1, 64)), "a tile of 128 x 144: tile_m must be a multiple"),
+        ((192, 3, 1, "f16", "rope", 256, Heads(2, 1, 64)), "a tile of 256 x 192"),
         ((256, 1), "1 stages"),
         ((256, 5), "use fewer stages"),
         ((256, 4, 4), "cluster = 4 is not one of 1, 2"),
@@ -111,6 +150,7 @@ ASSEMBLED = (
     GemmHopperConfig(cluster=2, epilogue="swiglu"),
     GemmHopperConfig(200, 4, out="f32", epilogue="add", tile_n=192),
     GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256),
+    GemmHopperConfig(192, 4, epilogue="rope", tile_n=192, heads=Heads(28, 4, 128, bias=True)),
 )
 
 

@@ -7,7 +7,6 @@ import numpy as np
 from minfer.cuda import reference
 from minfer.cuda.elementwise import rope_table
 from minfer.cuda.token import TokenConfig, decode_token
-from minfer.cuda.token.records import record_bytes
 from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
 from tests.cuda.block_data import random_matrix
 from tests.cuda.parity import Case, poisoned
@@ -119,32 +118,37 @@ def token_case(
 
         return check
 
+    def residual(got: np.ndarray) -> None:
+        near(x)(got[:, 0] if config.tagged else got)
+
+    workspace = np.zeros if config.tagged else poisoned
     arguments = {
-        "schedule": table(entries),
+        "schedule": table(entries, config),
         "weights": weights.bytes(),
         "vectors": vectors.bytes().view(np.float32),
         "keys": caches[0],
         "values": caches[1],
         "x": start,
-        "qkv": poisoned(q_dim + 2 * kv_dim, np.float32),
-        "attended": poisoned(record_bytes(q_dim), np.uint8),
-        "activated": poisoned(record_bytes(ffn), np.uint8),
+        "residual": np.zeros(config.sums_shape(hidden), np.float32) if config.tagged else start.copy(),
+        "qkv": workspace(config.sums_shape(q_dim + 2 * kv_dim), np.float32),
+        "attended": workspace(config.exchanged_bytes(q_dim), np.uint8),
+        "activated": workspace(config.exchanged_bytes(ffn), np.uint8),
         "logits": poisoned(vocab, np.float32),
         "positions": np.array([position], np.int32),
         "rope_table": rope,
         "partial": poisoned(config.partial_shape, np.float32),
         "statistics": poisoned(config.statistics_shape, np.float32),
         "counters": np.zeros(config.groups, np.uint32),
-        "barriers": np.zeros(2, np.uint32),
+        "barriers": np.zeros(3, np.uint32),
         "eps": EPS,
         "scale": head_dim**-0.5,
     }
     checks = {
-        "x": near(x),
+        "residual": residual,
         "logits": near(logits),
         "keys": cached(0),
         "values": cached(1),
-        "barriers": np.zeros(2, np.uint32),
+        "barriers": np.array([0, 0, config.tagged], np.uint32),
         "counters": np.zeros(config.groups, np.uint32),
     }
     return Case(decode_token(config), config.grid, arguments, checks, 1e-9, 0, f"position={position}")

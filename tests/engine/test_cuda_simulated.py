@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
+from minfer.cuda.gemm_hopper import Heads
 from minfer.cuda.token import TokenConfig
 from minfer.engine.backend import Backend
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.devices import SimulatedDevice
+from minfer.engine.cuda.fused_rope import rotated_heads
 from minfer.engine.cuda.plan import RESERVE_BYTES
 from minfer.engine.cuda.routes import Route
 from minfer.engine.host.runtime import HostBackend
@@ -123,6 +126,31 @@ def test_wgmma_without_fused_epilogues(tmp_path, monkeypatch):
     epilogues = {kernel.config.epilogue for kernel in device.launches if kernel.name == "gemm_hopper"}
     assert epilogues == {"store"}
     assert "swiglu" in launched(device)
+
+
+def test_rope_in_the_product(tmp_path, monkeypatch):
+    """On an empty cache and on a filled one: the bits of the separate kernels."""
+    from minfer.engine.cuda import routes
+
+    monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
+    model = micro_model(tmp_path / "micro.gguf", layers=1)
+    logits, passes = [], []
+    for fused in (False, True):
+        device = SimulatedDevice(arch="sm_90a")
+        gpu = open_session(model, simulated(device, Route("f16-wgmma", wgmma=True, fused_rope=fused)))
+        logits.append([gpu.forward(IDS[a:b], logits="all") for a, b in ((0, 5), (5, 11))])
+        passes.append([kernel.name for kernel in device.launches].count("rope_store"))
+    assert passes == [2, 0]
+    for one, other in zip(*logits, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_models_whose_heads_the_product_rotates(tmp_path):
+    config = micro_model(tmp_path / "micro.gguf", layers=1).config
+    assert rotated_heads(config) == Heads(2, 1, 64, bias=True)
+    assert rotated_heads(replace(config, has_qk_norm=True)) is None
+    assert rotated_heads(replace(config, rope=replace(config.rope, dimension_count=32))) is None
+    assert rotated_heads(replace(config, head_dim=80, rope=replace(config.rope, dimension_count=80))) is None
 
 
 def test_wgmma_route(tmp_path, monkeypatch):

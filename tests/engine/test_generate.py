@@ -19,6 +19,7 @@ class ScriptedSession:
     """Says the characters of a text, then end of sequence: token id = code point."""
 
     n_ctx = 200
+    chooses = False
 
     def __init__(self, text: str):
         self.script = [*map(ord, text), EOS]
@@ -31,6 +32,17 @@ class ScriptedSession:
         logits = np.zeros(0x250, np.float32)
         logits[self.script[len(self.fed) - 1]] = 1
         return logits
+
+
+class ChoosingSession(ScriptedSession):
+    """One that chooses by itself after the prompt."""
+
+    chooses = True
+
+    def greedy(self, token, count):
+        for _ in range(count):
+            token = int(self.forward([token]).argmax())
+            yield token
 
 
 class CharacterTokenizer:
@@ -56,9 +68,15 @@ class CharacterStream:
         return self.held
 
 
+@pytest.fixture(params=[ScriptedSession, ChoosingSession], autouse=True)
+def kind(request, monkeypatch):
+    """The host chooses, or the device: that makes no difference."""
+    monkeypatch.setattr(say, "session", request.param, raising=False)
+
+
 def say(text: str, n: int = 100, **options):
     pieces: list[str] = []
-    session = ScriptedSession(text)
+    session = say.session(text)
     result = generate(
         session, CharacterTokenizer(), [65, 66], n, Sampler.greedy(), on_text=pieces.append, **options
     )

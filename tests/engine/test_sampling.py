@@ -52,6 +52,18 @@ def test_top_k_keeps_the_k_largest(logits, k):
     assert probabilities.sum() == pytest.approx(1)
 
 
+@given(seed=st.integers(0, 2**32), k=st.integers(1, 70), step=st.sampled_from([0.0, 0.01, 1.0]))
+def test_top_k_of_a_large_vocabulary(seed, k, step):
+    """Many parts, some with several of the largest, and ties."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(size=4099).astype(np.float32)
+    logits[: random.integers(4099)] += np.float32(random.choice([-9, 0, 9]))
+    if step:
+        logits = np.round(logits / np.float32(step))
+    ids, _ = Sampler(**{**ALL, "top_k": k}).candidates(logits)
+    assert ids.tolist() == np.argsort(-logits, kind="stable")[:k].tolist()
+
+
 @given(logits=logits_strategy, p=st.floats(0.05, 0.999))
 def test_top_p_keeps_the_smallest_set_that_is_enough(logits, p):
     ids, _ = Sampler(**{**ALL, "top_p": p}).candidates(logits)

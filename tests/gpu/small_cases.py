@@ -4,6 +4,7 @@ the kernel may touch: what compute-sanitizer watches."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tests.cuda.hopper_attention_cases import HopperCase
 from tests.cuda.parity import Case
@@ -37,8 +38,8 @@ def small_cases() -> Iterator[Case | HopperCase]:
 
 
 def _gemm_hopper() -> Iterator[Case]:
-    from minfer.cuda.gemm_hopper import GemmHopperConfig
-    from tests.cuda.gemm_hopper_cases import hopper_case
+    from minfer.cuda.gemm_hopper import GemmHopperConfig, Heads
+    from tests.cuda.gemm_hopper_cases import hopper_case, rope_case
 
     yield hopper_case(GemmHopperConfig(64, 3), 100, 72, 72, multiprocessors=1)
     yield hopper_case(GemmHopperConfig(80, 2, cluster=2), 300, 168, 136)
@@ -48,6 +49,9 @@ def _gemm_hopper() -> Iterator[Case]:
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu"), 140, 80, 72)
     yield hopper_case(GemmHopperConfig(80, 2, tile_n=192), 200, 88, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), 140, 80, 72)
+    split, interleaved = Heads(2, 1, 128, bias=True), Heads(2, 1, 64, interleaved=True)
+    yield rope_case(GemmHopperConfig(192, 2, epilogue="rope", tile_n=192, heads=split), 200, 72)
+    yield rope_case(GemmHopperConfig(64, 2, epilogue="rope", heads=interleaved), 70, 72)
 
 
 def _gemm_blocks() -> Iterator[Case]:
@@ -144,6 +148,9 @@ def _token() -> Iterator[Case]:
     config = TokenConfig(4, 2, 64, 64, 256, 512, entries=7, bias=True, blocks=5, warps=3)
     yield token_case(config, [("Q6_K", "Q4_K")], position=37)
     yield token_case(config, [("Q6_K", "Q6_K")], position=400)
+    tags = replace(config, lanes=2, spread=True, exchange="tags")
+    yield token_case(tags, [("Q6_K", "Q4_K")], position=37)
+    yield token_case(tags, [("Q6_K", "Q6_K")], position=400)
 
 
 def _quantize() -> Iterator[Case]:

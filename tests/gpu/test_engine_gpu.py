@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from minfer.cuda import runtime
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.devices import GpuDevice
-from minfer.engine.cuda.routes import Route
+from minfer.engine.cuda.routes import Route, choose_route
 from minfer.engine.cuda.variants import variants
 from minfer.engine.session import Session
 from minfer.model.model import Model
@@ -215,6 +217,18 @@ def test_greedy_ids_equal_the_host(tiny, measure):
     measure("qwen2-tiny greedy ids equal, of 24", same)
 
 
+def test_the_device_chooses_what_the_host_would(tiny):
+    """Running ahead, it gives the ids of one forward after the other; stopped, it leaves no trace."""
+    gpu, ids = session(tiny), range(20)
+    expected = greedy(gpu, ids, 20).argmax(-1).tolist()
+    gpu.reset()
+    gpu.forward(ids)
+    tokens = gpu.greedy(expected[0], 19)
+    assert [next(tokens) for _ in range(9)] == expected[1:10]
+    assert list(gpu.greedy(expected[9], 10)) == expected[10:]
+    assert gpu.position == len(ids) + 19
+
+
 def test_same_bits_on_every_run(tiny):
     ids = np.arange(130)
     fed = session(tiny)
@@ -224,6 +238,21 @@ def test_same_bits_on_every_run(tiny):
         fed.reset()
         np.testing.assert_array_equal(fed.forward(ids), first)
         np.testing.assert_array_equal(one_by_one(fed, ids[:20]), decoded)
+
+
+@pytest.mark.skipif(not HOPPER, reason="Hopper's GEMM rotates")
+def test_rope_in_the_product_has_the_bits_of_its_kernel(tiny):
+    """On an empty cache and on a filled one, and what is decoded from it."""
+    ids, logits = np.arange(271), []
+    for fused in (False, True):
+        route = replace(choose_route("f16-wgmma", "sm_90a", {}), fused_rope=fused)
+        fed = session(tiny, route)
+        runtime.reset_launch_counts()
+        logits.append([fed.forward(part, logits="all") for part in (ids[:200], ids[200:270], ids[270:])])
+        ran = [config for name, config in runtime.launch_counts() if name == "gemm_hopper"]
+        assert any("rope" in config for config in ran) == fused
+    for one, other in zip(*logits, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_smollm2(smollm2_path, measure):

@@ -7,12 +7,14 @@ import pytest
 from minfer.cuda import runtime
 from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
 from minfer.cuda.registry import shipped_kernels
-from tests.cuda.gemm_hopper_cases import expected, hopper_case
+from tests.cuda.gemm_hopper_cases import check_bits, expected, hopper_case, rope_case
 from tests.gpu.gemm_cases import MODEL_SHAPES, NT, milliseconds
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
-KERNELS = shipped_kernels()["gemm_hopper"]
+SHIPPED = shipped_kernels()["gemm_hopper"]
+ROTATING = [kernel for kernel in SHIPPED if kernel.config.epilogue == "rope"]
+KERNELS = [kernel for kernel in SHIPPED if kernel not in ROTATING]
 SMALL = [(1, 8, 8), (70, 72, 72), (129, 264, 136), (300, 520, 200), (515, 1032, 64)]
 SPEEDS = [(2048, 4608, 3584), (2048, 3584, 3584), (2048, 37888, 3584), (2048, 3584, 18944)]
 
@@ -36,6 +38,14 @@ def arguments(kernel, a, b, c) -> tuple:
 def test_small_and_ragged(kernel, shape):
     with runtime.checked():
         hopper_case(kernel.config, *shape, runtime.device().sms).run_on_gpu()
+
+
+@pytest.mark.parametrize("shape", [(1, 72), (70, 72), (300, 136), (515, 896)], ids=str)
+@pytest.mark.parametrize("kernel", ROTATING, ids=short)
+def test_queries_and_cache_rows(kernel, shape):
+    case = rope_case(kernel.config, *shape, position=37, multiprocessors=runtime.device().sms)
+    with runtime.checked():
+        check_bits(case, lambda each: each.run_on_gpu(), runtime.device().sms)
 
 
 def product(torch, kernel, a, b):

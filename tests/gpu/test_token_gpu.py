@@ -13,16 +13,21 @@ pytestmark = [
     ),
 ]
 MIXED = [("Q6_K", "Q4_K"), ("Q4_K", "Q6_K")]
+KINDS = [{}, {"warps": 15, "tile_rows": 32, "lanes": 2, "spread": True, "exchange": "tags", "early": 66}]
 
 
+@pytest.mark.parametrize("fields", KINDS, ids=str)
 @pytest.mark.parametrize("position", [0, 1, 31, 127, 400, 2048])
-def test_positions(position):
+def test_positions(position, fields):
     """Seven heads on a kv head, rows of 1792, fewer rows than blocks; up to 33 splits of the cache."""
-    config = TokenConfig(14, 2, 128, 128, 1792, 2560, entries=12, bias=True, blocks=runtime.device().sms)
+    blocks = runtime.device().sms
+    config = TokenConfig(14, 2, 128, 128, 1792, 2560, entries=12, bias=True, blocks=blocks, **fields)
     token_case(config, MIXED, vocab=1003, position=position).run_on_gpu()
 
 
-def test_long_rows():
+@pytest.mark.parametrize("fields", KINDS, ids=str)
+def test_long_rows(fields):
     """Rows of 18944 are sliced; heads of 64, interleaved, no bias."""
-    config = TokenConfig(4, 2, 64, 32, 256, 18944, entries=12, interleaved=True, blocks=runtime.device().sms)
+    blocks = runtime.device().sms
+    config = TokenConfig(4, 2, 64, 32, 256, 18944, entries=12, interleaved=True, blocks=blocks, **fields)
     token_case(config, MIXED, vocab=70, position=33).run_on_gpu()

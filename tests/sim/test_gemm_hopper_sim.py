@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from minfer.cuda import simulator
-from minfer.cuda.gemm_hopper import GemmHopperConfig, make_gemm_hopper
+from minfer.cuda.gemm_hopper import GemmHopperConfig, Heads, make_gemm_hopper
 from minfer.cuda.trace import Op, Trace, check, shared_lines
-from tests.cuda.gemm_hopper_cases import hopper_case
+from tests.cuda.gemm_hopper_cases import check_bits, hopper_case, rope_case
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,32 @@ def test_traced_run_has_no_race_and_no_conflict():
     assert check(trace) == []
     assert (c == depth).all()
     assert {line.degree for line in shared_lines(trace) if line.op is Op.STMATRIX} == {1}
+
+
+@pytest.mark.parametrize(
+    ("tile", "heads", "nt"),
+    [
+        ((64, 2), Heads(2, 1, 64, bias=True), 70),  # a head a tile
+        ((64, 2), Heads(2, 2, 128, interleaved=True, bias=True), 20),  # half a head, neighbours
+        ((192, 2), Heads(3, 1, 64, interleaved=True), 10),  # several heads, v ends within a tile
+        ((192, 2, 192), Heads(2, 1, 128, bias=True), 170),  # one and a half heads; three consumers
+        ((128, 2), Heads(1, 1, 256), 40),  # half of a head of four parts
+    ],
+    ids=str,
+)
+def test_queries_and_cache_rows(tile, heads, nt):
+    tile_m, stages, *tile_n = tile
+    config = GemmHopperConfig(tile_m, stages, 1, "f16", "rope", *(tile_n or (128,)), heads)
+    case = rope_case(config, nt, 72, multiprocessors=2)
+    check_bits(case, lambda each: each.run_simulated(seed=0), multiprocessors=2)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_traced_rotation_has_no_race_and_no_conflict(interleaved):
+    heads = Heads(1, 1, 128, interleaved, bias=True)
+    case = rope_case(GemmHopperConfig(64, 2, epilogue="rope", heads=heads), 20, 64, multiprocessors=1)
+    trace = Trace()
+    case.run_simulated(trace=trace)
+    assert check(trace) == []
+    shared = [line for line in shared_lines(trace) if line.op in (Op.STMATRIX, Op.LOAD_SHARED)]
+    assert {line.degree for line in shared} == {1}

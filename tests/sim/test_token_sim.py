@@ -3,7 +3,7 @@
 import pytest
 
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.token import TokenConfig, config
+from minfer.cuda.token import TokenConfig
 from tests.cuda.token_cases import token_case
 
 
@@ -17,8 +17,18 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
     ("made", "formats", "position"),
     [
         (small(entries=7), [("Q6_K", "Q4_K")], 5),
-        (small(entries=12, blocks=3, warps=3), [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")], 0),
-        (small(4, 2, 64, True, False, entries=7, blocks=5, warps=2), [("Q6_K", "Q6_K")], 120),
+        (
+            small(
+                entries=12, blocks=3, warps=3, tile_rows=32, lanes=2, spread=True, exchange="tags", early=3
+            ),
+            [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")],
+            0,
+        ),
+        (
+            small(4, 2, 64, True, False, entries=7, blocks=5, warps=2, spread=True, exchange="tags"),
+            [("Q6_K", "Q6_K")],
+            120,
+        ),
     ],
     ids=str,
 )
@@ -28,12 +38,14 @@ def test_whole_models(made, formats, position):
 
 def test_rows_of_several_warps(monkeypatch):
     """Rows of two blocks of weights by two warps of three: one is left over."""
-    monkeypatch.setattr(config, "GROUP_UNITS", 1)
+    monkeypatch.setattr(TokenConfig, "group_units", 1)
     token_case(small(entries=6, warps=3), [("Q4_K", "Q6_K")]).run_simulated()
 
 
-def test_threads_in_any_order():
-    token_case(small(entries=7, warps=3), [("Q6_K", "Q4_K")]).run_simulated(seed=3)
+@pytest.mark.parametrize(("exchange", "early"), [("barrier", 0), ("tags", 2)])
+def test_threads_in_any_order(exchange, early):
+    made = small(entries=7, warps=3, exchange=exchange, early=early)
+    token_case(made, [("Q6_K", "Q4_K")]).run_simulated(seed=3)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +57,9 @@ def test_threads_in_any_order():
         ({"ffn": 256 * 17}, "2 warps for rows of 4352 weights; take at least 3"),
         ({"hidden": 4096, "warps": 2, "blocks": 64}, "64 threads norm 4096"),
         ({"blocks": 3}, "3 blocks of 64 threads add to 256 sums"),
+        ({"early": 1}, "early=1 of 4 blocks and exchange=barrier"),
+        ({"early": 5, "exchange": "tags"}, "early=5 of 4 blocks"),
+        ({"blocks": 40, "exchange": "tags"}, "40 blocks for 256 sums, 256 attended, 32 runs"),
         ({"blocks": 1, "warps": 8, "heads": 4, "kv_heads": 2}, "1 blocks for 2 groups"),
         ({"ffn": 256 * 150, "warps": 20, "entries": 6000}, "leave no room for a ring"),
     ],

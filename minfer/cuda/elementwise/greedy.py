@@ -1,7 +1,4 @@
-"""The choice of greedy decoding: the index of the largest logit.
-
-A kernel of the library: the engine reads the logits and samples on the host, greedily too.
-"""
+"""The choice of greedy decoding: the index of the largest logit, and the next token's state."""
 
 from __future__ import annotations
 
@@ -24,7 +21,8 @@ class ArgmaxConfig:
     """Argmax in two launches of one kernel.
 
     Attributes:
-        stage: "partial" (logits -> one candidate a block) or "final" (candidates -> the index, one block).
+        stage: "partial" (logits -> one candidate a block), "final" (candidates -> the index, one block) or
+            "next" (as "final", and makes the index the next token).
         threads: threads a block.
         pdl: programmatic dependent launch (`minfer.cuda.dependent`).
     """
@@ -35,7 +33,7 @@ class ArgmaxConfig:
 
     def __post_init__(self) -> None:
         check_types("argmax", self)
-        check_choice("argmax", "stage", self.stage, ("partial", "final"))
+        check_choice("argmax", "stage", self.stage, ("partial", "final", "next"))
         check_threads("argmax", self.threads)
 
     def __str__(self) -> str:
@@ -48,7 +46,8 @@ class ArgmaxConfig:
     def grid(self, n: int) -> tuple[int, int, int]:
         """Blocks for n logits: 4 a thread, at most 256 blocks, which then walk; one block for the final
         stage."""
-        return (1 if self.stage == "final" else min(256, blocks_for("argmax: n", n, self.threads * 4)), 1, 1)
+        blocks = min(256, blocks_for("argmax: n", n, self.threads * 4))
+        return (blocks if self.stage == "partial" else 1, 1, 1)
 
 
 @device_function
@@ -68,7 +67,8 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
 
     Arguments, partial: logits f32 [n], candidates uint32 [blocks, 2] (key, index), n int32; launched on any
     number of blocks. Final: candidates uint32 [n, 2], index int32 [1], n int32 (the partial stage's
-    blocks); one block.
+    blocks); one block. Next: candidates, chosen int32 [2] (the index goes to the element of the position's
+    parity), token, position, length int32 [1] (the index, or 0 for -1; both one more than before), n.
     """
     threads = config.threads
     warps, start = threads // 32, dependent_start(config.pdl)
@@ -114,8 +114,8 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
             target = ptx.global_address(candidates) + uint64(cuda.blockIdx.x) * uint64(8)
             ptx.st_global_v2_u32(target, key, index)
 
-    def argmax_final(candidates, index, n):
-        start()
+    @device_function
+    def best_candidate(candidates, n):
         source = ptx.global_address(candidates)
         key = uint32(0)
         best = uint32(0x7FFFFFFF)
@@ -125,25 +125,53 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
                 key = other_key
                 best = other_index
         key, best = block_best(key, best)
-        if cuda.threadIdx.x == 0:
-            index[0] = int32(-1) if key == uint32(NAN_KEY) else int32(best)
+        return int32(-1) if key == uint32(NAN_KEY) else int32(best)
 
-    candidates = "out" if config.stage == "partial" else "in"
-    arguments = {
-        "partial": (Argument("logits", "in", "float32"), Argument("candidates", candidates, "uint32")),
-        "final": (Argument("candidates", candidates, "uint32"), Argument("index", "out", "int32")),
-    }[config.stage] + (Argument("n", "scalar", "int32"),)
+    def argmax_final(candidates, index, n):
+        start()
+        best = best_candidate(candidates, n)
+        if cuda.threadIdx.x == 0:
+            index[0] = best
+
+    def argmax_next(candidates, chosen, token, position, length, n):
+        start()
+        best = best_candidate(candidates, n)
+        if cuda.threadIdx.x == 0:
+            chosen[position[0] & 1] = best
+            token[0] = int32(max(best, 0))
+            position[0] += 1
+            length[0] += 1
+
+    candidates = Argument("candidates", "out" if config.stage == "partial" else "in", "uint32")
+    function, given = {
+        "partial": (argmax_partial, (Argument("logits", "in", "float32"), candidates)),
+        "final": (argmax_final, (candidates, Argument("index", "out", "int32"))),
+        "next": (
+            argmax_next,
+            (
+                candidates,
+                Argument("chosen", "inout", "int32"),
+                Argument("token", "out", "int32"),
+                Argument("position", "inout", "int32"),
+                Argument("length", "inout", "int32"),
+            ),
+        ),
+    }[config.stage]
     return Kernel(
         name="argmax",
         config=config,
-        function=argmax_partial if config.stage == "partial" else argmax_final,
+        function=function,
         threads=threads,
         shared_bytes=config.shared_bytes,
-        arguments=arguments,
+        arguments=(*given, Argument("n", "scalar", "int32")),
         min_arch=least_arch(config.pdl),
     )
 
 
 def shipped() -> list[Kernel]:
     """Every config that minfer ships."""
-    return [argmax(ArgmaxConfig(stage, pdl=pdl)) for stage in ("partial", "final") for pdl in (False, True)]
+    return [
+        argmax(ArgmaxConfig(stage, pdl=pdl))
+        for stage in ("partial", "final", "next")
+        for pdl in (False, True)
+    ]

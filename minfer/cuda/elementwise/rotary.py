@@ -46,25 +46,25 @@ def _check_head(family: str, head_dim: int, rotary: int) -> None:
 
 
 @device_function
-def _load_angles(angles, address):
-    """Four (cos, sin)."""
+def load_angles(angles, o, address):
+    """Four (cos, sin) into angles[o ... o + 7]."""
     c0, s0, c1, s1 = ptx.ld_global_nc_v4_f32(address)
     c2, s2, c3, s3 = ptx.ld_global_nc_v4_f32(address + uint64(16))
-    angles[0] = c0
-    angles[1] = s0
-    angles[2] = c1
-    angles[3] = s1
-    angles[4] = c2
-    angles[5] = s2
-    angles[6] = c3
-    angles[7] = s3
+    angles[o] = c0
+    angles[o + 1] = s0
+    angles[o + 2] = c1
+    angles[o + 3] = s1
+    angles[o + 4] = c2
+    angles[o + 5] = s2
+    angles[o + 6] = c3
+    angles[o + 7] = s3
 
 
 @device_function
-def _rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3):
-    """(a, b) pairs rotated by four (cos, sin)."""
-    c0, s0, c1, s1 = angles[0], angles[1], angles[2], angles[3]
-    c2, s2, c3, s3 = angles[4], angles[5], angles[6], angles[7]
+def rotate_halves(angles, o, a0, a1, a2, a3, b0, b1, b2, b3):
+    """(a, b) pairs rotated by the four (cos, sin) of angles[o ... o + 7]."""
+    c0, s0, c1, s1 = angles[o], angles[o + 1], angles[o + 2], angles[o + 3]
+    c2, s2, c3, s3 = angles[o + 4], angles[o + 5], angles[o + 6], angles[o + 7]
     return (
         a0 * c0 - b0 * s0,
         a1 * c1 - b1 * s1,
@@ -78,9 +78,9 @@ def _rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3):
 
 
 @device_function
-def _rotate_adjacent(angles, a0, a1, a2, a3, b0, b1, b2, b3):
+def rotate_adjacent(angles, o, a0, a1, a2, a3, b0, b1, b2, b3):
     """Eight neighbouring dims, rotated as the pairs (0, 1), (2, 3), (4, 5), (6, 7)."""
-    x0, x1, x2, x3, y0, y1, y2, y3 = _rotate(angles, a0, a2, b0, b2, a1, a3, b1, b3)
+    x0, x1, x2, x3, y0, y1, y2, y3 = rotate_halves(angles, o, a0, a2, b0, b2, a1, a3, b1, b3)
     return x0, y0, x1, y1, x2, y2, x3, y3
 
 
@@ -133,7 +133,7 @@ def rope(config: RopeConfig) -> Kernel:
     per_head = config.rotary // 8
     units = config.heads * per_head
     interleaved = config.interleaved
-    rotate = _rotate_adjacent if interleaved else _rotate
+    rotate = rotate_adjacent if interleaved else rotate_halves
     step = 8 if interleaved else 4
     apart = 4 if interleaved else half
 
@@ -148,10 +148,10 @@ def rope(config: RopeConfig) -> Kernel:
             high = low + uint64(apart * 4)
             angles = cuda.local.array(8, float32)
             turn = uint64(positions[t]) * uint64(half * 8) + uint64(pair * 8)
-            _load_angles(angles, ptx.global_address(table) + turn)
+            load_angles(angles, 0, ptx.global_address(table) + turn)
             a0, a1, a2, a3 = ptx.ld_global_v4_f32(low)
             b0, b1, b2, b3 = ptx.ld_global_v4_f32(high)
-            a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3)
+            a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, 0, a0, a1, a2, a3, b0, b1, b2, b3)
             ptx.st_global_v4_f32(low, a0, a1, a2, a3)
             ptx.st_global_v4_f32(high, b0, b1, b2, b3)
 
@@ -231,18 +231,20 @@ class RopeStoreConfig:
         return (blocks_for("rope_store: nt", nt), -(-(self.width // 8) // self.threads), 1)
 
 
-def head_part(config: RopeStoreConfig) -> Callable:
+def head_part(config: RopeStoreConfig, load_source: Callable | None = None) -> Callable:
     """Device function (source, bias, q_norm, k_norm, position, table, head, part, eps) -> (low, high, a0, a1,
     a2, a3, b0, b1, b2, b3): 8 dims of a head of a stacked row (all arguments but head, part, eps are u64;
     the first three and the table are addresses), with bias, head norm and RoPE applied: dims low ... low + 3
-    and high ... high + 3 of the head. With `norm` the head_dim / 8 lanes of a head call it together."""
+    and high ... high + 3 of the head. With `norm` the head_dim / 8 lanes of a head call it together.
+    `load_source`: a device function for four elements of the source, if it is not in global memory."""
     head_dim, half = config.head_dim, config.rotary // 2
     heads, kv_heads = config.heads, config.kv_heads
     per_head, rotating = head_dim // 8, config.rotary // 8
     interleaved, biased, normed = config.interleaved, config.bias, config.norm
-    rotate = _rotate_adjacent if interleaved else _rotate
+    rotate = rotate_adjacent if interleaved else rotate_halves
     load, element = load4(config.source), {"f32": 4, "f16": 2}[config.source]
     shuffles = per_head.bit_length() - 1
+    load = load_source or load
 
     @device_function
     def head_scale(squares, eps):
@@ -263,7 +265,7 @@ def head_part(config: RopeStoreConfig) -> Callable:
             high = int32(low + half)
         angles = cuda.local.array(8, float32)
         if rotated:  # the first of the loads: none waits for another
-            _load_angles(angles, table + position * uint64(half * 8) + uint64(part * 32))
+            load_angles(angles, 0, table + position * uint64(half * 8) + uint64(part * 32))
         column = head * head_dim
         at = source + uint64(column * element)
         a0, a1, a2, a3 = load(at + uint64(low * element))
@@ -298,7 +300,7 @@ def head_part(config: RopeStoreConfig) -> Callable:
                 b2 *= scale * f2
                 b3 *= scale * f3
         if rotated:
-            a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, a0, a1, a2, a3, b0, b1, b2, b3)
+            a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, 0, a0, a1, a2, a3, b0, b1, b2, b3)
         return low, high, a0, a1, a2, a3, b0, b1, b2, b3
 
     return take

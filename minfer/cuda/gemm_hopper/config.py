@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from minfer.cuda.checks import check_sizes, check_types
+from minfer.cuda.gemm_hopper.heads import PIECE, RUN, Heads
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.tile.hopper import (
     ALIGNMENT,
@@ -19,7 +20,7 @@ from minfer.cuda.tile.hopper import (
 #: Tokens of A that a group of tile rows should hold: they stay in L2 while B passes.
 GROUP_ROWS = 2048
 CLUSTERS = (1, 2)
-EPILOGUES = ("store", "add", "swiglu")
+EPILOGUES = ("store", "add", "swiglu", "rope")
 OUTPUTS = ("f16", "f32")
 
 
@@ -63,7 +64,7 @@ TILES = (
 class GemmHopperConfig:
     """Tile of `tile_n` tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight, clusters of 1 or 2
     blocks along nt (an H200 holds 30 clusters of 4: 120 of its 132 multiprocessors); C as `out`, by an
-    epilogue."""
+    epilogue ("rope": for a product with q, k and v of `heads`)."""
 
     tile_m: int = 256
     stages: int = 4
@@ -71,6 +72,7 @@ class GemmHopperConfig:
     out: str = "f16"
     epilogue: str = "store"
     tile_n: int = 128
+    heads: Heads | None = None
 
     tile_k = BOX_COLUMNS
 
@@ -93,6 +95,7 @@ class GemmHopperConfig:
             )
         if self.epilogue == "add" and self.out != "f32":
             raise ConfigRefused("gemm_hopper: add is for f32 results: rounding every sum to f16 loses them")
+        self._check_heads()
         # Every load brings whole groups of 8 rows of B; a warp's part of C fills a chunk.
         granule, most = 8 * self.loads, self.warpgroups.largest_m
         least = chunk_columns(self.out) * (2 if self.epilogue == "swiglu" else 1)
@@ -110,12 +113,35 @@ class GemmHopperConfig:
                 "use fewer stages"
             )
 
+    def _check_heads(self) -> None:
+        rotates = self.epilogue == "rope"
+        if not isinstance(self.heads, Heads if rotates else type(None)):
+            raise ConfigRefused(
+                f"gemm_hopper: epilogue {self.epilogue} with heads = {self.heads!r}: rope takes Heads, no "
+                "other epilogue has any"
+            )
+        if not rotates:
+            return
+        if (self.out, self.cluster) != ("f16", 1):
+            raise ConfigRefused(
+                f"gemm_hopper: rope with out = {self.out}, clusters of {self.cluster}: take f16, as queries "
+                "and caches are, and clusters of 1"
+            )
+        if not self.can_rotate:
+            raise ConfigRefused(
+                f"gemm_hopper: rope with a tile of {self.tile_n} x {self.tile_m}: tile_m must be a multiple "
+                f"of {PIECE}, to hold both columns of every pair, and tile_n 128 or 192: beside the sums of "
+                "256 tokens no registers are left for angles"
+            )
+
     def __str__(self) -> str:
         text = f"{self.tile_n}x{self.tile_m}x{self.tile_k} {self.stages} stages"
         if self.cluster > 1:
             text += f" clusters of {self.cluster}"
         if self.epilogue != "store":
             text += f" {self.epilogue}"
+        if self.heads is not None:
+            text += f" {self.heads}"
         return text + (f" -> {self.out}" if self.out != "f16" else "")
 
     @property
@@ -133,13 +159,21 @@ class GemmHopperConfig:
         return 4 * self.warpgroups.consumers
 
     @property
+    def can_rotate(self) -> bool:
+        """Whether its tile can have the epilogue "rope"."""
+        return self.tile_m % PIECE == 0 and self.warpgroups.row_blocks == 1
+
+    @property
     def out_m(self) -> int:
         """Columns of C in a tile."""
         return self.tile_m // 2 if self.epilogue == "swiglu" else self.tile_m
 
     @property
     def loads(self) -> int:
-        """TMA loads that bring a tile of B: one a block of the cluster, with swiglu at least one a matrix."""
+        """TMA loads that bring a tile of B: one a block of the cluster, with swiglu at least one a matrix,
+        one a run of columns where these are no neighbours."""
+        if self.heads is not None and self.heads.split:
+            return self.tile_m // RUN
         return max(self.cluster, 2 if self.epilogue == "swiglu" else 1)
 
     @cached_property
@@ -158,10 +192,12 @@ class GemmHopperConfig:
 
     @property
     def store_buffers(self) -> int:
-        """Buffers of a chunk that a warp has for its part of C: what fits, at most all of its columns."""
+        """Buffers of a chunk that a warp has for its part of C: what fits, at most all of its columns; with
+        rope one, which no TMA store keeps in use."""
         left = MAX_SHARED_BYTES - ALIGNMENT - 16 * self.stages - self.stages * self.stage_bytes
         chunks = len(chunk_starts(self.out_m, chunk_columns(self.out)))
-        return min(chunks, left // (self.warps * BUFFER_BYTES))
+        most = 1 if self.epilogue == "rope" else chunks
+        return min(most, left // (self.warps * BUFFER_BYTES))
 
     @property
     def barriers_start(self) -> int:
@@ -189,6 +225,10 @@ class GemmHopperConfig:
             raise ConfigRefused(
                 f"gemm_hopper: {nt} x {od} x {depth}: od and id must be multiples of 8 (TMA moves rows of "
                 "whole 16 bytes)"
+            )
+        if self.heads is not None and od != self.heads.width:
+            raise ConfigRefused(
+                f"gemm_hopper: od = {od}: q, k and v of {self.heads} have {self.heads.width} rows"
             )
 
     def tiles(self, nt: int, od: int) -> tuple[int, int]:

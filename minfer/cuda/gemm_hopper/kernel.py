@@ -5,9 +5,10 @@ Warpgroup 0 of a block is the producer: one thread issues TMA loads of k-tiles o
 The other two or three are consumers of 64 or 128 rows x `tile_m` columns each; they write their tile through
 shared memory with TMA stores that drain under the next tile's main loop. One block a multiprocessor takes
 tile after tile. What is done to a tile on its way out is the epilogue: nothing ("store"), the sum with what C
-holds ("add": the residual stream, in L2 by TMA), or the activation of a gated feed-forward ("swiglu": B is
-the gate and the up matrix one above the other, and a tile takes half of its rows from each, so that both
-values of an output are in one thread).
+holds ("add": the residual stream, in L2 by TMA), the activation of a gated feed-forward ("swiglu": B is the
+gate and the up matrix one above the other, and a tile takes half of its rows from each, so that both values
+of an output are in one thread), or what stands between q, k, v and attention ("rope": biases, RoPE and the
+KV store, see `minfer.cuda.gemm_hopper.heads`).
 
 - The tile is chosen for each problem so that its count fills whole waves of multiprocessors (`choose`).
 - The blocks of a cluster share one tile of B: each loads its part of it, by multicast to all (no longer
@@ -39,23 +40,23 @@ from __future__ import annotations
 
 from functools import cache
 
-from minfer.cuda.gemm_hopper.config import (
-    TILES,
-    GemmHopperConfig,
-)
+from minfer.cuda.gemm_hopper.config import TILES, GemmHopperConfig
+from minfer.cuda.gemm_hopper.heads import PIECE, Heads, run_starts, store_heads
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT, BUFFER_BYTES
 
 
 @cache
 def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
-    """The kernel of a config: (a, b, c, nt, od, depth, group).
+    """The kernel of a config: (a, b, c, nt, od, depth, group), with epilogue "rope" (a, b, [bias,] table, q,
+    k_cache, v_cache, nt, od, depth, group, position).
 
     a, b, c are tensor maps (`config.boxes`, 128-byte swizzle) of A [nt, depth] and B [od, depth], f16
     row-major, and C [nt, od] of `config.out`, od and depth multiples of 8; the sizes are int32; group is
     `config.group(nt, od)`. The grid is `config.grid`. Every element of C is written; with epilogue "add" C
     += A B^T, each element rounded once. With "swiglu" B is [2 od, depth]: the gate's rows, then the up
-    matrix's, and C = silu(gate) * up."""
+    matrix's, and C = silu(gate) * up. With "rope" what becomes of C, and the
+    arguments for that, see `heads.store_heads`."""
     from numba import cuda
     from numba.cuda import types
 
@@ -83,9 +84,16 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     # The first k-tile overwrites the sums; afterwards at most this stage's group is in flight.
     multiply = ptx.wgmma(tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1, row_blocks=row_blocks)
     wait_sums = ptx.wgmma_wait(0, accumulators)
-    store = store_tile(out_m, config.store_buffers, config.out, config.epilogue == "add")
+    heads = config.heads
+    rotated, biased = heads is not None, heads is not None and heads.bias
+    split, pieces = rotated and heads.split, tile_m // PIECE
+    starts = run_starts(heads) if split else None
+    if rotated:
+        store = store_heads(heads, tile_m)
+    else:
+        store = store_tile(out_m, config.store_buffers, config.out, config.epilogue == "add")
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
-    descriptor, pin = ptx.wgmma_descriptor, ptx.pin(block_sums, "f32")
+    descriptor, address, pin = ptx.wgmma_descriptor, ptx.global_address, ptx.pin(block_sums, "f32")
 
     @device_function
     def release(barrier, thread):
@@ -107,10 +115,17 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         return row
 
     @device_function
+    @unrolled
     def load_b(b_map, place, full, k, b_row, rank, od):
         """A tile of B, or this block's part of it for the whole cluster."""
         b_place = place + a_bytes + rank * share_bytes
-        if cluster > 1:
+        if split:
+            for piece in unroll(pieces):
+                first, second = starts((b_row >> 6) + piece)
+                run_place = b_place + 2 * piece * share_bytes
+                ptx.tma_load_2d(run_place, b_map, full, k * tile_k, first)
+                ptx.tma_load_2d(run_place + share_bytes, b_map, full, k * tile_k, second)
+        elif cluster > 1:
             ptx.tma_load_2d_multicast(b_place, b_map, full, k * tile_k, b_row, everyone)
         else:
             ptx.tma_load_2d(b_place, b_map, full, k * tile_k, b_row)
@@ -137,7 +152,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
 
     @device_function
     @unrolled
-    def finish(sums, c_map, buffer, row, column, lane):
+    def finish(sums, target, buffer, row, column, lane):
         """The epilogue of a warp's rows, 16 of each block."""
         part = cuda.local.array(block_sums, dtype=types.float32)
         for block in unroll(row_blocks):
@@ -149,10 +164,10 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 pin(part)
                 for i in range(block_sums):
                     sums[first + i] = part[i]
-            store(part, c_map, buffer, row + 64 * block, column, lane)
+            store(part, target, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(c_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, consumer, thread):
+    def consume(target, base, barriers, rank, tile, step, rows, columns, k_tiles, group, consumer, thread):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         sums = cuda.local.array(accumulators, dtype=types.float32)
         for i in range(accumulators):
@@ -180,16 +195,21 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             wait_sums(sums)
             release(barriers + 8 * (stages + previous), thread)
             first_row = (row * cluster + rank) * tile_n + consumer * consumer_rows + warp * 16
-            finish(sums, c_map, buffer, first_row, column * out_m, lane)
+            finish(sums, target, buffer, first_row, column * out_m, lane)
             tile = types.int32(tile + step)
         if lane == 0:
             wait_stores()
 
-    def gemm_hopper(a, b, c, nt, od, depth, group):
+    def gemm_hopper(a, b, c, bias, table, q, k_cache, v_cache, nt, od, depth, group, position):
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
         base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
         barriers = types.uint32(base + barriers_start)
-        a_map, b_map, c_map = ptx.tensor_map_address(a), ptx.tensor_map_address(b), ptx.tensor_map_address(c)
+        a_map, b_map = ptx.tensor_map_address(a), ptx.tensor_map_address(b)
+        if rotated:
+            queries, keys, values = address(q), address(k_cache), address(v_cache)
+            target = address(bias), address(table), queries, keys, values, nt, position
+        else:
+            target = ptx.tensor_map_address(c)
         thread = cuda.threadIdx.x
         warpgroup = ptx.uniform(thread >> 7)
         # This block's rows of the cluster's tile.
@@ -199,7 +219,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         if thread == 0:
             ptx.prefetch_tensor_map(a_map)
             ptx.prefetch_tensor_map(b_map)
-            ptx.prefetch_tensor_map(c_map)
+            if not rotated:
+                ptx.prefetch_tensor_map(target)
             initialise(barriers)
         if cluster > 1:
             ptx.cluster_sync()
@@ -216,7 +237,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         else:
             more()
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
-            consume(c_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, consumer, within)
+            consume(target, base, barriers, rank, tile, step, rows, columns, k_tiles, group, consumer, within)
         if cluster > 1:
             # No block leaves while a peer may still arrive at its mbarriers.
             ptx.cluster_sync()
@@ -230,8 +251,20 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         arguments=(
             Argument("a", "tensor_map", "float16"),
             Argument("b", "tensor_map", "float16"),
-            Argument("c", "tensor_map", f"float{config.out[1:]}", stored=config.epilogue != "add"),
+            Argument(
+                "c",
+                "tensor_map",
+                f"float{config.out[1:]}",
+                stored=config.epilogue != "add",
+                present=not rotated,
+            ),
+            Argument("bias", "in", "float32", align=8, present=biased),
+            Argument("table", "in", "float32", align=16, present=rotated),
+            Argument("q", "out", "float16", align=16, present=rotated),
+            Argument("k_cache", "inout", "float16", align=16, present=rotated),
+            Argument("v_cache", "inout", "float16", align=16, present=rotated),
             *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "group")),
+            Argument("position", "scalar", "int32", present=rotated),
         ),
         min_arch=90,
         arch_specific=True,
@@ -241,8 +274,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """Every tile that `choose` may pick, also with the epilogues of a model's layers; the first one in
-    clusters too."""
+    """Every tile that `choose` may pick, also with the epilogues of a model's layers (q, k and v of
+    Qwen2.5-7B and SmolLM2-135M); the first one in clusters too."""
     plain = [GemmHopperConfig(m, stages, tile_n=n) for n, m, stages in TILES]
     pairs = [GemmHopperConfig(256, 4, 2, epilogue=epilogue) for epilogue in ("store", "swiglu")]
     sums = [
@@ -254,4 +287,9 @@ def shipped() -> list[Kernel]:
         GemmHopperConfig(m, stages, 1, "f16", "swiglu", n)
         for n, m, stages in ((128, 256, 4), (128, 192, 4), (128, 144, 5), (192, 192, 4), (256, 192, 3))
     ]
-    return [make_gemm_hopper(config) for config in (*plain, *pairs, *sums, *gates)]
+    rotated = [
+        GemmHopperConfig(m, stages, 1, "f16", "rope", n, Heads(28, 4, 128, bias=True))
+        for n, m, stages in ((192, 192, 4), (128, 256, 4), (128, 64, 8))
+    ]
+    rotated.append(GemmHopperConfig(128, 6, 1, "f16", "rope", 128, Heads(9, 3, 64, interleaved=True)))
+    return [make_gemm_hopper(config) for config in (*plain, *pairs, *sums, *gates, *rotated)]

@@ -149,6 +149,37 @@ def wait_global_u32(address: u64, least: u32):
     runs is an error, not a hang."""
 
 
+@instruction("red.relaxed.gpu.global.add.u32 [$0], $1;", section="9.7.13.7 red")
+def red_add_u32(address: u64, value: u32):
+    """Add to a word that all blocks share; orders nothing."""
+
+
+@instruction(
+    "{\n.reg .b64 pair;\nmov.b64 pair, {$1, $2};\nst.relaxed.gpu.global.b64 [$0], pair;\n}",
+    section="9.7.9.11 st",
+)
+def st_pair(address: u64, low: u32, high: u32):
+    """Store 8 bytes that other blocks see whole or not at all."""
+
+
+@instruction(
+    "{\n.reg .b64 a, b;\nld.relaxed.gpu.global.v2.b64 {a, b}, [$4];\nmov.b64 {$0, $1}, a;\n"
+    "mov.b64 {$2, $3}, b;\n}",
+    section="9.7.9.8 ld",
+)
+def ld_two_pairs(address: u64) -> (u32, u32, u32, u32):
+    """Load twice 8 bytes that other blocks store meanwhile, each whole (`st_pair`)."""
+
+
+@instruction(
+    f"{{\n.reg .pred q;\nsetp.gt.u32 q, $0, {MOST_POLLS};\n@q trap;\n}}",
+    section="9.7.19.4 trap",
+)
+def poll_again(polls: u32):
+    """What has been loaded has not come yet: look again, for the so-manieth time. As `wait_global_u32`, traps
+    after some seconds."""
+
+
 @instruction("fence.acq_rel.gpu;", section="9.7.13.4 membar, fence, fence.proxy")
 def fence_gpu():
     """Order this thread's memory accesses before the fence, and what it has observed, before those after it,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Pinned,
         download,
         empty,
+        mapped,
         send,
         to_device,
         upload,
@@ -45,7 +46,17 @@ if TYPE_CHECKING:
     from minfer.cuda.runtime.tensor_maps import TensorMap, tensor_map
 
 _WHERE = {
-    "arrays": ("DeviceArray", "Pinned", "download", "empty", "send", "to_device", "upload", "zeros"),
+    "arrays": (
+        "DeviceArray",
+        "Pinned",
+        "download",
+        "empty",
+        "mapped",
+        "send",
+        "to_device",
+        "upload",
+        "zeros",
+    ),
     "checking": ("NotFinite", "Unwritten", "checked"),
     "compiler": ("ARCHITECTURES", "CompiledKernel", "compile_kernel"),
     "devices": ("Device", "available", "device", "profiled"),
@@ -85,6 +96,7 @@ __all__ = [
     "launch",
     "launch_counts",
     "load",
+    "mapped",
     "profiled",
     "read_load",
     "read_sensors",

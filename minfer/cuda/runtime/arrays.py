@@ -232,6 +232,17 @@ class Pinned:
         return sys.getrefcount(self.array) > 2  # the attribute and the call's own
 
 
+def mapped(shape: int | tuple[int, ...], dtype: Any) -> tuple[DeviceArray, np.ndarray]:
+    """A small array in pinned memory, zeros at first: as kernels see it, whose stores cross the bus by
+    themselves, and as the host does. All memory has one address for both (CUDA Programming Guide, "Unified
+    Virtual Address Space"); what a kernel has stored is there once the host has waited for it."""
+    sizes = (shape,) if isinstance(shape, int) else shape
+    pinned = Pinned(math.prod(sizes) * np.dtype(dtype).itemsize)
+    array = pinned.array.view(dtype).reshape(sizes)
+    array[...] = 0
+    return DeviceArray(pinned, array.ctypes.data, sizes, np.dtype(dtype)), array
+
+
 def _free_pinned(pointer: int) -> None:
     with contextlib.suppress(driver.DriverError):  # after a kernel that failed
         driver.call("cuMemFreeHost", pointer)

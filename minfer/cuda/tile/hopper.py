@@ -98,7 +98,9 @@ def store_tile(columns: int, buffers: int, out: str = "f16", add: bool = False) 
     send = ptx.tma_add_2d if add else ptx.tma_store_2d
     # Of the last chunk, what the one before holds already: in groups of 8 columns.
     held = (width - columns % width) % width // 8 if add else 0
-    write, write_last = (_write_f16, _write_f16) if out == "f16" else (_write_f32(0), _write_f32(held))
+    write, write_last = (
+        (write_chunk_f16, write_chunk_f16) if out == "f16" else (_write_f32(0), _write_f32(held))
+    )
 
     @device_function
     @unrolled
@@ -129,7 +131,7 @@ def store_tile(columns: int, buffers: int, out: str = "f16", add: bool = False) 
 
 @device_function
 @unrolled
-def _write_f16(array, first, place, lane):
+def write_chunk_f16(array, first, place, lane):
     """16 rows x 64 columns: chunks of 16 bytes XORed with the row, as the tensor map's swizzle says."""
     line = place + (lane & 15) * 128
     for j in unroll(4):

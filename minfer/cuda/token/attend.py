@@ -1,5 +1,5 @@
 """The attention of the token kernel: bias and RoPE, the KV store, split-KV attention on tensor cores and the
-combination of the splits, between two of the grid's barriers.
+combination of the splits.
 
 One query row per head leaves tensor cores mostly idle, but the query heads that share a kv head are rows of
 one matrix, and K and V are read once for all of them. What does not depend on the projection is done before
@@ -13,6 +13,7 @@ Dao et al. 2023, "Flash-Decoding".
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32, uint64
@@ -35,18 +36,23 @@ from minfer.cuda.token.addresses import (
     address_of,
 )
 from minfer.cuda.token.config import MOST_HEADS, TokenConfig
+from minfer.cuda.token.exchange import make_fetch
 from minfer.cuda.token.fragments import make_fragments
-from minfer.cuda.token.records import store_record
 from minfer.cuda.token.splits import make_combine, make_gather
 
 ONE_BLOCK_TURNS = 3  # up to so many another turn is faster than a combination
 
 
-def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable:
-    """Device function (shared, addresses, block, counter, target, keys, bias, values, scale), for the threads
-    that multiply, in all blocks: `shared` is room for `config.attention_bytes`; keys, bias and values are
-    offsets of the layer's. It waits for the projection by wait(counter, target); `sync` is the barrier of a
-    block's threads."""
+@device_function
+def _load_shared(address):
+    return ptx.ld_shared_v4_f32(uint32(address))
+
+
+def make_attend(config: TokenConfig, store_run: Callable, wait: Callable, sync: Callable) -> Callable:
+    """Device function (shared, addresses, block, counter, target, tag, keys, bias, values, scale), for the
+    threads that multiply, in all blocks: `shared` is room for `config.attention_bytes`; keys, bias and values
+    are offsets of the layer's; `tag` is the projection's. It waits for that by wait(counter, target);
+    `store_run` is the exchange's, `sync` the barrier of a block's threads."""
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     served, splits, groups = config.block_heads, config.splits, config.groups
     threads, warps = config.threads, config.attention_warps
@@ -66,7 +72,11 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
     fours = served * head_dim // 4
     four_rounds = -(-fours // threads)
     key_words, value_words = 8 * pieces, 2 * per_lane
-    take = head_part(config.row)
+    tagged = config.tagged
+    # With tags the block's own heads come to shared memory first, and are a row of their own.
+    own_row = replace(config.row, heads=served, kv_heads=1)
+    take = head_part(own_row, _load_shared) if tagged else head_part(config.row)
+    fetch = make_fetch(config)
     parts = make_fragments(served, kv_heads, head_dim)
     load_keys, load_values, put_new_row = parts.load_keys, parts.load_values, parts.put_new_row
     scores, add_values, put_sums = parts.scores, parts.add_values, parts.put_sums
@@ -99,14 +109,24 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
                 ptx.ld_global_nc_u32(angles + uint64(part * 32))
 
     @device_function
-    def stage_row(shared, addresses, bias, position, kv_head, first_head):
+    @unrolled
+    def stage_row(shared, addresses, bias, position, kv_head, first_head, tag):
         """Rotated queries and the new key and value as f16 to shared memory."""
-        qkv = address_of(addresses, QKV)
+        source = address_of(addresses, QKV)
         table = address_of(addresses, ROPE_TABLE)
+        if tagged:
+            row = shared + uint32(sums_at)
+            fetch(row, source, tag, kv_head, first_head)
+            source = uint64(row)
+            sync()
         for i in range(unit_rounds):
             inside, head, local, part = unit_place(i, kv_head, first_head)
+            added = bias
+            if tagged:
+                added = bias + uint64((head - local) * (head_dim * 4))
+                head = local
             low, high, a0, a1, a2, a3, b0, b1, b2, b3 = take(
-                qkv, bias, bias, bias, uint64(position), table, head, part, float32(0)
+                source, added, added, added, uint64(position), table, head, part, float32(0)
             )
             if inside:
                 row = shared + uint32(local * (head_dim * 2))
@@ -151,8 +171,8 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
         weight = float32(0)
         factor = scale * float32(LOG2_E)
         old = int32(min(end, position))
-        for base in range(first, end, turn_rows):
-            row = int32(base)
+        row = int32(first)
+        while row < end:
             if row > first:
                 load_keys(keys, key_buffer, row, old)
                 load_values(values, value_buffer, row, old)
@@ -183,10 +203,11 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
             add_values(
                 value_buffer, ptx.pack_f16x2(found[0], found[1]), ptx.pack_f16x2(found[2], found[3]), sums
             )
+            row = int32(row + turn_rows)
         put_sums(shared + uint32(sums_at + warp * (served * slot)), sums, largest, weight)
 
     @device_function
-    def put_out(shared, addresses, first_head, split, active):
+    def put_out(shared, addresses, first_head, split, active, tag):
         """The warps' sums to the output if there is one split, else to the workspace."""
         out = address_of(addresses, ATTENDED_RECORDS)
         partial = address_of(addresses, PARTIAL)
@@ -205,7 +226,9 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
                 index = int32(total)
                 if inside:
                     index = first_head * head_dim + item * 4
-                store_record(out, index, int32(total), a0 * inverse, a1 * inverse, a2 * inverse, a3 * inverse)
+                store_run(
+                    out, index, int32(total), a0 * inverse, a1 * inverse, a2 * inverse, a3 * inverse, tag
+                )
             elif inside:
                 place = uint64((first_head + h) * splits + split)
                 target = partial + (place * uint64(head_dim) + uint64(d)) * uint64(4)
@@ -228,7 +251,7 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
         return ptx.ld_shared_u32(shared + uint32(flag_at)) == uint32(1)
 
     @device_function
-    def combine_splits(shared, addresses, first_head, active):
+    def combine_splits(shared, addresses, first_head, active, tag):
         """All splits' sums to the output."""
         out = address_of(addresses, ATTENDED_RECORDS)
         partial = address_of(addresses, PARTIAL)
@@ -246,10 +269,10 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
             index = int32(total)
             if inside:
                 index = first_head * head_dim + item * 4
-            store_record(out, index, int32(total), a0, a1, a2, a3)
+            store_run(out, index, int32(total), a0, a1, a2, a3, tag)
 
     @device_function
-    def attend(shared, addresses, block, counter, target, keys_at, bias_at, values_at, scale):
+    def attend(shared, addresses, block, counter, target, tag, keys_at, bias_at, values_at, scale):
         warp = ptx.uniform(int32(cuda.threadIdx.x) >> 5)
         split = block // int32(groups)
         group = block - split * int32(groups)
@@ -284,16 +307,16 @@ def make_attend(config: TokenConfig, wait: Callable, sync: Callable) -> Callable
             )
             clear_columns(shared)
             wait(counter, target)
-            stage_row(shared, addresses, bias, position, kv_head, first_head)
+            stage_row(shared, addresses, bias, position, kv_head, first_head, tag)
             sync()
             if split == active - 1 and group == kv_head * per_kv_head:
                 store_row(shared, keys, values, position)
             if warp < warps:
                 attend_rows(shared, keys, values, key_buffer, value_buffer, warp, first, end, position, scale)
             sync()
-            put_out(shared, addresses, first_head, split, active)
+            put_out(shared, addresses, first_head, split, active, tag + uint32(1))
             mine = address_of(addresses, COUNTERS) + uint64(group) * uint64(4)
             if active > 1 and is_last(shared, mine, active):
-                combine_splits(shared, addresses, first_head, active)
+                combine_splits(shared, addresses, first_head, active, tag + uint32(1))
 
     return attend

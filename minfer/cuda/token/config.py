@@ -8,29 +8,22 @@ from functools import cached_property
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.checks import check_choice, check_types, check_whole
 from minfer.cuda.elementwise.rotary import RopeStoreConfig
-from minfer.cuda.instruction import device_function
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.token.addresses import ADDRESSES_BYTES
-from minfer.cuda.token.records import RUN, WEIGHTS, record_bytes
+from minfer.cuda.token.records import RUN, WEIGHTS, Layout, record_layout, record_pitch
 
-TILE_ROWS = 16  # most rows of a tile
-GROUP_UNITS = 8  # most blocks of weights of a row that a warp takes
-SLOT_BYTES = 32288  # 16 rows of 14 blocks of Q4_K, and to the end of a 16-byte line twice
+ROW_BYTES = 2016  # of 14 blocks of Q4_K: a row that tiles are made for
+LINES = 32  # from a tile's beginning or end to that of a 16-byte line, twice
 MOST_SLOTS = 8
 MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
 MOST_SPLITS = 64
+EXCHANGES = ("barrier", "tags")
 LOADS = 8  # 16-byte loads of activations that a thread has in flight
 ENTRY_BYTES = 32  # of the schedule
 
 
 def _ceil(a: int, b: int) -> int:
     return -(-a // b)
-
-
-@device_function
-def row_groups(units):
-    """Warps that share a row of so many blocks of weights."""
-    return (units + (GROUP_UNITS - 1)) // GROUP_UNITS
 
 
 def _align(size: int, to: int = 128) -> int:
@@ -50,6 +43,11 @@ class TokenConfig:
         bias: add a bias to q, k and v.
         blocks: the grid, all of it resident at once: one block a multiprocessor.
         warps: warps that multiply; one more streams the weights.
+        tile_rows: most rows of a tile, 16 or 32: of what is copied, waited for and multiplied at once.
+        lanes: lanes that share a block of weights, 4 or 2 (`minfer.cuda.token.dots`).
+        spread: how activations lie in shared memory (`minfer.cuda.token.records`).
+        exchange: how blocks hand them on, "barrier" or "tags" (`minfer.cuda.token.exchange`).
+        early: blocks that one does not wait for before it looks for tags.
     """
 
     heads: int
@@ -63,11 +61,25 @@ class TokenConfig:
     bias: bool = False
     blocks: int = 132
     warps: int = 10
+    tile_rows: int = 16
+    lanes: int = 4
+    spread: bool = False
+    exchange: str = "barrier"
+    early: int = 0
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
         check_choice("decode_token", "head_dim", self.head_dim, (64, 128))
         check_choice("decode_token", "warps", self.warps, tuple(range(1, 32)))
+        check_choice("decode_token", "tile_rows", self.tile_rows, (16, 32))
+        check_choice("decode_token", "lanes", self.lanes, (2, 4))
+        check_choice("decode_token", "exchange", self.exchange, EXCHANGES)
+        check_whole("decode_token: early", self.early, 0)
+        if self.early > (self.blocks if self.tagged else 0):
+            raise ConfigRefused(
+                f"decode_token: early={self.early} of {self.blocks} blocks and exchange={self.exchange}: "
+                "take at most the blocks, and 0 without tags"
+            )
         check_whole("decode_token: heads", self.heads, 1)
         check_whole("decode_token: entries", self.entries, 1)
         check_whole("decode_token: blocks", self.blocks, 1)
@@ -75,18 +87,18 @@ class TokenConfig:
         for name, dim in (("hidden", self.hidden), ("heads", self.attended), ("ffn", self.ffn)):
             if dim <= 0 or dim % WEIGHTS:
                 raise ConfigRefused(f"decode_token: rows of {dim} weights ({name}); take a multiple of 256")
-        if 2 * BLOCKS["Q4_K"].row_bytes(self.hidden) > SLOT_BYTES - 32:
+        if 2 * BLOCKS["Q4_K"].row_bytes(self.hidden) > self.tile_bytes:
             raise ConfigRefused(
-                f"decode_token: two rows of {self.hidden} weights do not fit {SLOT_BYTES} bytes"
+                f"decode_token: two rows of {self.hidden} weights do not fit {self.tile_bytes} bytes"
             )
-        if BLOCKS["Q6_K"].row_bytes(self.widest) > SLOT_BYTES - 32:
+        if BLOCKS["Q6_K"].row_bytes(self.widest) > self.tile_bytes:
             raise ConfigRefused(
-                f"decode_token: a row of {self.widest} weights does not fit {SLOT_BYTES} bytes"
+                f"decode_token: a row of {self.widest} weights does not fit {self.tile_bytes} bytes"
             )
-        if row_groups(self.widest // WEIGHTS) > self.warps:
+        if self.row_groups(self.widest) > self.warps:
             raise ConfigRefused(
                 f"decode_token: {self.warps} warps for rows of {self.widest} weights; take at least "
-                f"{row_groups(self.widest // WEIGHTS)}"
+                f"{self.row_groups(self.widest)}"
             )
         if self.hidden > 4 * LOADS * self.threads:
             raise ConfigRefused(f"decode_token: {self.threads} threads norm {self.hidden}; take more warps")
@@ -94,6 +106,11 @@ class TokenConfig:
             raise ConfigRefused(
                 f"decode_token: {self.blocks} blocks of {self.threads} threads add to {self.hidden} sums; "
                 "take more of either"
+            )
+        if self.tagged and min(self.hidden, self.attended, self.ffn // RUN) < self.blocks:
+            raise ConfigRefused(
+                f"decode_token: {self.blocks} blocks for {self.hidden} sums, {self.attended} attended, "
+                f"{self.ffn // RUN} runs of activations; with tags a block has some of each: take fewer"
             )
         if self.blocks < self.groups:
             raise ConfigRefused(f"decode_token: {self.blocks} blocks for {self.groups} groups of heads")
@@ -106,7 +123,13 @@ class TokenConfig:
     def __str__(self) -> str:
         kind = ("interleaved" if self.interleaved else "neox") + (" bias" if self.bias else "")
         shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary} {kind}"
-        ring = f"warps={self.warps} slots={self.slots}"
+        ring = (
+            f"warps={self.warps} tile={self.tile_rows} lanes={self.lanes} slots={self.slots} {self.exchange}"
+        )
+        if self.tagged:
+            ring += f" early={self.early}"
+        if self.spread:
+            ring = f"spread {ring}"
         return (
             f"hidden={self.hidden} ffn={self.ffn} {shape} entries={self.entries} blocks={self.blocks} {ring}"
         )
@@ -115,6 +138,51 @@ class TokenConfig:
     def threads(self) -> int:
         """Threads that multiply."""
         return self.warps * 32
+
+    # ---- the products
+
+    @property
+    def tile_bytes(self) -> int:
+        """Most of a tile."""
+        return self.tile_rows * ROW_BYTES
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of the ring, for a tile."""
+        return self.tile_bytes + LINES
+
+    @property
+    def group_units(self) -> int:
+        """Most blocks of weights of a row that a warp takes."""
+        return 32 // self.lanes
+
+    def row_groups(self, columns: int) -> int:
+        """Warps that share a row of so many weights."""
+        return _ceil(columns // WEIGHTS, self.group_units)
+
+    # ---- activations
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Of a record in shared memory."""
+        return record_layout(self.spread)
+
+    def record_bytes(self, dim: int) -> int:
+        """Bytes of the records of `dim` activations in shared memory."""
+        return dim // WEIGHTS * record_pitch(self.spread)
+
+    @property
+    def tagged(self) -> bool:
+        """Whether what blocks exchange carries tags."""
+        return self.exchange != "barrier"
+
+    def sums_shape(self, dim: int) -> tuple[int, ...]:
+        """Shape of the f32 workspace of so many sums that blocks exchange."""
+        return (dim, 2) if self.tagged else (dim,)
+
+    def exchanged_bytes(self, dim: int) -> int:
+        """Bytes of the workspace of so many activations that blocks exchange."""
+        return dim * 2 if self.tagged else self.record_bytes(dim)
 
     # ---- the attention
 
@@ -169,14 +237,15 @@ class TokenConfig:
     @property
     def attention_warps(self) -> int:
         """Warps that attend: as many as have room for their sums where the activations lie."""
-        room = record_bytes(self.ffn) + 128 - self.query_bytes
+        room = self.record_bytes(self.ffn) + 128 - self.query_bytes
         return max(1, min(self.warps, 8, room // self.sums_bytes))
 
     @property
     def attention_bytes(self) -> int:
-        """The row's part, then the warps' sums or the splits' factors."""
+        """The row's part, then the warps' sums, the splits' factors, or the row as it comes."""
         factors = self.block_heads * MOST_SPLITS * 4
-        return self.query_bytes + max(self.attention_warps * self.sums_bytes, factors)
+        row = (self.block_heads + 2) * self.head_dim * 4 if self.tagged else 0
+        return self.query_bytes + max(self.attention_warps * self.sums_bytes, factors, row)
 
     @property
     def widest(self) -> int:
@@ -193,14 +262,14 @@ class TokenConfig:
     @property
     def region_bytes(self) -> int:
         """The activations of a phase as records, or the attention's share."""
-        return _align(max(record_bytes(self.widest), self.attention_bytes))
+        return _align(max(self.record_bytes(self.widest), self.attention_bytes))
 
     @property
     def sums(self) -> int:
         """Sums of rows' groups that are kept: what a block gates, and what it adds to the residual stream, is
         written at once."""
-        added = _ceil(self.hidden, self.blocks) * row_groups(self.widest // WEIGHTS)
-        return max(2 * self.outputs * row_groups(self.hidden // WEIGHTS), added, TILE_ROWS * self.warps)
+        added = _ceil(self.hidden, self.blocks) * self.row_groups(self.widest)
+        return max(2 * self.outputs * self.row_groups(self.hidden), added, self.tile_rows * self.warps)
 
     full_at = 0
     done_at = full_at + MOST_SLOTS * 8
@@ -226,7 +295,7 @@ class TokenConfig:
     @cached_property
     def slots(self) -> int:
         """Tiles in flight."""
-        return min(MOST_SLOTS, (MAX_SHARED_BYTES - self.ring_at) // SLOT_BYTES)
+        return min(MOST_SLOTS, (MAX_SHARED_BYTES - self.ring_at) // self.slot_bytes)
 
     @property
     def region_at(self) -> int:
@@ -238,7 +307,7 @@ class TokenConfig:
 
     @property
     def shared_bytes(self) -> int:
-        return self.ring_at + self.slots * SLOT_BYTES
+        return self.ring_at + self.slots * self.slot_bytes
 
     @property
     def grid(self) -> tuple[int, int, int]:

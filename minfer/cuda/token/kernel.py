@@ -2,10 +2,10 @@
 
 A step of kernels loses at its seams: each waits for the one before, and the weights' stream stops. Here it
 does not stop: one warp of every block copies the weights of all phases, in order, into a ring
-(`minfer.cuda.token.ring`), and never waits for an activation. The phases
-(norm and q, k, v; attention; output projection; norm, gate and up; down) are only held apart by barriers of
-the grid, a counter in memory. What memory delivers meanwhile waits in the ring, and is then multiplied faster
-than memory delivers (`minfer.cuda.token.dots`).
+(`minfer.cuda.token.ring`), and never waits for an activation. The phases (norm and q, k, v; attention; output
+projection; norm, gate and up; down) are only held apart by what the blocks need of each other
+(`minfer.cuda.token.exchange`). What memory delivers meanwhile waits in the ring, and is then multiplied
+faster than memory delivers (`minfer.cuda.token.dots`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.instruction import device_function
+from minfer.cuda.instruction import device_function, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.token.addresses import (
     ACTIVATED_RECORDS,
@@ -26,34 +26,36 @@ from minfer.cuda.token.addresses import (
     PARTIAL,
     POSITIONS,
     QKV,
+    RESIDUAL,
     ROPE_TABLE,
     STATISTICS,
     VALUES,
     VECTORS,
     WEIGHTS,
-    X,
     address_of,
     join,
     put_address,
 )
 from minfer.cuda.token.attend import make_attend
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
+from minfer.cuda.token.exchange import make_copy, make_exchange, make_norm
 from minfer.cuda.token.multiply import FIRST, LAST, SHARE, make_multiply
-from minfer.cuda.token.records import make_copy, make_norm
 from minfer.cuda.token.ring import make_stream
 from minfer.cuda.token.schedule import ACTIVATED, ADD, ARRIVE, ATTENDED, ATTENTION, NORM, WAIT
+from minfer.cuda.token.tiles import block_rows
 
 
 def decode_token(config: TokenConfig) -> Kernel:
     """The layers and the output projection of one token.
 
     Arguments: schedule uint32 [entries, 8] (`minfer.cuda.token.schedule`); weights, vectors, keys, values:
-    what its offsets count from; x f32 [hidden]: the embedded token, afterwards the last residual; qkv f32
-    [(heads + 2 kv_heads) * head_dim], attended and activated uint8: workspaces, the latter for records of
-    the attention's output and of ffn; logits f32; positions int32 [1]: rows in the caches before; rope_table
-    f32 [positions, rotary / 2, 2]; partial, statistics, counters: workspaces of the attention's shapes;
-    barriers uint32 [2]; eps, scale float32. Counters and barriers are zero before the first launch, and each
-    launch leaves them so. Launch on `config.grid`, with pdl=True or without.
+    what its offsets count from; x f32 [hidden]: the embedded token; residual f32 of `config.sums_shape`, or
+    without tags x itself: afterwards the last residual; qkv f32 of that shape of (heads + 2 kv_heads) *
+    head_dim, attended and activated uint8 of `config.exchanged_bytes`: workspaces, the latter for the
+    attention's output and for ffn; logits f32; positions int32 [1]: rows in the caches before; rope_table f32
+    [positions, rotary / 2, 2]; partial, statistics, counters: workspaces of the attention's shapes; barriers
+    uint32 [3]; eps, scale float32. Before the first launch counters, barriers and, with tags, what blocks
+    exchange are zero; nobody else writes them. Launch on `config.grid`, with pdl=True or without.
 
     Integer dot products are exact and f32 sums have a fixed order: the same bits on every run.
     """
@@ -61,8 +63,9 @@ def decode_token(config: TokenConfig) -> Kernel:
     scratch_at, addresses_at, table_at, region_at = (
         config.scratch_at, config.addresses_at, config.table_at, config.region_at
     )  # fmt: skip
-    full_at, done_at, blocks = config.full_at, config.done_at, config.blocks
-    all_threads = threads + 32
+    full_at, done_at, blocks, hidden = config.full_at, config.done_at, config.blocks, config.hidden
+    tagged, counted = config.tagged, config.early < config.blocks
+    all_threads, early = threads + 32, config.early
 
     @device_function
     def sync():
@@ -70,16 +73,30 @@ def decode_token(config: TokenConfig) -> Kernel:
         ptx.bar_sync(uint32(1), uint32(threads))
 
     @device_function
+    @unrolled
     def wait(counter, target):
-        """Wait until all blocks have arrived so often."""
-        if cuda.threadIdx.x == 0:
-            ptx.wait_global_u32(counter, target)
-        sync()
+        """Wait until all blocks but `early` have arrived so often."""
+        if counted:
+            if cuda.threadIdx.x == 0:
+                ptx.wait_global_u32(counter, uint32(max(target, uint32(early)) - uint32(early)))
+            sync()
 
-    stream, attend = make_stream(config), make_attend(config, wait, sync)
-    take_share, multiply = make_multiply(config, sync)
-    prepare, norm, held = make_norm(config.hidden, warps)
-    copy_attended, copy_activated = (make_copy(dim, threads) for dim in (config.attended, config.ffn))
+    @device_function
+    @unrolled
+    def arrive(counter):
+        """After a barrier of the block."""
+        if cuda.threadIdx.x == 0:
+            if tagged:
+                ptx.red_add_u32(counter, uint32(1))
+            else:
+                ptx.red_add_release_u32(counter, uint32(1))
+
+    exchange = make_exchange(config)
+    store_sum, load_sum = exchange.store_sum, exchange.load_sum
+    stream, attend = make_stream(config), make_attend(config, exchange.store_run, wait, sync)
+    take_share, multiply = make_multiply(config, exchange, sync)
+    prepare, norm, held = make_norm(config, exchange.load_sums)
+    copy_attended, copy_activated = (make_copy(config, dim) for dim in (config.attended, config.ffn))
 
     @device_function
     def load_table(table, schedule):
@@ -89,15 +106,27 @@ def decode_token(config: TokenConfig) -> Kernel:
 
     @device_function
     def leave(barriers):
-        """The last block to leave sets the counters back."""
+        """The last block to leave sets the counters back, and counts the launch."""
         if cuda.threadIdx.x == 0:
             before = ptx.atom_add_global_u32(barriers + uint64(4), uint32(1))
             if before == uint32(blocks - 1):
                 ptx.st_global_u32(barriers, uint32(0))
                 ptx.st_global_u32(barriers + uint64(4), uint32(0))
+                if tagged:
+                    launches = ptx.ld_global_u32(barriers + uint64(8))
+                    ptx.st_global_u32(barriers + uint64(8), launches + uint32(1))
 
     @device_function
-    def work(shared, eps, scale, block, warp):
+    def put_embedded(x, residual, block, tag):
+        """This block's share of the embedded token to the residual stream."""
+        first, last = block_rows(int32(0), int32(hidden), block, int32(blocks))
+        mine = first + int32(cuda.threadIdx.x)
+        if mine < last:
+            store_sum(residual, mine, ptx.ld_global_f32(x + uint64(mine) * uint64(4)), tag)
+
+    @device_function
+    @unrolled
+    def work(shared, x, eps, scale, block, warp):
         """The warps that multiply and attend."""
         thread = int32(cuda.threadIdx.x)
         addresses = shared + uint32(addresses_at)
@@ -108,6 +137,10 @@ def decode_token(config: TokenConfig) -> Kernel:
         state[1] = uint32(0)
         barriers = address_of(addresses, BARRIERS)
         target = uint32(0)
+        tag = uint32(0)  # of what the step before has made
+        if tagged:
+            tag = uint32(ptx.ld_global_u32(barriers + uint64(8)) * uint32(entries) + uint32(1))
+            put_embedded(x, address_of(addresses, RESIDUAL), block, tag)
         for e in range(entries):
             at = table + uint32(e * ENTRY_BYTES)
             w0, w1, w2, w3 = ptx.ld_shared_v4_u32(at)
@@ -120,6 +153,7 @@ def decode_token(config: TokenConfig) -> Kernel:
                     block,
                     barriers,
                     target,
+                    tag,
                     join(w0, w1),
                     join(w2, w3),
                     join(w4, w5),
@@ -129,31 +163,32 @@ def decode_token(config: TokenConfig) -> Kernel:
             else:
                 share = cuda.local.array(SHARE, int32)
                 take_share(share, flags, int32(w4), w7, block, warp)
-                x = address_of(addresses, X)
+                residual = address_of(addresses, RESIDUAL)
                 old = float32(0)  # what this thread adds to: nobody else writes it
                 if flags & ADD and share[FIRST] + thread < share[LAST]:
-                    old = ptx.ld_global_f32(x + uint64(share[FIRST] + thread) * uint64(4))
+                    old = load_sum(residual, share[FIRST] + thread)
                 if flags & WAIT:
                     factors = cuda.local.array(held, float32)
                     if flags & NORM:
                         prepare(factors, address_of(addresses, VECTORS) + join(w2, w3))
                     wait(barriers, target)
                     if flags & NORM:
-                        norm(factors, region, shared + uint32(scratch_at), x)
+                        norm(factors, region, shared + uint32(scratch_at), residual, tag)
                     elif flags & ATTENDED:
-                        copy_attended(region, address_of(addresses, ATTENDED_RECORDS))
+                        copy_attended(region, address_of(addresses, ATTENDED_RECORDS), tag)
                     elif flags & ACTIVATED:
-                        copy_activated(region, address_of(addresses, ACTIVATED_RECORDS))
+                        copy_activated(region, address_of(addresses, ACTIVATED_RECORDS), tag)
                     sync()
-                multiply(shared, region, share, flags, w7, w5, w0, state, old, eps)
+                multiply(shared, region, share, flags, w7, w5, w0, state, old, eps, tag + uint32(1))
             if flags & ARRIVE:
-                if thread == 0:
-                    ptx.red_add_release_u32(barriers, uint32(1))
+                if counted:
+                    arrive(barriers)
                 target += uint32(blocks)
+                tag = uint32(tag + uint32(1))
         leave(barriers)
 
     @device_function
-    def run(shared, eps, scale):
+    def run(shared, x, eps, scale):
         thread = int32(cuda.threadIdx.x)
         warp = ptx.uniform(thread >> 5)
         block = int32(cuda.blockIdx.x)
@@ -168,13 +203,13 @@ def decode_token(config: TokenConfig) -> Kernel:
                 stream(shared, block)
         else:
             ptx.griddepcontrol_wait()
-            work(shared, eps, scale, block, warp)
+            work(shared, x, eps, scale, block, warp)
 
     address = ptx.global_address
 
     def token(
-        schedule, weights, vectors, keys, values, x, qkv, attended, activated, logits, positions, rope_table,
-        partial, statistics, counters, barriers, eps, scale,
+        schedule, weights, vectors, keys, values, x, residual, qkv, attended, activated, logits, positions,
+        rope_table, partial, statistics, counters, barriers, eps, scale,
     ):  # fmt: skip
         shared = ptx.shared_address(cuda.shared.array(0, uint8))
         load_table(shared + uint32(table_at), address(schedule))
@@ -184,7 +219,7 @@ def decode_token(config: TokenConfig) -> Kernel:
             put_address(at, VECTORS, address(vectors))
             put_address(at, KEYS, address(keys))
             put_address(at, VALUES, address(values))
-            put_address(at, X, address(x))
+            put_address(at, RESIDUAL, address(residual))
             put_address(at, QKV, address(qkv))
             put_address(at, ATTENDED_RECORDS, address(attended))
             put_address(at, ACTIVATED_RECORDS, address(activated))
@@ -195,7 +230,7 @@ def decode_token(config: TokenConfig) -> Kernel:
             put_address(at, STATISTICS, address(statistics))
             put_address(at, COUNTERS, address(counters))
             put_address(at, BARRIERS, address(barriers))
-        run(shared, eps, scale)
+        run(shared, address(x), eps, scale)
 
     arguments = (
         Argument("schedule", "in", "uint32", align=16),
@@ -203,7 +238,8 @@ def decode_token(config: TokenConfig) -> Kernel:
         Argument("vectors", "in", "float32", align=16),
         Argument("keys", "inout", "float16", align=16),
         Argument("values", "inout", "float16", align=16),
-        Argument("x", "inout", "float32", align=16),
+        Argument("x", "in", "float32"),
+        Argument("residual", "inout", "float32", align=16),
         Argument("qkv", "inout", "float32", align=16),
         Argument("attended", "inout", "uint8", align=16),
         Argument("activated", "inout", "uint8", align=16),
@@ -227,6 +263,7 @@ def decode_token(config: TokenConfig) -> Kernel:
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
-        allowed_spill_bytes=32,  # what depends on the lane alone is put aside while the block attends
+        # What depends on the lane alone is put aside while the block attends.
+        allowed_spill_bytes=32 if config.warps <= 12 else 256,
         cooperative=True,
     )

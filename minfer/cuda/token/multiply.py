@@ -1,6 +1,7 @@
-"""What the warps do with the tiles of a product: up to 8 blocks of weights of a row at a time, of two rows.
+"""What the warps do with the tiles of a product: up to 8 blocks of weights of a row at a time (16 with two
+lanes a block), of two rows.
 
-A row's blocks are shared out to groups of up to 8, a warp each, and the rows to teams of as many warps as
+A row's blocks are shared out to groups of that size, a warp each, and the rows to teams of as many warps as
 there are groups. A warp keeps its group for a whole product, so that its activations are loaded once.
 """
 
@@ -14,19 +15,14 @@ from numba.cuda.types import float32, int32, uint32
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import warp_sum
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.token.config import SLOT_BYTES, TokenConfig
+from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.dots import (
-    UNIT_LANES,
-    X_FACTORS,
-    X_WORDS,
-    dot_q4_k,
-    dot_q6_k,
-    load_activations,
+    make_dots,
 )
+from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.outputs import make_outputs
-from minfer.cuda.token.records import RECORD_BYTES
 from minfer.cuda.token.schedule import PAIRS, SIX_BIT
-from minfer.cuda.token.tiles import block_rows, cut, unit_bytes
+from minfer.cuda.token.tiles import block_rows, make_groups, tile_shape, unit_bytes
 
 NUMBER, PARITY = range(2)  # of a state: slot, its phase's parity
 FIRST, LAST, TEAMS, TEAM, GROUP, UNIT, END = range(7)
@@ -35,18 +31,22 @@ SHARE = 7
 end."""
 
 
-def make_multiply(config: TokenConfig, sync: Callable) -> tuple[Callable, Callable]:
+def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tuple[Callable, Callable]:
     """Device functions (share, flags, rows, shape, block, warp): this warp's share of a product; and (shared,
-    region, share, flags, shape, place, matrix, state, old, eps): its work. `shape` is a word of the schedule,
-    `matrix` the low word of the weights' offset; `sync` is the warps' barrier."""
+    region, share, flags, shape, place, matrix, state, old, eps, tag): its work. `shape` is a word of the
+    schedule, `matrix` the low word of the weights' offset; `sync` is the warps' barrier."""
     slots, warps, blocks = config.slots, config.warps, config.blocks
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
-    most = config.sums
-    write = make_outputs(config)
+    most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
+    slot_bytes = config.slot_bytes
+    write = make_outputs(config, exchange)
+    row_groups = make_groups(config.group_units)
+    load_activations, dot_q4_k, dot_q6_k, x_words, x_factors = make_dots(lanes, config.layout)
 
     @device_function
     def take_share(share, flags, rows, shape, block, warp):
-        units, _, groups, inverse = cut(shape)
+        units, _ = tile_shape(shape)
+        groups, inverse = row_groups(units), int32(shape) >> 14
         first, last = block_rows(flags, rows, block, blocks)
         team = (warp * inverse) >> 16
         group = warp - team * groups
@@ -55,7 +55,7 @@ def make_multiply(config: TokenConfig, sync: Callable) -> tuple[Callable, Callab
         share[TEAMS] = (warps * inverse) >> 16
         share[TEAM] = team
         share[GROUP] = group
-        share[UNIT] = ((group * units * inverse) >> 16) + int32(ptx.lane_id()) // UNIT_LANES
+        share[UNIT] = ((group * units * inverse) >> 16) + int32(ptx.lane_id()) // lanes
         share[END] = ((group + 1) * units * inverse) >> 16
 
     @device_function
@@ -83,22 +83,23 @@ def make_multiply(config: TokenConfig, sync: Callable) -> tuple[Callable, Callab
 
     @device_function
     @unrolled
-    def multiply(shared, region, share, flags, shape, place, matrix, state, old, eps):
+    def multiply(shared, region, share, flags, shape, place, matrix, state, old, eps, tag):
         lane = int32(ptx.lane_id())
-        part = lane & (UNIT_LANES - 1)
-        units, each, groups, _ = cut(shape)
+        part = lane & (lanes - 1)
+        units, each = tile_shape(shape)
+        groups = row_groups(units)
         six = flags & SIX_BIT
         pieces = int32(1)
         if flags & PAIRS:
             pieces = int32(2)
         unit = int32(min(share[UNIT], share[END] - 1))
-        words = cuda.local.array(X_WORDS, uint32)
-        factors = cuda.local.array(X_FACTORS, float32)
-        load_activations(words, factors, region + uint32(unit * RECORD_BYTES), part, six)
+        words = cuda.local.array(x_words, uint32)
+        factors = cuda.local.array(x_factors, float32)
+        load_activations(words, factors, region + uint32(unit * pitch_of_records), part, six)
         if share[UNIT] >= share[END]:  # this lane does the last block again, times nothing
-            for i in unroll(X_WORDS):
+            for i in unroll(x_words):
                 words[i] = uint32(0)
-            for i in unroll(X_FACTORS):
+            for i in unroll(x_factors):
                 factors[i] = float32(0)
         pitch = units * unit_bytes(flags)
         unit_at = uint32(unit * unit_bytes(flags))
@@ -110,13 +111,15 @@ def make_multiply(config: TokenConfig, sync: Callable) -> tuple[Callable, Callab
         first = begin  # of the outputs whose sums are in shared memory
         sums = shared + uint32(sums_at + share[GROUP] * 4)
 
+        if begin == last:  # as behind every product: the activations may be overwritten
+            sync()
         while begin < last:
             count = int32(min(each, last - begin))
             rows = count * pieces
             number = state[NUMBER]
             # Where in a 16-byte line the tile's copy begins.
             shift = uint32(matrix + uint32(begin * pitch)) & uint32(15)
-            tile = shared + uint32(ring_at) + number * uint32(SLOT_BYTES) + shift + unit_at
+            tile = shared + uint32(ring_at) + number * uint32(slot_bytes) + shift + unit_at
             ptx.mbarrier_wait(shared + uint32(full_at) + number * uint32(8), state[PARITY])
             while next_row + teams < rows:
                 second = next_row + teams
@@ -151,7 +154,7 @@ def make_multiply(config: TokenConfig, sync: Callable) -> tuple[Callable, Callab
             following = int32(min(begin + each, last))
             if begin == last or (following - first) * pieces * groups > most:
                 sync()
-                write(shared, flags, place, first, begin - first, groups, old, eps)
+                write(shared, flags, place, first, begin - first, groups, old, eps, tag)
                 sync()
                 first = begin
 

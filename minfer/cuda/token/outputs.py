@@ -11,18 +11,19 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.activation import silu_product
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.token.addresses import ACTIVATED_RECORDS, LOGITS, QKV, X, address_of
-from minfer.cuda.token.config import TokenConfig, row_groups
-from minfer.cuda.token.records import WEIGHTS, store_record
-from minfer.cuda.token.schedule import ADD, NORM, PAIRS, TO_QKV
+from minfer.cuda.token.addresses import ACTIVATED_RECORDS, LOGITS, QKV, RESIDUAL, address_of
+from minfer.cuda.token.config import TokenConfig
+from minfer.cuda.token.exchange import Exchange
+from minfer.cuda.token.schedule import NORM, PAIRS, TO_LOGITS, TO_QKV
 
 
-def make_outputs(config: TokenConfig) -> Callable:
-    """Device function (shared, flags, place, first, count, groups, old, eps): outputs first ... first + count
-    - 1 from the sums in shared memory, [count, rows of weights, groups]. `place` is where the product's
+def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
+    """Device function (shared, flags, place, first, count, groups, old, eps, tag): outputs first ... first +
+    count - 1 from the sums in shared memory, [count, rows of weights, groups]. `place` is where the product's
     outputs begin in the attention's row; `old` what this thread's first output is added to."""
     warps, threads, dim = config.warps, config.threads, config.hidden
     addresses_at, scratch_at, sums_at = config.addresses_at, config.scratch_at, config.sums_at
+    store_sum, store_run = exchange.store_sum, exchange.store_run
 
     @device_function
     @unrolled
@@ -47,7 +48,7 @@ def make_outputs(config: TokenConfig) -> Callable:
 
         return add_up
 
-    add_up, add_gated = (make_sum(row_groups(n // WEIGHTS)) for n in (config.widest, dim))
+    add_up, add_gated = (make_sum(config.row_groups(n)) for n in (config.widest, dim))
 
     @device_function
     def gated(sums, groups, scale):
@@ -55,7 +56,7 @@ def make_outputs(config: TokenConfig) -> Callable:
         return silu_product(gate, scale * add_gated(sums + uint32(groups * 4), groups))
 
     @device_function
-    def write(shared, flags, place, first, count, groups, old, eps):
+    def write(shared, flags, place, first, count, groups, old, eps, tag):
         addresses = shared + uint32(addresses_at)
         sums = shared + uint32(sums_at)
         thread = int32(cuda.threadIdx.x)
@@ -74,15 +75,19 @@ def make_outputs(config: TokenConfig) -> Callable:
                 v1 = gated(at + each, groups, scale)
                 v2 = gated(at + each * uint32(2), groups, scale)
                 v3 = gated(at + each * uint32(3), groups, scale)
-                store_record(records, first + index, first + count, v0, v1, v2, v3)
+                store_run(records, first + index, first + count, v0, v1, v2, v3, tag)
         else:
-            y = address_of(addresses, LOGITS)
-            if flags & ADD:
-                y = address_of(addresses, X)
+            of = address_of(addresses, RESIDUAL)
             if flags & TO_QKV:
-                y = address_of(addresses, QKV) + uint64(place) * uint64(4)
+                of = address_of(addresses, QKV)
+            if flags & TO_LOGITS:
+                of = address_of(addresses, LOGITS)
             for i in range(thread, count, threads):
                 total = scale * add_up(sums + uint32(int32(i) * groups * 4), groups)
-                ptx.st_global_f32(y + uint64(first + i) * uint64(4), old + total)
+                index = int32(place) + first + int32(i)
+                if flags & TO_LOGITS:
+                    ptx.st_global_f32(of + uint64(index) * uint64(4), total)
+                else:
+                    store_sum(of, index, old + total, tag)
 
     return write

@@ -1,32 +1,90 @@
-"""int8 activations of the token kernel: 256 in 384 bytes.
+"""int8 activations of the token kernel: records of 256.
 
-256 int8 in their natural order; 16 f32 scales, one a run of 16, q = x / scale; 16 f32 sums of the runs' int8
-times their scales. A block of weights is multiplied with one such record. In runs of 16, 132 blocks can share
-out the 18944 inputs of a 7B's down projection almost evenly (9 runs at most, 8.97 on average), so that
-whoever makes an activation also quantizes it.
+256 int8, in runs of 16; a run's f32 scale, q = x / scale; the f32 sum of its int8 times that. A block of
+weights is multiplied with one such record. In runs of 16, 132 blocks can share out the 18944 inputs of a 7B's
+down projection almost evenly (9 runs at most, 8.97 on average), so that whoever makes an activation also
+quantizes it.
+
+How a record lies in memory: `Layout`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-from numba import cuda
-from numba.cuda.types import float32, int32, uint32, uint64
+from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
-from minfer.cuda.elementwise.rows import warp_sum
-from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.instruction import device_function, unrolled
 from minfer.cuda.q8 import largest_bits, quantize_four
 
-RECORD_BYTES = 384
-SCALES_AT, SUMS_AT = 256, 320
 WEIGHTS = 256  # a block's
 RUN = 16  # activations that share a scale
+FACTORS_AT = 256  # in a record, behind its int8
 
 
-def record_bytes(dim: int) -> int:
-    """Bytes of the records of `dim` activations, a multiple of 256."""
-    return dim // WEIGHTS * RECORD_BYTES
+class Layout(NamedTuple):
+    """Where things are in a record.
+
+    Attributes:
+        pitch: bytes from a record to the next.
+        run_at: device function: the offset of a run's int8.
+        scale_at: device function: the offset of a run's scale.
+        sum_behind: bytes from there to its sum.
+        load_factors: device function (shared address of a record, run) -> (scale, sum).
+    """
+
+    pitch: int
+    run_at: Callable
+    scale_at: Callable
+    sum_behind: int
+    load_factors: Callable
+
+
+def record_pitch(spread: bool) -> int:
+    """Bytes from a record to the next."""
+    return 400 if spread else 384
+
+
+def record_layout(spread: bool) -> Layout:
+    """Natural order: the runs, the scales, the sums. Every record begins on the same bank then, and up to 16
+    lanes that load from records of their own meet there. `spread` puts records 4 banks apart, and runs, and
+    pairs of a scale and a sum, in an order in which the lanes of `minfer.cuda.token.dots` do not meet."""
+    pitch = record_pitch(spread)
+
+    @device_function
+    def run_at(run):
+        """Two neighbouring records lie one place of 16 bytes apart, of 8 that are different banks. Lanes
+        differ in bit 3 of the run and in bit 2 (Q4_K) or 1 (Q6_K), and take places 2 apart."""
+        place = run
+        if spread:
+            place = (run & 1) | ((run ^ (run >> 1)) & 2) | ((run >> 1) & 4) | ((run & 2) << 2)
+        return place * 16
+
+    @device_function
+    def scale_at(run):
+        """As `run_at`, with places of 8 bytes: records are two apart, lanes differ in bits 0 and 3; of
+        Q6_K with four lanes a block in bit 2 as well, so that two meet."""
+        at = run * 4
+        if spread:
+            at = ((run >> 3) | ((run & 3) << 1) | (((run ^ (run >> 1)) & 2) << 2)) * 8
+        return FACTORS_AT + at
+
+    sum_behind = 4 if spread else 64
+
+    @device_function
+    @unrolled
+    def load_factors(record, run):
+        at = record + uint32(scale_at(run))
+        if spread:
+            scale, total = ptx.ld_shared_v2_f32(at)
+        else:
+            scale = ptx.ld_shared_f32(at)
+            total = ptx.ld_shared_f32(at + uint32(sum_behind))
+        return scale, total
+
+    return Layout(pitch, run_at, scale_at, sum_behind, load_factors)
 
 
 @device_function
@@ -47,121 +105,3 @@ def quantize_run(v0, v1, v2, v3):
     total = uint32(total + ptx.shfl_xor_u32(total, 2))
     scale = top * float32(1.0 / 127.0)
     return word, scale, scale * ptx.cvt_rn_f32_s32(int32(total))
-
-
-@device_function
-def store_record(records, index, dim, v0, v1, v2, v3):
-    """Quantize and store activations `index` ... `index + 3` (a multiple of 4) of `dim` (a multiple of 16) at
-    the u64 address of their first record. All 32 lanes call it, neighbouring lanes with neighbouring fours.
-    Past `dim` nothing is stored."""
-    word, scale, total = quantize_run(v0, v1, v2, v3)
-    if index >= dim:
-        return
-    base = records + uint64((index >> 8) * RECORD_BYTES)
-    ptx.st_global_u32(base + uint64(index & 255), word)
-    if (index & 15) == 0:
-        tail = base + uint64(SCALES_AT + ((index & 240) >> 2))
-        ptx.st_global_f32(tail, scale)
-        ptx.st_global_f32(tail + uint64(SUMS_AT - SCALES_AT), total)
-
-
-@device_function
-def store_record_shared(records, index, v0, v1, v2, v3):
-    """As `store_record`, at a shared address."""
-    word, scale, total = quantize_run(v0, v1, v2, v3)
-    base = records + uint32((index >> 8) * RECORD_BYTES)
-    ptx.st_shared_u32(base + uint32(index & 255), word)
-    if (index & 15) == 0:
-        tail = base + uint32(SCALES_AT + ((index & 240) >> 2))
-        ptx.st_shared_f32(tail, scale)
-        ptx.st_shared_f32(tail + uint32(SUMS_AT - SCALES_AT), total)
-
-
-def make_copy(dim: int, threads: int) -> Callable:
-    """Device function (records, source): records of `dim` activations from a global to a shared address, by
-    `threads` threads. Plain loads: the copy engine does not see what another block has just written."""
-    chunks = record_bytes(dim) // 16
-    rounds = -(-chunks // threads)
-    held = 4 * rounds
-
-    @device_function
-    @unrolled
-    def copy(records, source):
-        words = cuda.local.array(held, uint32)
-        for i in unroll(rounds):
-            at = int32(cuda.threadIdx.x) + int32(i * threads)
-            if at < chunks:
-                w0, w1, w2, w3 = ptx.ld_global_v4_u32(source + uint64(at) * uint64(16))
-                words[i * 4] = w0
-                words[i * 4 + 1] = w1
-                words[i * 4 + 2] = w2
-                words[i * 4 + 3] = w3
-        for i in unroll(rounds):
-            at = int32(cuda.threadIdx.x) + int32(i * threads)
-            if at < chunks:
-                place = records + uint32(at * 16)
-                ptx.st_shared_v4_u32(
-                    place, words[i * 4], words[i * 4 + 1], words[i * 4 + 2], words[i * 4 + 3]
-                )
-
-    return copy
-
-
-def make_norm(dim: int, warps: int) -> tuple[Callable, Callable, int]:
-    """Device functions (factors, gains) and (factors, records, scratch, x), and the length of the local f32
-    array `factors`.
-
-    The first loads what is there before the activations are; the second leaves the records of x times the
-    gains at a shared address, and the warps' sums of x squared in `scratch`: 1 / rms is left to what is made
-    of them."""
-    threads = warps * 32
-    fours = dim // 4
-    rounds = -(-fours // threads)
-    held = rounds * 4
-
-    @device_function
-    @unrolled
-    def load(values, x):
-        for i in unroll(rounds):
-            four = int32(cuda.threadIdx.x) + int32(i * threads)
-            if four < fours:
-                v0, v1, v2, v3 = ptx.ld_global_v4_f32(x + uint64(four) * uint64(16))
-                values[i * 4] = v0
-                values[i * 4 + 1] = v1
-                values[i * 4 + 2] = v2
-                values[i * 4 + 3] = v3
-
-    @device_function
-    @unrolled
-    def prepare(factors, gains):
-        for i in unroll(rounds * 4):
-            factors[i] = float32(0)
-        load(factors, gains)
-
-    @device_function
-    @unrolled
-    def norm(factors, records, scratch, x):
-        values = cuda.local.array(held, float32)
-        for i in unroll(rounds * 4):
-            values[i] = float32(0)
-        load(values, x)
-        squares = float32(0)
-        for i in unroll(rounds):
-            four = int32(cuda.threadIdx.x) + int32(i * threads)
-            for j in unroll(4):
-                squares += values[i * 4 + j] * values[i * 4 + j]
-                values[i * 4 + j] *= factors[i * 4 + j]
-            if four < fours:
-                store_record_shared(
-                    records,
-                    four * 4,
-                    values[i * 4],
-                    values[i * 4 + 1],
-                    values[i * 4 + 2],
-                    values[i * 4 + 3],
-                )
-        squares = warp_sum(squares)
-        if ptx.lane_id() == 0:
-            ptx.st_shared_f32(scratch + uint32((int32(cuda.threadIdx.x) >> 5) * 4), squares)
-
-    return prepare, norm, held

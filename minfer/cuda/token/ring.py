@@ -14,15 +14,15 @@ from numba.cuda.types import int32, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
 from minfer.cuda.token.addresses import WEIGHTS, address_of, join
-from minfer.cuda.token.config import ENTRY_BYTES, SLOT_BYTES, TokenConfig
+from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
 from minfer.cuda.token.schedule import ATTENTION, PAIRS
-from minfer.cuda.token.tiles import block_rows, cut, unit_bytes
+from minfer.cuda.token.tiles import block_rows, tile_shape, unit_bytes
 
 
 def make_stream(config: TokenConfig) -> Callable:
     """Device function (shared, block), for one thread."""
     entries, slots, blocks = config.entries, config.slots, config.blocks
-    full_at, done_at = config.full_at, config.done_at
+    full_at, done_at, slot_bytes = config.full_at, config.done_at, config.slot_bytes
     addresses_at, table_at, ring_at = config.addresses_at, config.table_at, config.ring_at
 
     @device_function
@@ -37,7 +37,7 @@ def make_stream(config: TokenConfig) -> Callable:
             flags = int32(word)
             if not flags & ATTENTION:
                 first, last = block_rows(flags, int32(rows), block, blocks)
-                units, each, _, _ = cut(shape)
+                units, each = tile_shape(shape)
                 pitch = units * unit_bytes(flags)
                 matrix = weights + join(low, high)
                 apart = uint64(rows) * uint64(pitch)  # from gate to up
@@ -47,7 +47,7 @@ def make_stream(config: TokenConfig) -> Callable:
                     line = address & uint64(0xFFFFFFFFFFFFFFF0)
                     size = (uint32(address - line) + length + uint32(15)) & uint32(0xFFFFFFF0)
                     full = shared + uint32(full_at) + number * uint32(8)
-                    slot = shared + uint32(ring_at) + number * uint32(SLOT_BYTES)
+                    slot = shared + uint32(ring_at) + number * uint32(slot_bytes)
                     ptx.mbarrier_wait(shared + uint32(done_at) + number * uint32(8), parity)
                     if flags & PAIRS:
                         ptx.mbarrier_arrive_expect_tx(full, size * uint32(2))

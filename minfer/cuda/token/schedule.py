@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.cuda.blocks import BLOCKS
-from minfer.cuda.token.config import SLOT_BYTES, TILE_ROWS, row_groups
+from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.records import WEIGHTS
 
 Q4_BYTES, Q6_BYTES = (BLOCKS[format].row_bytes(WEIGHTS) for format in ("Q4_K", "Q6_K"))
@@ -53,26 +53,25 @@ class Entry:
     units: int = 0
     first: int = 0
 
-    def words(self) -> list[int]:
+    def words(self, config: TokenConfig) -> list[int]:
         low = self.matrix, self.vector, self.values
         split = [half for value in low for half in (value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF)]
         if self.flags & ATTENTION:
             return [*split, self.flags, 0]
-        return [*split[:4], self.rows, self.first, self.flags, self.shape]
+        return [*split[:4], self.rows, self.first, self.flags, self.shape(config)]
 
-    @property
-    def shape(self) -> int:
+    def shape(self, config: TokenConfig) -> int:
         """What a block needs to know of the product's tiles, in a word: blocks of weights a row (8 bits),
-        outputs of a tile (5), 65536 over the groups of a row's blocks, rounded up (17)."""
+        outputs of a tile (6), 65536 over the groups of a row's blocks, rounded up (17)."""
         pitch = self.units * (Q6_BYTES if self.flags & SIX_BIT else Q4_BYTES)
-        rows = min(TILE_ROWS, (SLOT_BYTES - 32) // pitch)
+        rows = min(config.tile_rows, config.tile_bytes // pitch)
         each = rows // 2 if self.flags & PAIRS else rows
-        return self.units | each << 8 | (65536 // int(row_groups(self.units)) + 1) << 13
+        return self.units | each << 8 | (65536 // config.row_groups(self.units * WEIGHTS) + 1) << 14
 
 
-def table(entries: list[Entry]) -> NDArray[np.uint32]:
+def table(entries: list[Entry], config: TokenConfig) -> NDArray[np.uint32]:
     """uint32 [entries, 8]."""
-    return np.array([entry.words() for entry in entries], np.uint32)
+    return np.array([entry.words(config) for entry in entries], np.uint32)
 
 
 @dataclass(frozen=True)

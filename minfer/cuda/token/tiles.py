@@ -1,6 +1,6 @@
 """How a block's rows of a product are cut into tiles: as many neighbouring rows as a slot of the ring holds,
-16 at most, half of them of gate and half of up for gated activations. Everyone in the block counts through
-the same tiles in the same order.
+16 or 32 at most, half of them of gate and half of up for gated activations. Everyone in the block counts
+through the same tiles in the same order.
 
 Neighbouring rows are one piece of memory and so one bulk copy: a copy occupies the copy engine for some
 70 ns, however small it is.
@@ -8,11 +8,12 @@ Neighbouring rows are one piece of memory and so one bulk copy: a copy occupies 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from numba.cuda.types import int32
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
-from minfer.cuda.token.config import row_groups
 from minfer.cuda.token.records import RUN
 from minfer.cuda.token.schedule import PAIRS, Q4_BYTES, Q6_BYTES, SIX_BIT
 
@@ -38,8 +39,16 @@ def unit_bytes(flags):
 
 
 @device_function
-def cut(shape):
-    """(blocks of weights a row, outputs of a tile, groups of a row's blocks, 65536 over them), from a word of
-    the schedule (`minfer.cuda.token.schedule.Entry.shape`)."""
-    units = int32(shape) & 255
-    return units, (int32(shape) >> 8) & 31, int32(row_groups(units)), int32(shape) >> 13
+def tile_shape(shape):
+    """(blocks of weights a row, outputs of a tile), from a word of the schedule."""
+    return int32(shape) & 255, (int32(shape) >> 8) & 63
+
+
+def make_groups(group_units: int) -> Callable:
+    """Device function (units) -> warps that share a row of so many blocks of weights."""
+
+    @device_function
+    def row_groups(units):
+        return int32((units + (group_units - 1)) // group_units)
+
+    return row_groups

@@ -36,6 +36,8 @@ def needed_kernels(model: Model, route: Route, plan: MemoryPlan, arch: str, sms:
     for n in sorted(n for n in lengths if n <= plan.chunk):
         runtime.set_tokens([0] * n, 0)
         forward(runtime, model.config, buffers, n, "last")
+        if n == 1:
+            runtime.choose(buffers.logits[:1])
     return list(dict.fromkeys(device.launches))
 
 

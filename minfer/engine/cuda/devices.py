@@ -59,6 +59,13 @@ class Device(Protocol):
     def read(self, source: Any) -> np.ndarray:
         """Wait for everything and copy out."""
 
+    def mapped(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[Any, np.ndarray]:
+        """A small array in the host's memory that kernels write, zeros at first: as they and as the host see
+        it."""
+
+    def mark(self) -> Callable[[], None]:
+        """Returns what waits for everything enqueued until now."""
+
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         """Enqueue a kernel."""
 
@@ -134,6 +141,12 @@ class GpuDevice:
             self._results.append(free)
         return self._runtime.download(source, free, self.stream)
 
+    def mapped(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[Any, np.ndarray]:
+        return self._runtime.mapped(shape, dtype)
+
+    def mark(self) -> Callable[[], None]:
+        return self._runtime.Event().record(self.stream).synchronize
+
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         self._runtime.load(kernel).enqueue(grid, args, self.stream, pdl)
 
@@ -193,6 +206,14 @@ class SimulatedDevice:
     def read(self, source: np.ndarray) -> np.ndarray:
         return source.copy()
 
+    def mapped(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+        array = self.empty(shape, dtype)
+        array[...] = 0
+        return array, array
+
+    def mark(self) -> Callable[[], None]:
+        return lambda: None
+
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         from minfer.cuda import simulator
 
@@ -247,6 +268,12 @@ class DryDevice:
 
     def read(self, source: Any) -> np.ndarray:
         return np.zeros(source.shape, source.dtype)
+
+    def mapped(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[Any, np.ndarray]:
+        return self.empty(shape, dtype), np.zeros(shape, dtype)
+
+    def mark(self) -> Callable[[], None]:
+        return lambda: None
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         self.launches.append(kernel)

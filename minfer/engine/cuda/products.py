@@ -72,14 +72,20 @@ class Products:
             self._hopper(a, stack, out.matrix("f16"))
             out.storage.mark("f16")
             return
-        self._gemm(config, a, self._weights(stack), out.matrix(form), form)
+        self._gemm(config, a, self.halves(stack), out.matrix(form), form)
         out.storage.mark(form)
 
     def fuses(self, tokens: int, stack: Stack, add: bool) -> bool:
         """Whether `add` or `gate` takes a product of so many tokens."""
         if self._w4a16 is not None and self._w4a16.takes(stack):
             return not add and self.route.fused and self._w4a16.gates(stack)
-        if self._mmq is not None or self._from_blocks or not self.route.fused:
+        return self.route.fused and self.takes_half(tokens, stack)
+
+    def takes_half(self, tokens: int, stack: Stack) -> bool:
+        """Whether a product of so many tokens is Hopper's GEMM on f16 weights."""
+        if self._w4a16 is not None and self._w4a16.takes(stack):
+            return False
+        if self._mmq is not None or self._from_blocks:
             return False
         return self.route.config(tokens, stack.rows, self.device.sms) is None
 
@@ -114,7 +120,7 @@ class Products:
             gemm.on(self.device, a, weights, columns, *sizes, run.columns)
             first += run.rows
 
-    def _weights(self, stack: Stack) -> Any:
+    def halves(self, stack: Stack) -> Any:
         """The stack as f16: its copy, or what is now in the scratch. Shared weights may have copies that
         the plan does without."""
         return stack.half if self._copies and stack.half is not None else self._dequantized(stack)
@@ -176,7 +182,7 @@ class Products:
         gemm.on(self.device, a, weights, c, nt, od, depth)
 
     def _hopper(self, a: Any, stack: Stack, c: Any, epilogue: str = "store") -> None:
-        (nt, od), depth, weights = c.shape, stack.columns, self._weights(stack)
+        (nt, od), depth, weights = c.shape, stack.columns, self.halves(stack)
         out, sms = "f32" if epilogue == "add" else "f16", self.device.sms
         gemm = launch_for(make_gemm_hopper, choose, (nt, od, sms), nt, od, depth, sms, out, epilogue)
         boxes = gemm.config.boxes

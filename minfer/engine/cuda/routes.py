@@ -68,6 +68,8 @@ class Route:
         w4a8: the product with gate and up takes int8 activations, where both are Q4_K.
         fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself; else later
             kernels do, from f16 results.
+        fused_rope: Hopper's GEMM adds the biases of q, k and v, rotates and writes into the KV cache itself,
+            where the fastest tile can; else a later kernel does. Off until it has been measured.
         token_kernel: a decoded token is one kernel (`minfer.cuda.token`), where the device and the model's
             formats allow; else, or elsewhere, one kernel an operation. Off until the GPU tests have run on
             the latest state of that kernel.
@@ -82,6 +84,7 @@ class Route:
     hopper_attention: bool = False
     convert: str = "fused"
     fused: bool = True
+    fused_rope: bool = False
     token_kernel: bool = False
     mmq: str | None = None
     w4a16: bool = False
@@ -99,6 +102,8 @@ class Route:
             )
         if self.w4a16 and not (self.wgmma and self.activations == "f16"):
             raise InputError("w4a16 leaves other formats to the wgmma GEMM on f16 activations: set wgmma")
+        if self.fused_rope and not self.wgmma:
+            raise InputError("only the wgmma GEMM rotates q and k: set wgmma, or leave fused_rope off")
         if self.w4a8 and not (self.w4a16 and self.fused):
             raise InputError("w4a8 leaves other products to w4a16, and applies the activation: set both")
         if self.wgmma and self.keeps_f32:
@@ -128,6 +133,7 @@ class Route:
         gemm = str(self.gemm)
         if self.wgmma:
             gemm = "wgmma, tile by shape" + (", fused sums and swiglu" if self.fused else "")
+            gemm += ", fused RoPE" if self.fused_rope else ""
         gemm += f" or {self.wide}" if self.wide is not None and not self.wgmma else ""
         if self.w4a16:
             gemm = f"w4a16, tile by shape{', fused swiglu' if self.fused else ''} -> {gemm}"

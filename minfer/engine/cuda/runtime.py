@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,9 @@ from minfer.cuda.quantize import (
 )
 from minfer.engine.backend import LayerWeights, Progress, Role, Weights
 from minfer.engine.cuda.activations import Activations, Storage
+from minfer.engine.cuda.chooser import Chooser
 from minfer.engine.cuda.devices import Device
+from minfer.engine.cuda.fused_rope import FusedRope, rotated_heads
 from minfer.engine.cuda.hopper_attention import HopperAttention
 from minfer.engine.cuda.launches import kernel, launch_for
 from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
@@ -50,6 +52,8 @@ class CudaRuntime:
     """See `minfer.engine.backend.Runtime`. plan: what `plan_memory` decided, kept as an attribute; tell: gets
     a line where a kernel of the route cannot run and another one takes its place; loaded: the weights of
     another runtime of the same model and device, to share them."""
+
+    chooses = True
 
     def __init__(
         self,
@@ -96,6 +100,8 @@ class CudaRuntime:
             if route.hopper_attention
             else None
         )
+        heads = rotated_heads(config) if route.fused_rope else None
+        self._fused_rope = heads and FusedRope(device, heads, self._products, self._rope_table)
         self._pending: tuple[int, int, Activations] | None = None
         self._gated: tuple[Any, Stack] | None = None
         self._forms = self._decode_forms()
@@ -156,6 +162,20 @@ class CudaRuntime:
         """See Runtime.capture; for one token, whose kernels read all that changes from device memory."""
         forward()  # compiles and loads kernels, and leaves nothing that the replay would not overwrite
         return self.device.capture(forward)
+
+    @cached_property
+    def _chooser(self) -> Chooser:
+        tokens, chunk = self._tokens, self.plan.chunk
+        state = tokens[:1], tokens[chunk : chunk + 1], tokens[2 * chunk :]
+        return Chooser(self.device, self.config.vocab_size, state, self._pdl and self._token is None)
+
+    def choose(self, logits: Activations) -> None:
+        """See Runtime.choose."""
+        self._chooser.enqueue(logits.matrix("f32")[0])
+
+    def chosen(self, position: int) -> Callable[[], int]:
+        """See Runtime.chosen."""
+        return self._chooser.after(position)
 
     def read(self, buffer: Activations) -> np.ndarray:
         """See Runtime.read."""
@@ -225,6 +245,8 @@ class CudaRuntime:
             self._products.add(out, operand("f16"), matrix)
         elif fuses and out.storage.role == "gate_up":
             self._gated = operand("f16"), matrix
+        elif self._fused_rope is not None and self._fused_rope.takes(out, matrix):
+            self._fused_rope.hold(operand("f16"), matrix)
         elif add:
             delta = Activations(self._delta, 0, len(x))
             self._products.multiply(delta, operand, matrix)
@@ -295,6 +317,10 @@ class CudaRuntime:
         config, weights = self.config, self.weights.layers[layer]
         whole = q.storage.parent
         n = len(k)
+        if self._fused_rope is not None and self._fused_rope.launch(
+            self._queries.matrix("f16")[:n], self._keys[layer], self._values[layer], self._position
+        ):
+            return
         if whole.form is not None:
             form = "f16" if n > 1 else "f32"
             self._rope_store(layer, config.n_heads, Activations(whole, k.start, k.stop), weights.qkv, form)

@@ -12,7 +12,6 @@ import numpy as np
 
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.token import TokenConfig, decode_token
-from minfer.cuda.token.records import record_bytes
 from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
 from minfer.engine.backend import Weights
 from minfer.engine.cuda.activations import Activations
@@ -49,16 +48,18 @@ class TokenStep:
             config.n_heads, config.n_kv_heads, config.head_dim, rope.dimension_count, config.hidden,
             config.ffn, len(entries), rope.interleaved, weights.layers[0].qkv.bias is not None, device.sms,
         )  # fmt: skip
-        schedule = table(entries)
+        schedule = table(entries, made)
         self._schedule = device.empty(schedule.shape, np.uint32)
         device.write(self._schedule, schedule)
         q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        self._qkv = device.empty(q_dim + 2 * kv_dim, np.float32)
-        self._records = [device.empty(record_bytes(n), np.uint8) for n in (q_dim, config.ffn)]
+        self._residual = device.empty(made.sums_shape(config.hidden), np.float32) if made.tagged else None
+        self._qkv = device.empty(made.sums_shape(q_dim + 2 * kv_dim), np.float32)
+        self._records = [device.empty(made.exchanged_bytes(n), np.uint8) for n in (q_dim, config.ffn)]
         self._split_sums = [device.empty(n, np.float32) for n in (made.partial_shape, made.statistics_shape)]
-        self._counters = [device.empty(n, np.uint32) for n in (made.groups, 2)]
-        for counters in self._counters:
-            device.write(counters, np.zeros(counters.shape, np.uint32))
+        self._counters = [device.empty(n, np.uint32) for n in (made.groups, 3)]
+        exchanged = [self._residual, self._qkv, *self._records] if made.tagged else []
+        for cleared in (*self._counters, *exchanged):
+            device.write(cleared, np.zeros(cleared.shape, cleared.dtype))
         self._table = positions, rope_table
         self._spare = device.empty(config.vocab_size, np.float32)
         self._x: Any = None
@@ -111,7 +112,8 @@ class TokenStep:
         self.device.launch(
             kernel(decode_token, config), config.grid,
             self._schedule, origin, origin.view(np.float32), origin.view(np.float16), origin.view(np.float16),
-            self._x, self._qkv, *self._records, logits, *self._table, *self._split_sums, *self._counters,
+            self._x, self._x if self._residual is None else self._residual, self._qkv, *self._records, logits,
+            *self._table, *self._split_sums, *self._counters,
             self.config.rms_eps, self.config.head_dim**-0.5,
         )  # fmt: skip
         self._x = None

@@ -61,6 +61,8 @@ class HostBackend:
 class HostRuntime:
     """See `minfer.engine.backend.Runtime`. Buffers are float32 NumPy arrays."""
 
+    chooses = False  # nothing runs ahead of the caller here
+
     def __init__(self, model: Model, n_ctx: int, kv_dtype: KvDtype, chunk: int, team: Team):
         self.config = config = model.config
         self.weights, self._embedding = load_weights(model)

@@ -160,6 +160,32 @@ def red_add_release_u32(address, value):
 
 
 @semantics
+def red_add_u32(address, value):
+    current_lane("red_add_u32")
+    atom_add_global_u32(address, value)
+
+
+_store_two, _load_four = (
+    _make_store("st_pair", "global", "u32", 2),
+    _make_load("ld_two_pairs", "global", "u32", 4),
+)
+register("st_pair", _store_two)
+register("ld_two_pairs", _load_four)
+
+MOST_POLLS = 100_000
+
+
+@semantics
+def poll_again(polls):
+    lane = current_lane("poll_again")
+    others = lane.launch.ready
+    if not others or int(polls) > MOST_POLLS:
+        raise Deadlock(f"poll_again: looked {int(polls)} times, and {len(others)} threads are left to store")
+    others.append(lane)
+    lane.suspend("poll_again")
+
+
+@semantics
 def wait_global_u32(address, least):
     lane = current_lane("wait_global_u32")
     address = int(address) & _ADDRESS

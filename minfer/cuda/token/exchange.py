@@ -1,0 +1,328 @@
+"""How blocks hand activations to each other: sums (the residual stream, the attention's row) and records.
+
+"barrier": what is stored is told by a counter in memory, after the stores; all blocks wait for it and load.
+Before a block may tell, memory has to confirm its stores, which takes 1 to 3 us while weights stream.
+
+"tags": whatever is stored carries the number of its step, in the same 8 bytes, which memory takes and gives
+whole. Nobody waits for a confirmation, and whoever loads sees whether it has come. A sum is (f32, tag); a run
+of 16 activations is 4 pairs of (4 int8, 16 bits of its scale and sum with 16 bits of the tag above them).
+What lies there before is of the step that has written there last, so that a tag need only differ from that
+one; and no block overwrites what another still waits for, since everything that it needs to make its own
+depends on all blocks' work of the step between. NCCL's LL protocol does the same.
+
+Looking takes bandwidth from the weights, and most blocks would look for long. So there is a counter with
+tags, too, which blocks add to without waiting for their stores: a hint. Who waits looks for tags when all
+blocks but `early` have added; with all of them early there is no counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from numba import cuda
+from numba.cuda.types import float32, int32, uint32, uint64
+
+from minfer.cuda import ptx
+from minfer.cuda.elementwise.rows import warp_sum
+from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.token.config import TokenConfig
+from minfer.cuda.token.records import Layout, quantize_run
+
+
+class Exchange(NamedTuple):
+    """Device functions; a tag is a step's number, `of` the address of the first sum or record.
+
+    Attributes:
+        store_sum: (of, index, value, tag).
+        load_sum: (of, index): one that this thread has stored.
+        load_sums: (local f32 array, of, tag): this thread's fours of the residual stream.
+        store_run: (of, index, dim, v0, v1, v2, v3, tag): quantizes and stores activations `index` ... `index
+            + 3` (a multiple of 4) of `dim`. All 32 lanes call it, neighbouring lanes with neighbouring fours.
+            Past `dim` nothing is stored.
+    """
+
+    store_sum: Callable
+    load_sum: Callable
+    load_sums: Callable
+    store_run: Callable
+
+
+def make_exchange(config: TokenConfig) -> Exchange:
+    """The functions of `config.exchange`."""
+    dim, threads = config.hidden, config.threads
+    return _tagged(dim, threads) if config.tagged else _plain(dim, threads, config.layout)
+
+
+def sum_rounds(dim: int, threads: int) -> int:
+    """Fours of the residual stream that a thread takes, one after the other."""
+    return -(-dim // (4 * threads))
+
+
+def make_load(dim: int, threads: int) -> Callable:
+    """Device function (local f32 array, address): this thread's fours of `dim` f32."""
+    fours, rounds = dim // 4, sum_rounds(dim, threads)
+
+    @device_function
+    @unrolled
+    def load_fours(values, x):
+        for i in unroll(rounds):
+            four = int32(cuda.threadIdx.x) + int32(i * threads)
+            if four < fours:
+                v0, v1, v2, v3 = ptx.ld_global_v4_f32(x + uint64(four) * uint64(16))
+                values[i * 4] = v0
+                values[i * 4 + 1] = v1
+                values[i * 4 + 2] = v2
+                values[i * 4 + 3] = v3
+
+    return load_fours
+
+
+def _plain(dim: int, threads: int, layout: Layout) -> Exchange:
+    load_fours = make_load(dim, threads)
+    pitch, run_at, scale_at, sum_behind = layout.pitch, layout.run_at, layout.scale_at, layout.sum_behind
+
+    @device_function
+    def store_sum(of, index, value, tag):
+        ptx.st_global_f32(of + uint64(index) * uint64(4), value)
+
+    @device_function
+    def load_sum(of, index):
+        return ptx.ld_global_f32(of + uint64(index) * uint64(4))
+
+    @device_function
+    def load_sums(values, of, tag):
+        load_fours(values, of)
+
+    @device_function
+    def store_run(of, index, dim, v0, v1, v2, v3, tag):
+        word, scale, total = quantize_run(v0, v1, v2, v3)
+        if index >= dim:
+            return
+        run = (index >> 4) & 15
+        base = of + uint64((index >> 8) * pitch)
+        ptx.st_global_u32(base + uint64(run_at(run) + (index & 15)), word)
+        if (index & 15) == 0:
+            tail = base + uint64(scale_at(run))
+            ptx.st_global_f32(tail, scale)
+            ptx.st_global_f32(tail + uint64(sum_behind), total)
+
+    return Exchange(store_sum, load_sum, load_sums, store_run)
+
+
+def _tagged(dim: int, threads: int) -> Exchange:
+    fours, rounds = dim // 4, sum_rounds(dim, threads)
+
+    @device_function
+    def store_sum(of, index, value, tag):
+        ptx.st_pair(of + uint64(index) * uint64(8), ptx.bitcast_u32_f32(value), tag)
+
+    @device_function
+    def load_sum(of, index):
+        return ptx.ld_global_f32(of + uint64(index) * uint64(8))
+
+    @device_function
+    @unrolled
+    def load_sums(values, of, tag):
+        polls = uint32(0)
+        wrong = uint32(1)
+        while wrong != uint32(0):
+            wrong = uint32(0)
+            for i in unroll(rounds * 2):
+                four = int32(cuda.threadIdx.x) + int32(i // 2 * threads)
+                if four < fours:
+                    at = of + uint64(four * 2 + i % 2) * uint64(16)
+                    v0, t0, v1, t1 = ptx.ld_two_pairs(at)
+                    values[i * 2] = ptx.bitcast_f32_u32(v0)
+                    values[i * 2 + 1] = ptx.bitcast_f32_u32(v1)
+                    wrong = uint32(wrong | (t0 ^ tag) | (t1 ^ tag))
+            if wrong != uint32(0):
+                polls = uint32(polls + uint32(1))
+                ptx.poll_again(polls)
+
+    @device_function
+    def store_run(of, index, dim, v0, v1, v2, v3, tag):
+        word, scale, total = quantize_run(v0, v1, v2, v3)
+        if index >= dim:
+            return
+        factor = ptx.bitcast_u32_f32(scale)
+        if index & 8:
+            factor = ptx.bitcast_u32_f32(total)
+        if index & 4:
+            factor >>= uint32(16)
+        # The lower halves of the factor and of the tag.
+        ptx.st_pair(of + uint64(index) * uint64(2), word, ptx.prmt(factor, tag, uint32(0x5410)))
+
+    return Exchange(store_sum, load_sum, load_sums, store_run)
+
+
+def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Callable, int]:
+    """Device functions (factors, gains) and (factors, records, scratch, residual, tag), and the length of the
+    local f32 array `factors`.
+
+    The first loads what is there before the activations are; the second leaves the records of the residual
+    stream times the gains at a shared address, and the warps' sums of its squares in `scratch`: 1 / rms is
+    left to what is made of them."""
+    threads, fours = config.threads, config.hidden // 4
+    rounds = sum_rounds(config.hidden, threads)
+    held = rounds * 4
+    pitch, run_at, scale_at, sum_behind = config.layout[:4]
+    load_fours = make_load(config.hidden, threads)
+
+    @device_function
+    def store_run(records, index, v0, v1, v2, v3):
+        word, scale, total = quantize_run(v0, v1, v2, v3)
+        run = (index >> 4) & 15
+        base = records + uint32((index >> 8) * pitch)
+        ptx.st_shared_u32(base + uint32(run_at(run) + (index & 15)), word)
+        if (index & 15) == 0:
+            tail = base + uint32(scale_at(run))
+            ptx.st_shared_f32(tail, scale)
+            ptx.st_shared_f32(tail + uint32(sum_behind), total)
+
+    @device_function
+    @unrolled
+    def prepare(factors, gains):
+        for i in unroll(held):
+            factors[i] = float32(0)
+        load_fours(factors, gains)
+
+    @device_function
+    @unrolled
+    def norm(factors, records, scratch, residual, tag):
+        values = cuda.local.array(held, float32)
+        for i in unroll(held):
+            values[i] = float32(0)
+        load_sums(values, residual, tag)
+        squares = float32(0)
+        for i in unroll(rounds):
+            four = int32(cuda.threadIdx.x) + int32(i * threads)
+            for j in unroll(4):
+                squares += values[i * 4 + j] * values[i * 4 + j]
+                values[i * 4 + j] *= factors[i * 4 + j]
+            if four < fours:
+                store_run(
+                    records, four * 4, values[i * 4], values[i * 4 + 1], values[i * 4 + 2], values[i * 4 + 3]
+                )
+        squares = warp_sum(squares)
+        if ptx.lane_id() == 0:
+            ptx.st_shared_f32(scratch + uint32((int32(cuda.threadIdx.x) >> 5) * 4), squares)
+
+    return prepare, norm, held
+
+
+def make_copy(config: TokenConfig, dim: int) -> Callable:
+    """Device function (records, source, tag): `dim` activations, as other blocks have stored them, to records
+    at a shared address. Plain loads: the copy engine does not see what another block has just written."""
+    return _copy_tagged(config, dim) if config.tagged else _copy_plain(config, dim)
+
+
+def _copy_plain(config: TokenConfig, dim: int) -> Callable:
+    threads, chunks = config.threads, config.record_bytes(dim) // 16
+    rounds = -(-chunks // threads)
+    held = 4 * rounds
+
+    @device_function
+    @unrolled
+    def copy(records, source, tag):
+        words = cuda.local.array(held, uint32)
+        for i in unroll(rounds):
+            at = int32(cuda.threadIdx.x) + int32(i * threads)
+            if at < chunks:
+                w0, w1, w2, w3 = ptx.ld_global_v4_u32(source + uint64(at) * uint64(16))
+                words[i * 4] = w0
+                words[i * 4 + 1] = w1
+                words[i * 4 + 2] = w2
+                words[i * 4 + 3] = w3
+        for i in unroll(rounds):
+            at = int32(cuda.threadIdx.x) + int32(i * threads)
+            if at < chunks:
+                place = records + uint32(at * 16)
+                ptx.st_shared_v4_u32(
+                    place, words[i * 4], words[i * 4 + 1], words[i * 4 + 2], words[i * 4 + 3]
+                )
+
+    return copy
+
+
+def _copy_tagged(config: TokenConfig, dim: int) -> Callable:
+    threads, chunks = config.threads, dim // 8  # half a run each, and its scale or its sum
+    rounds = -(-chunks // threads)
+    held = 4 * rounds
+    pitch, run_at, scale_at, sum_behind = config.layout[:4]
+
+    @device_function
+    @unrolled
+    def copy(records, source, tag):
+        words = cuda.local.array(held, uint32)
+        wanted = uint32(tag << uint32(16))
+        polls = uint32(0)
+        wrong = uint32(0x10000)
+        while wrong >= uint32(0x10000):
+            wrong = uint32(0)
+            for i in unroll(rounds):
+                at = int32(cuda.threadIdx.x) + int32(i * threads)
+                if at < chunks:
+                    w0, f0, w1, f1 = ptx.ld_two_pairs(source + uint64(at) * uint64(16))
+                    words[i * 4] = w0
+                    words[i * 4 + 1] = f0
+                    words[i * 4 + 2] = w1
+                    words[i * 4 + 3] = f1
+                    wrong = uint32(wrong | (f0 ^ wanted) | (f1 ^ wanted))
+            if wrong >= uint32(0x10000):
+                polls = uint32(polls + uint32(1))
+                ptx.poll_again(polls)
+        for i in unroll(rounds):
+            at = int32(cuda.threadIdx.x) + int32(i * threads)
+            if at < chunks:
+                run = (at >> 1) & 15
+                second = at & 1
+                record = records + uint32((at >> 5) * pitch)
+                ptx.st_shared_v2_u32(
+                    record + uint32(run_at(run) + second * 8), words[i * 4], words[i * 4 + 2]
+                )
+                factor = ptx.prmt(words[i * 4 + 1], words[i * 4 + 3], uint32(0x5410))
+                ptx.st_shared_u32(record + uint32(scale_at(run) + second * sum_behind), factor)
+
+    return copy
+
+
+def make_fetch(config: TokenConfig) -> Callable:
+    """Device function (row, qkv, tag, kv_head, first_head): a block's heads of the tagged sums of the
+    projection, then their kv head's key and value, as f32 to a shared address."""
+    served, head_dim, threads = config.block_heads, config.head_dim, config.threads
+    heads, kv_heads = config.heads, config.kv_heads
+    twos = head_dim // 2
+    chunks = (served + 2) * twos
+    rounds = -(-chunks // threads)
+    held = rounds * 2
+
+    @device_function
+    @unrolled
+    def fetch(row, qkv, tag, kv_head, first_head):
+        values = cuda.local.array(held, uint32)
+        polls = uint32(0)
+        wrong = uint32(1)
+        while wrong != uint32(0):
+            wrong = uint32(0)
+            for i in unroll(rounds):
+                chunk = int32(cuda.threadIdx.x) + int32(i * threads)
+                if chunk < chunks:
+                    local = chunk // twos
+                    head = first_head + local
+                    if local >= served:
+                        head = heads + (local - served) * kv_heads + kv_head
+                    at = qkv + uint64(head * twos + chunk - local * twos) * uint64(16)
+                    v0, t0, v1, t1 = ptx.ld_two_pairs(at)
+                    values[i * 2] = v0
+                    values[i * 2 + 1] = v1
+                    wrong = uint32(wrong | (t0 ^ tag) | (t1 ^ tag))
+            if wrong != uint32(0):
+                polls = uint32(polls + uint32(1))
+                ptx.poll_again(polls)
+        for i in unroll(rounds):
+            chunk = int32(cuda.threadIdx.x) + int32(i * threads)
+            if chunk < chunks:
+                ptx.st_shared_v2_u32(row + uint32(chunk * 8), values[i * 2], values[i * 2 + 1])
+
+    return fetch
