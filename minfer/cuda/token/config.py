@@ -7,7 +7,7 @@ from functools import cached_property
 
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.checks import check_choice, check_types, check_whole
-from minfer.cuda.elementwise.rotary import RopeStoreConfig
+from minfer.cuda.elementwise.rotary_store import RopeStoreConfig
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.token.addresses import ADDRESSES_BYTES
 from minfer.cuda.token.records import RUN, WEIGHTS, Layout, record_layout, record_pitch
