@@ -76,8 +76,9 @@ def configs():
 
 
 def kinds(field):
-    """Python types that a field may have."""
-    return {"int": (int,), "bool": (bool,), "float": (int, float), "str": (str,)}[field.type.split(" | ")[0]]
+    """Python types that a field may have; none are listed of a config within a config."""
+    known = {"int": (int,), "bool": (bool,), "float": (int, float), "str": (str,)}
+    return known.get(field.type.split(" | ")[0], ())
 
 
 def test_fields_of_another_type_are_refused_by_name(configs):
@@ -88,7 +89,8 @@ def test_fields_of_another_type_are_refused_by_name(configs):
                 optional = wrong is None and field.type.endswith("| None")
                 if optional or (type(wrong) in kinds(field) and wrong == wrong):
                     continue
-                with pytest.raises(ConfigRefused, match=rf"{field.name} = .* is no "):
+                words = " = .* is no " if kinds(field) else " = "
+                with pytest.raises(ConfigRefused, match=f"{field.name}{words}"):
                     replace(config, **{field.name: wrong})
 
 

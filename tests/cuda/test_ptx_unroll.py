@@ -34,6 +34,13 @@ def test_same_result_as_the_rolled_function():
         assert unrolled(make(4))(values) == make(4)(values)
 
 
+def test_one_definition_serves_all_its_constants():
+    values = [1, 2, 3, 4]
+    first = [unrolled(make(rows))(values) for rows in (4, 2, 3, 1)]
+    assert first == [make(rows)(values) for rows in (4, 2, 3, 1)]
+    assert first == [unrolled(make(rows))(values) for rows in (4, 2, 3, 1)]
+
+
 def test_no_loop_and_no_constant_test_remains():
     rolled, written_out = make(2), unrolled(make(2))
     jumps = [i for i in dis.get_instructions(written_out) if i.opname == "FOR_ITER"]

@@ -13,7 +13,7 @@ pytestmark = [
     ),
 ]
 MIXED = [("Q6_K", "Q4_K"), ("Q4_K", "Q6_K")]
-KINDS = [{}, {"warps": 15, "tile_rows": 32, "lanes": 2, "spread": True, "exchange": "tags", "early": 66}]
+KINDS = [{}, {"warps": 15, "tile_rows": 32, "lanes": 2, "spread": True, "exchange": "tags", "early": 50}]
 
 
 @pytest.mark.parametrize("fields", KINDS, ids=str)

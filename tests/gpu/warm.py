@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minfer.cuda.kernel import Kernel
+    from minfer.model.model import Model
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 120
+MULTIPROCESSORS = 132  # an H200's: they decide tiles; on another GPU the tests compile what differs
+TIMEOUT_S = 200
 
 
 def warm_cache(arch: str) -> None:
@@ -28,21 +36,64 @@ def warm_cache(arch: str) -> None:
             child.kill()
 
 
-def _compile_share(arch: str, n: int, share: int) -> None:
-    from minfer.cuda.kernel import CompileError, ConfigRefused
+def small_models(folder: Path) -> Iterator[Model]:
+    """The models of the engine's tests; those that are made, in `folder`."""
+    from minfer.model.model import Model
+    from minfer.model.synth import synth
+    from tests.engine.cuda_models import micro_model
+
+    for path in sorted((ROOT / "tests" / "data").glob("*-k.gguf")):
+        yield Model.load(path)
+    yield Model.load(ROOT / "tests" / "data" / "llama-legacy.gguf")
+    yield Model.load(synth("qwen2-tiny", folder / "tiny.gguf", progress=False))
+    for hidden, ffn in ((256, 512), (288, 96)):
+        yield micro_model(folder / f"{hidden}.gguf", layers=3, hidden=hidden, ffn=ffn)
+
+
+def engine_kernels(model: Model, arch: str, chunk: int = 512) -> Iterator[Kernel]:
+    """What a model's sessions on all routes of the architecture launch."""
+    from minfer.cuda.kernel import ConfigRefused
+    from minfer.engine.cuda.backend import CudaBackend
+    from minfer.engine.cuda.compile_ahead import needed_kernels
+    from minfer.engine.cuda.devices import DryDevice
+    from minfer.engine.cuda.routes import ROUTES
+    from minfer.engine.errors import EngineError
+    from minfer.engine.session import DEFAULT_CONTEXT
+
+    context = min(model.config.context_length, DEFAULT_CONTEXT)
+    for route in ROUTES:
+        for weights in ("auto", "blocks"):
+            try:
+                backend = CudaBackend(route, DryDevice(arch, MULTIPROCESSORS), lambda line: None, weights)
+                plan = backend.plan(model, context, min(chunk, context))
+            except (ConfigRefused, EngineError):  # a route of another architecture
+                continue
+            yield from needed_kernels(model, backend.route, plan, arch, MULTIPROCESSORS)
+
+
+def kernels_of_the_tests(arch: str) -> list[Kernel]:
+    """Each once."""
     from minfer.cuda.registry import all_kernels
-    from minfer.cuda.runtime import compile_kernel
     from tests.gpu.gemm_cases import variants
     from tests.gpu.instruction_kernels import probes
     from tests.gpu.small_cases import small_cases
 
-    kernels = [
-        *all_kernels(),
-        *variants(),
-        *(probe.kernel for probe in probes()),
-        *(case.kernel for case in small_cases()),
-    ]
-    for kernel in kernels[share::n]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = [
+            *all_kernels(),
+            *variants(),
+            *(probe.kernel for probe in probes()),
+            *(case.kernel for case in small_cases()),
+            *(kernel for model in small_models(Path(folder)) for kernel in engine_kernels(model, arch)),
+        ]
+    return list({(kernel.name, kernel.config): kernel for kernel in found}.values())
+
+
+def _compile_share(arch: str, n: int, share: int) -> None:
+    from minfer.cuda.kernel import CompileError, ConfigRefused
+    from minfer.cuda.runtime import compile_kernel
+
+    for kernel in kernels_of_the_tests(arch)[share::n]:
         try:
             compile_kernel(kernel, arch)
         except (CompileError, ConfigRefused):

@@ -20,7 +20,7 @@ from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.attention.config import LOG2_E, NEVER
-from minfer.cuda.elementwise.rotary import head_part
+from minfer.cuda.elementwise.rotary_store import head_part
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.addresses import (
     ATTENDED_RECORDS,

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.checks import check_choice, check_types, check_whole
-from minfer.cuda.elementwise.rotary import RopeStoreConfig
+from minfer.cuda.elementwise.rotary_store import RopeStoreConfig
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.token.addresses import ADDRESSES_BYTES
 from minfer.cuda.token.records import RUN, WEIGHTS, Layout, record_layout, record_pitch
@@ -47,7 +47,7 @@ class TokenConfig:
         lanes: lanes that share a block of weights, 4 or 2 (`minfer.cuda.token.dots`).
         spread: how activations lie in shared memory (`minfer.cuda.token.records`).
         exchange: how blocks hand them on, "barrier" or "tags" (`minfer.cuda.token.exchange`).
-        early: blocks that one does not wait for before it looks for tags.
+        early: percent of the blocks that one does not wait for before it looks for tags.
     """
 
     heads: int
@@ -74,12 +74,7 @@ class TokenConfig:
         check_choice("decode_token", "tile_rows", self.tile_rows, (16, 32))
         check_choice("decode_token", "lanes", self.lanes, (2, 4))
         check_choice("decode_token", "exchange", self.exchange, EXCHANGES)
-        check_whole("decode_token: early", self.early, 0)
-        if self.early > (self.blocks if self.tagged else 0):
-            raise ConfigRefused(
-                f"decode_token: early={self.early} of {self.blocks} blocks and exchange={self.exchange}: "
-                "take at most the blocks, and 0 without tags"
-            )
+        check_whole("decode_token: early", self.early, 0, 100)
         check_whole("decode_token: heads", self.heads, 1)
         check_whole("decode_token: entries", self.entries, 1)
         check_whole("decode_token: blocks", self.blocks, 1)
@@ -127,7 +122,7 @@ class TokenConfig:
             f"warps={self.warps} tile={self.tile_rows} lanes={self.lanes} slots={self.slots} {self.exchange}"
         )
         if self.tagged:
-            ring += f" early={self.early}"
+            ring += f" early={self.early}%"
         if self.spread:
             ring = f"spread {ring}"
         return (
@@ -175,6 +170,11 @@ class TokenConfig:
     def tagged(self) -> bool:
         """Whether what blocks exchange carries tags."""
         return self.exchange != "barrier"
+
+    @property
+    def awaited(self) -> int:
+        """Blocks that one waits for before it looks for tags, or without them."""
+        return self.blocks - (self.blocks * self.early // 100 if self.tagged else 0)
 
     def sums_shape(self, dim: int) -> tuple[int, ...]:
         """Shape of the f32 workspace of so many sums that blocks exchange."""

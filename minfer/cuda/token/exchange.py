@@ -12,7 +12,7 @@ depends on all blocks' work of the step between. NCCL's LL protocol does the sam
 
 Looking takes bandwidth from the weights, and most blocks would look for long. So there is a counter with
 tags, too, which blocks add to without waiting for their stores: a hint. Who waits looks for tags when all
-blocks but `early` have added; with all of them early there is no counter.
+blocks but `early` percent have added; with all of them early there is no counter.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def decode_token(config: TokenConfig) -> Kernel:
         config.scratch_at, config.addresses_at, config.table_at, config.region_at
     )  # fmt: skip
     full_at, done_at, blocks, hidden = config.full_at, config.done_at, config.blocks, config.hidden
-    tagged, counted = config.tagged, config.early < config.blocks
-    all_threads, early = threads + 32, config.early
+    tagged, counted = config.tagged, config.awaited > 0
+    all_threads, early = threads + 32, blocks - config.awaited
 
     @device_function
     def sync():

@@ -160,8 +160,7 @@ class CudaRuntime:
 
     @cached_property
     def _chooser(self) -> Chooser:
-        tokens, chunk = self._tokens, self.plan.chunk
-        state = tokens[:1], tokens[chunk : chunk + 1], tokens[2 * chunk :]
+        state = self._tokens[:1], self._positions[:1], self._length
         return Chooser(self.device, self.config.vocab_size, state, self._pdl and self._token is None)
 
     def choose(self, logits: Activations) -> None:
