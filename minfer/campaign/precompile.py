@@ -10,12 +10,10 @@ from minfer.campaign.probe import Probe
 from minfer.campaign.trial import kernels_of
 from minfer.cuda.kernel import ConfigRefused, Kernel
 from minfer.engine.cuda.backend import CudaBackend
-from minfer.engine.cuda.compile_ahead import compile_ahead
+from minfer.engine.cuda.compile_ahead import compile_ahead, kernels_for
 from minfer.engine.cuda.devices import DryDevice
 from minfer.engine.cuda.launches import origin
 from minfer.engine.cuda.routes import Route
-from minfer.engine.cuda.runtime import CudaRuntime
-from minfer.engine.transformer import Buffers, forward
 from minfer.model.model import Model
 
 
@@ -39,17 +37,10 @@ def route_kernels(
     sms: int = 132,
     weights: str = "auto",
 ) -> list[Kernel]:
-    """The kernels that load a model, prefill prompts of these lengths and decode; nothing runs. weights: as
-    `CudaBackend` takes it."""
+    """`kernels_for` prompts of these lengths, each a chunk. weights: as `CudaBackend` takes it."""
     chunk = max(prompts)
-    device = DryDevice(arch, sms)
-    plan = CudaBackend(route, device, weights=weights).plan(model, chunk, chunk)
-    runtime = CudaRuntime(model, device, route, plan)
-    buffers = Buffers.allocate(runtime, model.config, chunk, 1)
-    for n in (*prompts, 1):
-        runtime.set_tokens([0] * n, 0)
-        forward(runtime, model.config, buffers, n, "last")
-    return list(dict.fromkeys(device.launches))
+    plan = CudaBackend(route, DryDevice(arch, sms), weights=weights).plan(model, chunk, chunk)
+    return kernels_for(model, route, plan, prompts, arch, sms)
 
 
 def precompile(

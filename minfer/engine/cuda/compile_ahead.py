@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from minfer.cuda.kernel import CompileError, ConfigRefused, Kernel, LaunchRefused
@@ -20,24 +20,31 @@ from minfer.model.model import Model
 
 PROCESSES = 16
 WORTH_IT = 3  # a process takes about as long to start as a kernel to compile
-SHORT_PROMPTS = (1, 2, 16, 65)  # a decode; tokens one by one, in a small tile, in a large one
+SHORT_PROMPTS = (2, 16, 65)  # tokens one by one, in a small tile, in a large one
 LENGTH_STEP = 32  # large tiles depend on the number of tokens: which one leaves the fewest SMs idle
 
 
 def needed_kernels(model: Model, route: Route, plan: MemoryPlan, arch: str, sms: int) -> list[Kernel]:
     """The kernels that load a model, prefill prompts of (nearly) all lengths and decode; each once."""
+    lengths = {*SHORT_PROMPTS, *range(3 * LENGTH_STEP, plan.chunk, LENGTH_STEP), plan.chunk}
+    return kernels_for(model, route, plan, sorted(n for n in lengths if n <= plan.chunk), arch, sms)
+
+
+def kernels_for(
+    model: Model, route: Route, plan: MemoryPlan, lengths: Iterable[int], arch: str, sms: int
+) -> list[Kernel]:
+    """The kernels that load a model, prefill prompts of these lengths, of a chunk at most, and decode; each
+    once. Nothing runs."""
     from minfer.engine.cuda.runtime import CudaRuntime
     from minfer.engine.transformer import Buffers, forward
 
     device = DryDevice(arch, sms)
     runtime = CudaRuntime(model, device, route, plan)
     buffers = Buffers.allocate(runtime, model.config, plan.chunk, 1)
-    lengths = {*SHORT_PROMPTS, *range(3 * LENGTH_STEP, plan.chunk, LENGTH_STEP), plan.chunk}
-    for n in sorted(n for n in lengths if n <= plan.chunk):
+    for n in (*lengths, 1):
         runtime.set_tokens([0] * n, 0)
         forward(runtime, model.config, buffers, n, "last")
-        if n == 1:
-            runtime.choose(buffers.logits[:1])
+    runtime.choose(buffers.logits[:1])
     return list(dict.fromkeys(device.launches))
 
 
