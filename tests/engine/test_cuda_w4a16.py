@@ -72,6 +72,9 @@ def test_auto_takes_it_where_f16_copies_do_not_fit():
     # Asked for, a route and a way are kept.
     for kept in (CudaBackend("f16-wgmma", device), CudaBackend("auto", device, weights="scratch")):
         assert kept.plan(model, 256, 128).weights == "scratch" and kept.route.name == "f16-wgmma"
+    # For the next model it is open again.
+    device.memory_bytes += 1
+    assert backend.plan(model, 256, 128).resident and backend.route.name == "f16-wgmma"
 
 
 @pytest.mark.slow

@@ -64,7 +64,8 @@ class CudaBackend:
         self._auto = route == weights == "auto"
         self._plan: MemoryPlan | None = None
         self.device = GpuDevice() if device is None else device
-        self.route = choose_route(route, self.device.arch, os.environ) if isinstance(route, str) else route
+        self._asked = choose_route(route, self.device.arch, os.environ) if isinstance(route, str) else route
+        self.route = self._asked  # or what has taken its place for the last model planned
         self._on_plan = on_plan or (lambda line: print(line, file=sys.stderr))
 
     def describe(self) -> str:
@@ -101,6 +102,7 @@ class CudaBackend:
         A route that was left open becomes w4a16 where Hopper's f16 copies of the weights do not fit."""
         from minfer.engine.cuda.routes import choose_route
 
+        self.route = self._asked
         made = self._plan_route(model, n_ctx, chunk)
         if self._auto and self.route.name == "f16-wgmma" and not made.resident:
             self.route = choose_route("w4a16", self.device.arch, os.environ)
@@ -140,9 +142,8 @@ class CudaBackend:
         from minfer.engine.cuda.runtime import CudaRuntime
 
         _check(model, kv_dtype)
-        asked = self.route.name
         plan = self._plan = self.plan(model, n_ctx, chunk)
-        if self.route.name != asked:
+        if self.route is not self._asked:
             self._on_plan(f"f16 copies of the weights do not fit: route {self.route.name} reads the blocks")
         self._on_plan(str(plan))
         if isinstance(self.device, GpuDevice):
