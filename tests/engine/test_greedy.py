@@ -8,7 +8,7 @@ import pytest
 from minfer.engine.errors import EngineError, InputError
 from minfer.engine.host.runtime import HostBackend
 from tests.engine.cuda_models import micro_model
-from tests.engine.test_cuda_simulated import IDS, open_session, simulated
+from tests.engine.test_cuda_simulated import IDS, close, open_session, simulated
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +25,9 @@ def test_the_device_goes_on_by_itself(tmp_path):
     assert [next(tokens), next(tokens)] == expected[:2] and gpu.position == 2
     # Abandoned: the token that was ahead leaves no trace.
     assert list(gpu.greedy(expected[1], 1)) == expected[2:] and gpu.position == 3
+    tokens = gpu.greedy(expected[2], 2)
+    assert next(tokens) == int(host.forward(expected[2:]).argmax())
+    close(gpu.forward(IDS[:3]), host.forward(IDS[:3]))
     assert list(gpu.greedy(0, 0)) == []
     with pytest.raises(InputError, match=f"{gpu.n_ctx} more tokens do not fit"):
         gpu.greedy(0, gpu.n_ctx)

@@ -17,6 +17,7 @@ from minfer.model.model import Model
 
 HOPPER = runtime.available() and runtime.device().arch == "sm_90a"
 ROUTES = ("f16", "f16-wgmma") if HOPPER else ("f16",)
+ON_HOPPER = pytest.mark.skipif(not HOPPER, reason="a kernel of Hopper's")
 VARIANTS = variants(runtime.device().arch if runtime.available() else "sm_80")
 
 
@@ -217,9 +218,12 @@ def test_greedy_ids_equal_the_host(tiny, measure):
     measure("qwen2-tiny greedy ids equal, of 24", same)
 
 
-def test_the_device_chooses_what_the_host_would(tiny):
-    """Running ahead, it gives the ids of one forward after the other; stopped, it leaves no trace."""
-    gpu, ids = session(tiny), range(20)
+@pytest.mark.parametrize("token_kernel", [False, pytest.param(True, marks=ON_HOPPER)])
+def test_the_device_chooses_what_the_host_would(tiny, token_kernel):
+    """Running ahead, it gives the ids of one forward after the other; stopped, it leaves no trace, neither
+    for a token nor for a prompt that comes next."""
+    route = replace(choose_route("auto", runtime.device().arch, {}), token_kernel=token_kernel)
+    gpu, ids = session(tiny, route), range(20)
     expected = greedy(gpu, ids, 20).argmax(-1).tolist()
     gpu.reset()
     gpu.forward(ids)
@@ -227,6 +231,15 @@ def test_the_device_chooses_what_the_host_would(tiny):
     assert [next(tokens) for _ in range(9)] == expected[1:10]
     assert list(gpu.greedy(expected[9], 10)) == expected[10:]
     assert gpu.position == len(ids) + 19
+    another = session(tiny, route)
+    another.forward(ids)
+    for token in expected[:3]:
+        another.forward([token])
+    gpu.reset()
+    gpu.forward(ids)
+    tokens = gpu.greedy(expected[0], 19)
+    assert [next(tokens) for _ in range(3)] == expected[1:4]
+    np.testing.assert_array_equal(gpu.forward(range(40, 120)), another.forward(range(40, 120)))
 
 
 def test_same_bits_on_every_run(tiny):
