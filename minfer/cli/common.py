@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import json
 import sys
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,23 +60,6 @@ WeightsOption = Annotated[
 ]
 KVTypeOption = Annotated[KVType, typer.Option("--kv-type", help="What the KV cache is kept in.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-
-
-def loading_bar() -> Callable[[int, int], None] | None:
-    """A progress callback (bytes done, bytes in all) that draws a bar on a terminal; None elsewhere."""
-    if not sys.stderr.isatty():
-        return None
-    from tqdm import tqdm
-
-    bar = tqdm(desc="loading", unit="B", unit_scale=True, leave=False, file=sys.stderr)
-
-    def update(done: int, total: int) -> None:
-        bar.total = total
-        bar.update(done - bar.n)
-        if done >= total:
-            bar.close()
-
-    return update
 
 
 def print_json(value: Any) -> None:

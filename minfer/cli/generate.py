@@ -18,7 +18,6 @@ from minfer.cli.common import (
     Weights,
     WeightsOption,
     check_text,
-    loading_bar,
     print_json,
     text_or_file,
 )
@@ -73,6 +72,7 @@ def run(
 
     from minfer.engine.backend import choose_backend
     from minfer.engine.generate import generate
+    from minfer.engine.progress import progress_bar
     from minfer.engine.sampling import Sampler
     from minfer.engine.session import Session
     from minfer.model.chat import ChatTemplate
@@ -104,7 +104,7 @@ def run(
         chosen,
         n_ctx=context or min(needed, loaded.config.context_length),
         kv_dtype=kv_type.value,
-        progress=loading_bar(),
+        progress=progress_bar(),
     )
     session.warm_up()  # so that the speeds are the model's, not the compiler's
     if echo and not as_json:

@@ -19,7 +19,6 @@ from minfer.cli.common import (
     RouteOption,
     Weights,
     WeightsOption,
-    loading_bar,
     print_json,
     read_text,
 )
@@ -128,13 +127,14 @@ def bench(
     else:
         from minfer.engine.backend import choose_backend
         from minfer.engine.bench import bench as measure
+        from minfer.engine.progress import progress_bar
         from minfer.model.model import Model
 
         loaded = Model.load(model)
         chosen, why = choose_backend(backend.value, route, weights.value)
         if keep and chosen.name != "cuda":
             raise typer.BadParameter(f"records are of a GPU's speeds: leave out --record and --out ({why})")
-        runs = [measure(loaded, chosen, **tests, kv_dtype=kv_type.value, progress=loading_bar())]
+        runs = [measure(loaded, chosen, **tests, kv_dtype=kv_type.value, progress=progress_bar())]
     found = []
     for results in runs:
         found += results
@@ -267,6 +267,7 @@ def perplexity(
     """Measure how well a model predicts a text, as llama.cpp does: the second half of each window counts."""
     from minfer.engine.backend import choose_backend
     from minfer.engine.perplexity import perplexity as measure
+    from minfer.engine.progress import progress_bar
     from minfer.engine.session import Session
     from minfer.model.model import Model
 
@@ -275,7 +276,7 @@ def perplexity(
     tokenizer = loaded.tokenizer
     chosen, why = choose_backend(backend.value, route, weights.value)
     result = measure(
-        Session(loaded, chosen, n_ctx=context, kv_dtype=kv_type.value, progress=loading_bar()),
+        Session(loaded, chosen, n_ctx=context, kv_dtype=kv_type.value, progress=progress_bar()),
         tokenizer.encode(text, parse_special=False),
         window=context,
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,

@@ -15,8 +15,9 @@ BACKENDS = ("auto", "host", "cuda")
 KV_DTYPES = ("f16", "f32")
 KvDtype = Literal["f16", "f32"]
 Role = Literal["residual", "normed", "qkv", "attended", "gate_up", "activated", "logits"]
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all) while weights are prepared."""
+Progress = Callable[[str, int, int], None]
+"""Called while a model is opened with (step, done, in all): "compiling" counts kernels, "loading" bytes of
+weights."""
 
 
 class Buffer(Protocol):

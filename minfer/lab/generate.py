@@ -147,8 +147,10 @@ def run(
     request: Request,
     on_text: Callable[[str], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    on_state: Callable[[str], None] | None = None,
 ) -> Report:
-    """Prefill the prompt and decode, handing on text as it comes; `cancelled` is asked between tokens.
+    """Prefill the prompt and decode, handing on text as it comes; `cancelled` is asked between tokens;
+    `on_state` is told, in words, what the opening of the model has come to.
 
     Raises:
         ModelFileError, InputError, EngineError, TemplateError: as the engine and the model files do.
@@ -169,7 +171,10 @@ def run(
             prompt_ids = tokenizer.encode(request.prompt)
         backend, why = choose_backend(request.backend, on_plan=lambda line: None)
         session = Session(
-            model, backend, n_ctx=min(len(prompt_ids) + request.n_predict, model.config.context_length)
+            model,
+            backend,
+            n_ctx=min(len(prompt_ids) + request.n_predict, model.config.context_length),
+            progress=None if on_state is None else lambda *step: on_state(opening(*step)),
         )
         session.warm_up()
         arrivals: list[float] = []
@@ -202,6 +207,13 @@ def run(
     )
 
 
+def opening(step: str, done: int, total: int) -> str:
+    """What `minfer.engine.backend.Progress` is told, in words."""
+    if step == "compiling":
+        return f"Compiling kernels, which are kept for the next time: {done} of {total} ..."
+    return f"Loading weights: {done / total:.0%} ..."
+
+
 def weight_bytes(model: Model) -> int:
     """Bytes of weights that one decoded token reads: all but the embedding table, of which it reads one row.
 
@@ -222,13 +234,16 @@ def stream(request: Request) -> Report:
     pieces = [request.prompt]
     shown = display(StreamedText(pieces), display_id=True)
 
-    def show(text: str) -> None:
-        pieces.append(text)
+    def show(pieces: Sequence[str]) -> None:
         if shown is not None:  # outside of a notebook nothing can be updated
             shown.update(StreamedText(pieces))
 
+    def add(text: str) -> None:
+        pieces.append(text)
+        show(pieces)
+
     try:
-        return run(request, on_text=show)
+        return run(request, on_text=add, on_state=lambda state: show([request.prompt, f"\n\n{state}"]))
     except EXPECTED as error:
         return Report.failed(error)
 
@@ -255,6 +270,7 @@ class BackgroundRun:
     Args:
         request: what to generate.
         on_text: called with each piece of text.
+        on_state: called with what the opening of the model has come to.
         on_end: called once, with the Report, or with the exception that ended the run.
         run: what does the work.
     """
@@ -263,11 +279,12 @@ class BackgroundRun:
         self,
         request: Request,
         on_text: Callable[[str], None],
+        on_state: Callable[[str], None],
         on_end: Callable[[Report | Exception], None],
         run: Callable[..., Report] = run,
     ) -> None:
         self._stop = threading.Event()
-        self._work = (run, request, on_text, on_end)
+        self._work = (run, request, on_text, on_state, on_end)
         self._thread = threading.Thread(target=self._run, name="minfer generate", daemon=True)
         self._thread.start()
 
@@ -281,9 +298,11 @@ class BackgroundRun:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        run, request, on_text, on_end = self._work
+        run, request, on_text, on_state, on_end = self._work
         try:
-            outcome: Report | Exception = run(request, on_text=on_text, cancelled=self._stop.is_set)
+            outcome: Report | Exception = run(
+                request, on_text=on_text, cancelled=self._stop.is_set, on_state=on_state
+            )
         except Exception as error:  # shown to the person who pressed the button
             outcome = error
         on_end(outcome)

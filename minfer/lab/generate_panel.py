@@ -116,7 +116,7 @@ class GeneratePanel(widgets.VBox):
         self._shown_at = 0.0
         self.status.value = "Loading ..."
         self._show_text()
-        self._background = BackgroundRun(request, self._add_text, self._end, self._run)
+        self._background = BackgroundRun(request, self._add_text, self._show_state, self._end, self._run)
 
     def stop(self) -> None:
         """End the run after the token that it is at."""
@@ -133,6 +133,11 @@ class GeneratePanel(widgets.VBox):
             self._shown_at = time.monotonic()
             self.status.value = "Running ..."
             self._show_text()
+
+    def _show_state(self, state: str) -> None:
+        if time.monotonic() - self._shown_at >= _LEAST_REFRESH_S:
+            self._shown_at = time.monotonic()
+            self.status.value = state
 
     def _end(self, outcome: Report | Exception) -> None:
         self._show_text()

@@ -44,10 +44,10 @@ def test_the_plan_is_told(micro):
 def test_loading_is_told(micro):
     """Tensor by tensor, up to the last byte."""
     told = []
-    bench(micro, dry(), [8], [], 1, progress=lambda done, total: told.append((done, total)))
+    bench(micro, dry(), [8], [], 1, progress=lambda *step: told.append(step))
     total = sum(tensor.nbytes for tensor in micro.file.tensors.values())
     assert told == sorted(told) and len(told) > 20
-    assert told[-1] == (total, total)
+    assert told[-1] == ("loading", total, total)
 
 
 def test_weights_that_do_not_exist():
@@ -156,8 +156,9 @@ def test_missing_kernels_are_compiled_ahead(tmp_path, monkeypatch):
         kernel(ew.residual_add, ew.AddConfig(threads=64)),
         kernel(ew.residual_add, ew.AddConfig(vector=1, threads=64)),
     ]
-    lines = []
-    compile_ahead(kernels, "sm_80", lines.append)
+    lines, steps = [], []
+    compile_ahead(kernels, "sm_80", lines.append, lambda *step: steps.append(step))
+    assert steps == sorted(steps) and steps[-1] == ("compiling", 3, 3)
     assert lines == [f"compiling 3 kernels; they are kept in {tmp_path}"]
     assert all(cache.holds(made, "sm_80") for made in kernels)
     compile_ahead(kernels, "sm_80", lines.append)

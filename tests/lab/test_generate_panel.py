@@ -10,7 +10,7 @@ import pytest
 from minfer.cuda.kernel import NoDevice
 from minfer.engine.cuda.backend import why_unavailable
 from minfer.engine.errors import EngineError, InputError
-from minfer.lab import generate
+from minfer.lab import generate, generate_panel
 from minfer.lab.errors import sentence
 from minfer.lab.generate import BackgroundRun, Report, Request
 from minfer.lab.generate_panel import GeneratePanel
@@ -29,7 +29,7 @@ REPORT = Report(
 MODELS = [("one", Path("one.gguf")), ("two", Path("two.gguf"))]
 
 
-def fake_run(request, on_text, cancelled):
+def fake_run(request, on_text, cancelled, on_state):
     for piece in (" Pa", "ris", "."):
         on_text(piece)
     return REPORT
@@ -77,7 +77,7 @@ def test_the_panel_hands_on_what_its_controls_say():
 def test_stop_ends_a_run_and_a_second_start_waits_its_turn():
     started, runs = threading.Event(), []
 
-    def endless(request, on_text, cancelled):
+    def endless(request, on_text, cancelled, on_state):
         runs.append(request)
         started.set()
         while not cancelled():
@@ -110,7 +110,7 @@ def test_stop_ends_a_run_and_a_second_start_waits_its_turn():
     ],
 )
 def test_an_error_is_a_sentence_in_the_panel(error, words):
-    def failing(request, on_text, cancelled):
+    def failing(request, on_text, cancelled, on_state):
         on_text("begun")
         raise error
 
@@ -179,12 +179,32 @@ class TestStream:
             generate.stream(Request(generate.TINY, "Hello"))
 
 
-def full_gpu(request, on_text):
+def full_gpu(request, on_text, on_state):
     raise EngineError("the f16 copies need 15.2 GB, the GPU has 3.1 GB free: take a smaller context")
 
 
-def fails(request, on_text):
+def fails(request, on_text, on_state):
     raise ZeroDivisionError
+
+
+def test_the_panel_tells_how_far_the_opening_of_a_model_is(monkeypatch):
+    monkeypatch.setattr(generate_panel, "_LEAST_REFRESH_S", 0.0)
+    seen = []
+
+    def opens(request, on_text, cancelled, on_state):
+        for step in (("compiling", 3, 68), ("loading", 1, 4)):
+            on_state(generate.opening(*step))
+            seen.append(panel.status.value)
+        return REPORT
+
+    panel = GeneratePanel(MODELS, run=opens)
+    panel.start()
+    assert panel.wait(30)
+    assert seen == [
+        "Compiling kernels, which are kept for the next time: 3 of 68 ...",
+        "Loading weights: 25% ...",
+    ]
+    assert panel.status.value == REPORT.summary()
 
 
 def test_controls_wait_until_they_are_let_go():
@@ -196,10 +216,10 @@ def test_controls_wait_until_they_are_let_go():
 def test_a_background_run_reports_its_exception():
     ends = []
 
-    def failing(request, on_text, cancelled):
+    def failing(request, on_text, cancelled, on_state):
         raise InputError("no")
 
-    background = BackgroundRun(Request(Path("x"), "y"), print, ends.append, failing)
+    background = BackgroundRun(Request(Path("x"), "y"), print, print, ends.append, failing)
     assert background.wait(30)
     assert sentence(ends[0]) == "no"
 

@@ -148,7 +148,7 @@ class CudaBackend:
         self._on_plan(str(plan))
         if isinstance(self.device, GpuDevice):
             needed = needed_kernels(model, self.route, plan, self.device.arch, self.device.sms)
-            compile_ahead(needed, self.device.arch, self._on_plan)
+            compile_ahead(needed, self.device.arch, self._on_plan, progress)
             load_ahead(needed, self.device.arch)
         try:
             return CudaRuntime(model, self.device, self.route, plan, progress, self._on_plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import selectors
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -12,10 +13,12 @@ from pathlib import Path
 
 from minfer.cuda.kernel import CompileError, ConfigRefused, Kernel, LaunchRefused
 from minfer.cuda.runtime import cache, compile_kernel, load
+from minfer.engine.backend import Progress
 from minfer.engine.cuda.devices import DryDevice
 from minfer.engine.cuda.launches import kernel, origin
 from minfer.engine.cuda.plan import MemoryPlan
 from minfer.engine.cuda.routes import Route
+from minfer.engine.progress import progress_bar
 from minfer.model.model import Model
 
 PROCESSES = 16
@@ -48,9 +51,12 @@ def kernels_for(
     return list(dict.fromkeys(device.launches))
 
 
-def compile_ahead(kernels: Sequence[Kernel], arch: str, tell: Callable[[str], None]) -> None:
+def compile_ahead(
+    kernels: Sequence[Kernel], arch: str, tell: Callable[[str], None], progress: Progress | None = None
+) -> None:
     """Compile what the cache lacks, in several processes; says so first. What does not compile is left to
-    its launch."""
+    its launch. progress: default: a bar on a terminal."""
+    progress = progress or progress_bar()
     missing = [k for k in kernels if not cache.holds(k, arch)]
     if len(missing) < WORTH_IT:
         return
@@ -59,22 +65,25 @@ def compile_ahead(kernels: Sequence[Kernel], arch: str, tell: Callable[[str], No
     paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "minfer.engine.cuda.compile_ahead", arch]
-    quiet = subprocess.DEVNULL
-    children: list[subprocess.Popen] = []
-    try:
+    pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as running:
         for share in range(processes):
-            child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, env=environment
+            child = stack.enter_context(
+                subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, env=environment)
             )
-            children.append(child)
+            stack.callback(child.terminate)
             with contextlib.suppress(BrokenPipeError), child.stdin:
                 child.stdin.write(pickle.dumps([origin(k) for k in missing[share::processes]]))
-        for child in children:
-            child.wait()
-    finally:
-        for child in children:
-            child.terminate()
-            child.wait()
+            running.register(child.stdout, selectors.EVENT_READ)
+        done = 0
+        while running.get_map():
+            for key, _ in running.select():
+                marks = os.read(key.fd, 4096)  # one for each kernel
+                done += len(marks)
+                if not marks:
+                    running.unregister(key.fileobj)
+                elif progress is not None:
+                    progress("compiling", done, len(missing))
 
 
 def load_ahead(kernels: Sequence[Kernel], arch: str) -> None:
@@ -86,6 +95,8 @@ def load_ahead(kernels: Sequence[Kernel], arch: str) -> None:
 
 
 if __name__ == "__main__":
+    told, sys.stdout = sys.stdout.fileno(), sys.stderr
     for factory, config in pickle.load(sys.stdin.buffer):
         with contextlib.suppress(CompileError, ConfigRefused):
             compile_kernel(kernel(factory, config), sys.argv[1])
+        os.write(told, b".")

@@ -215,4 +215,4 @@ class Loader:
     def _advance(self, nbytes: int) -> None:
         self.done += nbytes
         if self.progress is not None:
-            self.progress(self.done, self.total)
+            self.progress("loading", self.done, self.total)
