@@ -188,15 +188,18 @@ class NotebookPage:
         for key in keys:
             self.page.keyboard.press(key)
 
-    def press_once_enabled(self, button) -> None:
-        """Have the page press a button the moment it is enabled: a click of the test could come too late."""
-        button.evaluate(
-            """button => new MutationObserver((_, observer) => {
-                if (!button.disabled) {
+    def press_at(self, cell, text: str, button: str) -> None:
+        """Have the page press a button the moment the cell shows a text, for which the own click of a test
+        could come too late."""
+        cell.evaluate(
+            """(cell, [text, title]) => new MutationObserver((_, observer) => {
+                const button = cell.querySelector(`button[title="${title}"]`);
+                if (cell.textContent.includes(text) && !button.disabled) {
                     observer.disconnect();
                     button.click();
                 }
-            }).observe(button, {attributes: true, attributeFilter: ['disabled']})"""
+            }).observe(cell, {attributes: true, characterData: true, childList: true, subtree: true})""",
+            [text, button],
         )
 
     def wait_for_other_picture(self, cell, before: str) -> None:
@@ -254,4 +257,4 @@ def open_notebook(chromium, lab):
     yield open_
     for notebook in opened:
         notebook.page.context.close()
-        assert notebook.errors == []
+        assert not notebook.errors, "\n".join(notebook.errors)
