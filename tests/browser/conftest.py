@@ -140,6 +140,10 @@ class NotebookPage:
         cell.scroll_into_view_if_needed()
         return cell
 
+    def wait_for_kernel(self) -> None:
+        """Wait until the kernel is there and idle: what it says earlier is lost to a page that reconnects."""
+        self.page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+
     def menu(self, top: str, entry: str) -> None:
         """Choose an entry of a menu."""
         self.page.locator(".lm-MenuBar-itemLabel", has_text=re.compile(f"^{top}$")).click()
@@ -250,7 +254,7 @@ def open_notebook(chromium, lab):
         page.on("console", lambda line: notebook.errors.append(line.text) if line.type == "error" else None)
         page.goto(f"{address}/lab/workspaces/{len(opened)}-{time.monotonic_ns()}/tree/{name}?token={TOKEN}")
         page.locator(".jp-Notebook .jp-Cell").first.wait_for()
-        page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+        notebook.wait_for_kernel()
         opened.append(notebook)
         return notebook
 

@@ -141,6 +141,7 @@ def test_start_here_streams_and_goes_on_after_a_restart(open_notebook):
     notebook.page.locator(".jp-Dialog button", has_text="Restart").click()
     panel.get_by_text(NO_KERNEL).wait_for()
     notebook.screenshot("kernel-restarted")
+    notebook.wait_for_kernel()
     notebook.run_all()
     assert not notebook.cell("cell-11").get_by_text(NO_KERNEL).is_visible()
 
