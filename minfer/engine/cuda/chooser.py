@@ -9,7 +9,7 @@ import numpy as np
 
 from minfer.cuda.elementwise import ArgmaxConfig, argmax
 from minfer.engine.cuda.devices import Device
-from minfer.engine.cuda.launches import kernel
+from minfer.engine.cuda.launches import launch_for
 
 
 class Chooser:
@@ -19,21 +19,19 @@ class Chooser:
     """
 
     def __init__(self, device: Device, vocab: int, state: tuple[Any, Any, Any], pdl: bool) -> None:
-        self._device, self._vocab, self._state, self._pdl = device, vocab, state, pdl
-        self._partial, self._next = (ArgmaxConfig(stage, pdl=pdl) for stage in ("partial", "next"))
-        self._grid = self._partial.grid(vocab)
-        self._candidates = device.empty((self._grid[0], 2), np.uint32)
+        self._device, self._vocab, self._state = device, vocab, state
+        self._partial, self._next = (
+            launch_for(argmax, ArgmaxConfig, (vocab,), stage, pdl=pdl) for stage in ("partial", "next")
+        )
+        self._candidates = device.empty((self._partial.grid[0], 2), np.uint32)
         # Of the last two positions: one is read while the other is written.
         self._chosen, self._seen = device.mapped(2, np.int32)
 
     def enqueue(self, logits: Any) -> None:
         """Choose from f32 logits (vocab,): the state becomes that of the next token."""
-        launch, candidates = self._device.launch, self._candidates
-        launch(kernel(argmax, self._partial), self._grid, logits, candidates, self._vocab, pdl=self._pdl)
-        launch(
-            kernel(argmax, self._next), self._next.grid(self._vocab),
-            candidates, self._chosen, *self._state, self._grid[0], pdl=self._pdl,
-        )  # fmt: skip
+        device, candidates = self._device, self._candidates
+        self._partial.on(device, logits, candidates, self._vocab)
+        self._next.on(device, candidates, self._chosen, *self._state, len(candidates))
 
     def after(self, position: int) -> Callable[[], int]:
         """What waits until everything enqueued has been done and returns the choice after the token at

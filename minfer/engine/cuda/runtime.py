@@ -281,7 +281,7 @@ class CudaRuntime:
         whole = q.storage.parent
         n = len(k)
         if self._fused_rope is not None and self._fused_rope.launch(
-            self._queries.matrix("f16")[:n], self._keys[layer], self._values[layer], self._position
+            self._queries.rows_as("f16", 0, n), self._keys[layer], self._values[layer], self._position
         ):
             return
         if whole.form is not None:
