@@ -16,7 +16,7 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.dependent import dependent_start, least_arch
 from minfer.cuda.gemv_config import GemvConfig
-from minfer.cuda.instruction import device_function
+from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 
 __all__ = ["PLANES_7B", "GemvConfig", "gemv", "shipped"]
@@ -40,9 +40,12 @@ def gemv(config: GemvConfig) -> Kernel:
     across = config.lane_groups // rows  # units of one row at a time
     row_lanes = across * lanes
     steps = -(-slice_blocks // across)
-    whole = slices * slice_blocks == blocks and slice_blocks % across == 0
+    even = slices * slice_blocks == blocks
+    whole = even and slice_blocks % across == 0
     slot_bytes, x_bytes, threads = config.slot_bytes, config.x_bytes, config.threads
-    copy_rounds = -(-(slot_bytes // 16) // 32)
+    bulk, ahead, body_bytes = config.bulk, config.ahead, config.body_bytes
+    ring_at, ragged = config.ring_at, config.row_bytes % 16 != 0
+    copy_rounds = -(-(body_bytes // 16) // 32)
     x_rounds = -(-(x_bytes // 16) // threads)
     added, dependent, start = config.addend, config.pdl, dependent_start(config.pdl)
     shuffles = row_lanes.bit_length() - 1
@@ -64,23 +67,49 @@ def gemv(config: GemvConfig) -> Kernel:
         return matrix + uint64(row) * uint64(row_bytes) + uint64(part * part_bytes)
 
     @device_function
-    def copy(slot, matrix, od, group, part, wanted):
+    def span(matrix, od, group, part):
+        """(the 16-byte line that a row group's slice starts in, bytes from there to its end)."""
+        row = group * rows
+        address = place(matrix, row, part)
+        length = int32(min(rows, od - row)) * row_bytes
+        if slices > 1:
+            length = min(int32(part_bytes), int32(row_bytes - part * part_bytes))
+        start = address & uint64(0xFFFFFFFFFFFFFFF0)
+        return start, int32(address - start) + length
+
+    @device_function
+    def copy_lines(slot, matrix, od, group, part, wanted):
         """Start the copy of a row group's slice, if it is wanted; one commit in any case."""
         if wanted:
-            row = group * rows
-            address = place(matrix, row, part)
-            length = int32(min(rows, od - row)) * row_bytes
-            if slices > 1:
-                length = min(int32(part_bytes), int32(row_bytes - part * part_bytes))
-            start = address & uint64(0xFFFFFFFFFFFFFFF0)
-            # From the line's start: what is to be copied, and how far the matrix goes.
-            span = int32(address - start) + length
+            start, size = span(matrix, od, group, part)
             left = int32(min(matrix + uint64(od) * uint64(row_bytes) - start, uint64(0x40000000)))
             for i in range(copy_rounds):
                 at = (int32(ptx.lane_id()) + i * 32) * 16
-                if at < span:
+                if at < size:
                     ptx.cp_async_cg_16(slot + uint32(at), start + uint64(at), uint32(min(16, left - at)))
         ptx.cp_async_commit()
+
+    @device_function
+    def copy_bulk(slot, matrix, od, group, part, wanted):
+        """The same as one bulk copy, which the mbarrier behind the slot's bytes waits for."""
+        if wanted and ptx.lane_id() == uint32(0):
+            start, size = span(matrix, od, group, part)
+            whole_lines = (size + 15) & ~15
+            if ragged:  # the matrix ends within a line: its last bytes by themselves
+                left = matrix + uint64(od) * uint64(row_bytes) - start
+                if left < uint64(whole_lines):
+                    whole_lines -= 16
+                    for i in range(8):
+                        at = whole_lines + 2 * i
+                        value = uint32(0)
+                        if at < size:
+                            value = ptx.ld_global_u16(start + uint64(at))
+                        ptx.st_shared_u16(slot + uint32(at), value)
+            full = slot + uint32(body_bytes)
+            ptx.mbarrier_arrive_expect_tx(full, uint32(whole_lines))
+            ptx.bulk_load(slot, start, uint32(whole_lines), full)
+
+    copy = copy_bulk if bulk else copy_lines
 
     @device_function
     def unit_dot(copied, x, first, count, index, part):
@@ -96,12 +125,13 @@ def gemv(config: GemvConfig) -> Kernel:
         return device_dot(block, x + uint32(index * unit_x), part)
 
     @device_function
+    @unrolled
     def multiply(weights, x, addend, y, od):
         shared = ptx.shared_address(cuda.shared.array(0, uint8))
         thread = int32(cuda.threadIdx.x)
         lane = thread & 31
         warp = thread >> 5
-        ring = shared + uint32(x_bytes + warp * (slots * slot_bytes))
+        ring = shared + uint32(ring_at + warp * (slots * slot_bytes))
         # Contiguous row groups a block, dealt to its warps in turn.
         groups = int32((od + (rows - 1)) // rows)
         share = int32(ptx.udiv_u32(groups, cuda.gridDim.x))
@@ -112,35 +142,63 @@ def gemv(config: GemvConfig) -> Kernel:
         turns = 0
         if first < last:
             turns = (last - first + (warps - 1)) // warps * slices
-        if not dependent:
+        if bulk:
+            ptx.griddepcontrol_launch_dependents()
+            if thread == 0:
+                ptx.mbarrier_init(shared + uint32(x_bytes), uint32(1))
+            if lane == 0:
+                for n in range(slots):
+                    ptx.mbarrier_init(ring + uint32(n * slot_bytes + body_bytes), uint32(1))
+            ptx.fence_mbarrier_init()
+            ptx.syncwarp()
+        elif not dependent:
             stage_x(shared, x)
         for n in range(slots):
             copy(
                 ring + uint32(n * slot_bytes), weights, od, first + n // slices * warps, n % slices, n < turns
             )
-        if dependent:
-            start()
-            stage_x(shared, x)
-            wait_all()
+        if bulk:
+            n = slots + lane
+            if lane < ahead and n < turns:
+                line, size = span(weights, od, first + n // slices * warps, n % slices)
+                ptx.bulk_prefetch_l2(line, uint32(size & ~15))
+            cuda.syncthreads()
+            ptx.griddepcontrol_wait()
+            if thread == 0:
+                full = shared + uint32(x_bytes)
+                ptx.mbarrier_arrive_expect_tx(full, uint32(x_bytes))
+                ptx.bulk_load(shared, x, uint32(x_bytes), full)
+            ptx.mbarrier_wait(shared + uint32(x_bytes), uint32(0))
         else:
-            wait_first()
-        cuda.syncthreads()
+            if dependent:
+                start()
+                stage_x(shared, x)
+                wait_all()
+            else:
+                wait_first()
+            cuda.syncthreads()
         row_in_group = lane // row_lanes
         unit_in_step = (lane & (row_lanes - 1)) // lanes
         part = lane & (lanes - 1)
         total = float32(0)
         slot = uint32(0)
+        parity = uint32(0)
         for n in range(turns):
             group = first + n // slices * warps
             slice_ = n % slices
             row = group * rows + row_in_group
-            wait_ring()
+            if bulk:
+                ptx.mbarrier_wait(ring + slot + uint32(body_bytes), parity)
+            else:
+                wait_ring()
             ptx.syncwarp()
             here = ring + slot + uint32(row_in_group * row_bytes)
             here += uint32(place(weights, group * rows, slice_) & uint64(15))
-            count = min(int32(slice_blocks), int32(blocks - slice_ * slice_blocks))
+            count = int32(slice_blocks)
+            if not even:
+                count = min(count, int32(blocks - slice_ * slice_blocks))
             if row < od:
-                for step in range(steps):
+                for step in unroll(steps):
                     index = unit_in_step + step * across
                     if whole or index < count:
                         total += unit_dot(here, shared, slice_ * slice_blocks, count, index, part)
@@ -157,6 +215,7 @@ def gemv(config: GemvConfig) -> Kernel:
             slot += uint32(slot_bytes)
             if slot == uint32(slots * slot_bytes):
                 slot = uint32(0)
+                parity ^= uint32(1)
             if slice_ == slices - 1:
                 for step in range(shuffles):
                     total += ptx.shfl_xor_f32(total, uint32(1 << step))

@@ -13,6 +13,10 @@ from minfer.cuda.q8 import q8_record_bytes
 
 SHARED_LIMIT = 99 * 1024
 """A block's on the smallest devices (sm_86, sm_89, sm_120); two such blocks fit an H100's SM."""
+SM_90_SHARED = 228 * 1024
+"""An SM's of sm_90, of which the driver keeps 1 KB a block."""
+BARRIER_BYTES = 16
+"""What an mbarrier takes beside what it guards, which is aligned to 16 bytes."""
 SLOT_BYTES = 8192
 """What `for_shape` makes slots of at most, about."""
 
@@ -34,6 +38,10 @@ class GemvConfig:
         resident: blocks an SM that the grid is sized for.
         layout: "blocks", as they lie in a file, or "planes", repacked at load time by slices of these configs
             (`minfer.cuda.gemv_planes`; Q6_K).
+        bulk: each copy is one bulk copy of sm_90, started by one lane (with pdl); the first product waits for
+            the activations and its own copy, not for the ring.
+        ahead: copies that a warp asks L2 for before it waits for the kernel before, behind those in its ring
+            (with bulk).
     """
 
     format: str
@@ -46,6 +54,8 @@ class GemvConfig:
     pdl: bool = False
     resident: int = 2
     layout: str = "blocks"
+    bulk: bool = False
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         check_types("gemv", self)
@@ -68,15 +78,22 @@ class GemvConfig:
             raise ConfigRefused(
                 f"gemv: {self.slices} slices of {self.blocks} blocks leave the last one empty; take fewer"
             )
-        if self.shared_bytes > SHARED_LIMIT:
+        if self.bulk and not self.pdl:
+            raise ConfigRefused("gemv: bulk copies are sm_90's, as pdl is: take both")
+        check_whole("gemv: copies ahead in L2", self.ahead, 0)
+        if self.ahead > 32 or (self.ahead and not self.bulk):
+            raise ConfigRefused(f"gemv: {self.ahead} copies ahead in L2; up to 32, with bulk copies")
+        limit = SM_90_SHARED // self.resident - 1024 if self.bulk else SHARED_LIMIT
+        if self.shared_bytes > limit:
             raise ConfigRefused(
-                f"gemv: {self.shared_bytes} bytes of shared memory a block, the limit is {SHARED_LIMIT}: "
+                f"gemv: {self.shared_bytes} bytes of shared memory a block, the limit is {limit}: "
                 "take fewer rows, warps or slots, or more slices"
             )
 
     def __str__(self) -> str:
         extra = (" planes" if self.layout == "planes" else "") + (" addend" if self.addend else "")
-        extra += " pdl" if self.pdl else ""
+        extra += (" pdl" if self.pdl else "") + (" bulk" if self.bulk else "")
+        extra += f" ahead={self.ahead}" if self.ahead else ""
         tile = f"rows={self.rows} slices={self.slices} warps={self.warps} slots={self.slots}"
         return f"{self.format} dim={self.dim} {tile}{extra}"
 
@@ -125,10 +142,20 @@ class GemvConfig:
         return self.rows * self.slice_bytes
 
     @property
-    def slot_bytes(self) -> int:
-        """Bytes of a slot: a copy starts at the 16-byte line that holds its first byte."""
+    def body_bytes(self) -> int:
+        """Bytes of a slot that a copy fills: it starts at the 16-byte line that holds its first byte."""
         slack = 0 if self.layout == "planes" or self.unit_bytes % 16 == 0 else 15
         return -(-(self.copy_bytes + slack) // 16) * 16
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot: with its mbarrier, where copies are bulk copies."""
+        return self.body_bytes + self.bulk * BARRIER_BYTES
+
+    @property
+    def ring_at(self) -> int:
+        """Where the warps' rings begin: behind the activations (and their mbarrier)."""
+        return self.x_bytes + self.bulk * BARRIER_BYTES
 
     @property
     def x_bytes(self) -> int:
@@ -142,7 +169,7 @@ class GemvConfig:
     @property
     def shared_bytes(self) -> int:
         """Activations, then a ring of slots a warp."""
-        return self.x_bytes + self.warps * self.slots * self.slot_bytes
+        return self.ring_at + self.warps * self.slots * self.slot_bytes
 
     def grid(self, od: int, sms: int = 132) -> tuple[int, int, int]:
         """Blocks that stay: `resident` an SM, fewer if there are fewer row groups."""

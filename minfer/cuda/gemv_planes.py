@@ -20,7 +20,7 @@ import numpy as np
 from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
-from minfer.cuda.block_dots import LOW, BlockDot, six_bits
+from minfer.cuda.block_dots import LOW, BlockDot, six_bit_dot, six_bits
 from minfer.cuda.instruction import device_function
 
 BLOCK_BYTES = 210
@@ -60,10 +60,10 @@ def _planes(blocks: np.ndarray) -> np.ndarray:
 def _sixteen(low, high, at, total):
     """16 weights, as their nibbles and the two bits above them in place, times the 16 int8 at `at`."""
     a0, a1, a2, a3 = ptx.ld_shared_v4_u32(at)
-    total = ptx.dp4a(six_bits(low[0], high[0]), a0, total)
-    total = ptx.dp4a(six_bits(low[1], high[1]), a1, total)
-    total = ptx.dp4a(six_bits(low[2], high[2]), a2, total)
-    return ptx.dp4a(six_bits(low[3], high[3]), a3, total)
+    total = six_bit_dot(six_bits(low[0], high[0]), a0, total)
+    total = six_bit_dot(six_bits(low[1], high[1]), a1, total)
+    total = six_bit_dot(six_bits(low[2], high[2]), a2, total)
+    return six_bit_dot(six_bits(low[3], high[3]), a3, total)
 
 
 @device_function
