@@ -14,8 +14,9 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.dependent import dependent_start, least_arch
+from minfer.cuda.dependent import least_arch
 from minfer.cuda.gemv_config import GemvConfig
+from minfer.cuda.gemv_copies import copies
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 
@@ -36,80 +37,17 @@ def gemv(config: GemvConfig) -> Kernel:
     unit_x = 320 if wide else dot.weights * 4
     rows, slices, warps, slots = config.rows, config.slices, config.warps, config.slots
     blocks, slice_blocks, unit = config.blocks, config.slice_blocks, config.unit_bytes
-    row_bytes, part_bytes = config.row_bytes, config.slice_bytes
     across = config.lane_groups // rows  # units of one row at a time
     row_lanes = across * lanes
     steps = -(-slice_blocks // across)
     even = slices * slice_blocks == blocks
     whole = even and slice_blocks % across == 0
-    slot_bytes, x_bytes, threads = config.slot_bytes, config.x_bytes, config.threads
-    bulk, ahead, body_bytes = config.bulk, config.ahead, config.body_bytes
-    ring_at, ragged = config.ring_at, config.row_bytes % 16 != 0
-    copy_rounds = -(-(body_bytes // 16) // 32)
-    x_rounds = -(-(x_bytes // 16) // threads)
-    added, dependent, start = config.addend, config.pdl, dependent_start(config.pdl)
+    row_bytes, slot_bytes, ring_at = config.row_bytes, config.slot_bytes, config.ring_at
+    ahead, added = config.ahead, config.addend
     shuffles = row_lanes.bit_length() - 1
-    wait_ring = ptx.cp_async_wait_group(slots - 1)
-    wait_first = ptx.cp_async_wait_group(slots)
-    wait_all = ptx.cp_async_wait_group(0)
-
-    @device_function
-    def stage_x(shared, source):
-        for i in range(x_rounds):
-            chunk = int32(cuda.threadIdx.x) + i * threads
-            if chunk < x_bytes // 16:
-                ptx.cp_async_cg_16(shared + uint32(chunk * 16), source + uint64(chunk * 16), uint32(16))
-        ptx.cp_async_commit()
-
-    @device_function
-    def place(matrix, row, part):
-        """Address of slice `part` of a row."""
-        return matrix + uint64(row) * uint64(row_bytes) + uint64(part * part_bytes)
-
-    @device_function
-    def span(matrix, od, group, part):
-        """(the 16-byte line that a row group's slice starts in, bytes from there to its end)."""
-        row = group * rows
-        address = place(matrix, row, part)
-        length = int32(min(rows, od - row)) * row_bytes
-        if slices > 1:
-            length = min(int32(part_bytes), int32(row_bytes - part * part_bytes))
-        start = address & uint64(0xFFFFFFFFFFFFFFF0)
-        return start, int32(address - start) + length
-
-    @device_function
-    def copy_lines(slot, matrix, od, group, part, wanted):
-        """Start the copy of a row group's slice, if it is wanted; one commit in any case."""
-        if wanted:
-            start, size = span(matrix, od, group, part)
-            left = int32(min(matrix + uint64(od) * uint64(row_bytes) - start, uint64(0x40000000)))
-            for i in range(copy_rounds):
-                at = (int32(ptx.lane_id()) + i * 32) * 16
-                if at < size:
-                    ptx.cp_async_cg_16(slot + uint32(at), start + uint64(at), uint32(min(16, left - at)))
-        ptx.cp_async_commit()
-
-    @device_function
-    def copy_bulk(slot, matrix, od, group, part, wanted):
-        """The same as one bulk copy, which the mbarrier behind the slot's bytes waits for."""
-        if wanted and ptx.lane_id() == uint32(0):
-            start, size = span(matrix, od, group, part)
-            whole_lines = (size + 15) & ~15
-            if ragged:  # the matrix ends within a line: its last bytes by themselves
-                left = matrix + uint64(od) * uint64(row_bytes) - start
-                if left < uint64(whole_lines):
-                    whole_lines -= 16
-                    for i in range(8):
-                        at = whole_lines + 2 * i
-                        value = uint32(0)
-                        if at < size:
-                            value = ptx.ld_global_u16(start + uint64(at))
-                        ptx.st_shared_u16(slot + uint32(at), value)
-            full = slot + uint32(body_bytes)
-            ptx.mbarrier_arrive_expect_tx(full, uint32(whole_lines))
-            ptx.bulk_load(slot, start, uint32(whole_lines), full)
-
-    copy = copy_bulk if bulk else copy_lines
+    way = copies(config)
+    place, ask, copy = way.place, way.ask, way.copy
+    begin, staged, arrived = way.begin, way.staged, way.arrived
 
     @device_function
     def unit_dot(copied, x, first, count, index, part):
@@ -142,57 +80,27 @@ def gemv(config: GemvConfig) -> Kernel:
         turns = 0
         if first < last:
             turns = (last - first + (warps - 1)) // warps * slices
-        if bulk:
-            ptx.griddepcontrol_launch_dependents()
-            if thread == 0:
-                ptx.mbarrier_init(shared + uint32(x_bytes), uint32(1))
-            if lane == 0:
-                for n in range(slots):
-                    ptx.mbarrier_init(ring + uint32(n * slot_bytes + body_bytes), uint32(1))
-            ptx.fence_mbarrier_init()
-            ptx.syncwarp()
-        elif not dependent:
-            stage_x(shared, x)
+        begin(shared, ring, x)
         for n in range(slots):
-            copy(
-                ring + uint32(n * slot_bytes), weights, od, first + n // slices * warps, n % slices, n < turns
-            )
-        if bulk:
+            slot = ring + uint32(n * slot_bytes)
+            copy(slot, weights, od, first + n // slices * warps, n % slices, n < turns)
+        if ahead > 0:
             n = slots + lane
             if lane < ahead and n < turns:
-                line, size = span(weights, od, first + n // slices * warps, n % slices)
-                ptx.bulk_prefetch_l2(line, uint32(size & ~15))
-            cuda.syncthreads()
-            ptx.griddepcontrol_wait()
-            if thread == 0:
-                full = shared + uint32(x_bytes)
-                ptx.mbarrier_arrive_expect_tx(full, uint32(x_bytes))
-                ptx.bulk_load(shared, x, uint32(x_bytes), full)
-            ptx.mbarrier_wait(shared + uint32(x_bytes), uint32(0))
-        else:
-            if dependent:
-                start()
-                stage_x(shared, x)
-                wait_all()
-            else:
-                wait_first()
-            cuda.syncthreads()
+                ask(weights, od, first + n // slices * warps, n % slices)
+        staged(shared, x)
         row_in_group = lane // row_lanes
         unit_in_step = (lane & (row_lanes - 1)) // lanes
         part = lane & (lanes - 1)
         total = float32(0)
-        slot = uint32(0)
+        slot = ring
         parity = uint32(0)
         for n in range(turns):
             group = first + n // slices * warps
             slice_ = n % slices
             row = group * rows + row_in_group
-            if bulk:
-                ptx.mbarrier_wait(ring + slot + uint32(body_bytes), parity)
-            else:
-                wait_ring()
-            ptx.syncwarp()
-            here = ring + slot + uint32(row_in_group * row_bytes)
+            arrived(slot, parity)
+            here = slot + uint32(row_in_group * row_bytes)
             here += uint32(place(weights, group * rows, slice_) & uint64(15))
             count = int32(slice_blocks)
             if not even:
@@ -204,17 +112,11 @@ def gemv(config: GemvConfig) -> Kernel:
                         total += unit_dot(here, shared, slice_ * slice_blocks, count, index, part)
             ptx.syncwarp()
             following = n + slots
-            copy(
-                ring + slot,
-                weights,
-                od,
-                first + following // slices * warps,
-                following % slices,
-                following < turns,
-            )
+            wanted = following < turns
+            copy(slot, weights, od, first + following // slices * warps, following % slices, wanted)
             slot += uint32(slot_bytes)
-            if slot == uint32(slots * slot_bytes):
-                slot = uint32(0)
+            if slot == ring + uint32(slots * slot_bytes):
+                slot = ring
                 parity ^= uint32(1)
             if slice_ == slices - 1:
                 for step in range(shuffles):
@@ -241,10 +143,10 @@ def gemv(config: GemvConfig) -> Kernel:
         name="gemv",
         config=config,
         function=gemv_rows,
-        threads=threads,
+        threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
-        min_arch=least_arch(dependent),
+        min_arch=least_arch(config.pdl),
         min_blocks=config.resident,  # shared memory allows no more, so registers need not be spared for more
     )
 

@@ -33,15 +33,13 @@ class GemvConfig:
         warps: warps a block.
         slots: copies that a warp has in flight.
         addend: add a vector (a bias, or the residual stream).
-        pdl: programmatic dependent launch (sm_90): the weights stream in while the kernel before still runs;
-            launch with `pdl=True`.
+        pdl: programmatic dependent launch (sm_90): the weights stream in, by bulk copies, while the kernel
+            before still runs; launch with `pdl=True`.
         resident: blocks an SM that the grid is sized for.
         layout: "blocks", as they lie in a file, or "planes", repacked at load time by slices of these configs
             (`minfer.cuda.gemv_planes`; Q6_K).
-        bulk: each copy is one bulk copy of sm_90, started by one lane (with pdl); the first product waits for
-            the activations and its own copy, not for the ring.
         ahead: copies that a warp asks L2 for before it waits for the kernel before, behind those in its ring
-            (with bulk).
+            (with pdl).
     """
 
     format: str
@@ -54,7 +52,6 @@ class GemvConfig:
     pdl: bool = False
     resident: int = 2
     layout: str = "blocks"
-    bulk: bool = False
     ahead: int = 0
 
     def __post_init__(self) -> None:
@@ -78,12 +75,10 @@ class GemvConfig:
             raise ConfigRefused(
                 f"gemv: {self.slices} slices of {self.blocks} blocks leave the last one empty; take fewer"
             )
-        if self.bulk and not self.pdl:
-            raise ConfigRefused("gemv: bulk copies are sm_90's, as pdl is: take both")
         check_whole("gemv: copies ahead in L2", self.ahead, 0)
-        if self.ahead > 32 or (self.ahead and not self.bulk):
-            raise ConfigRefused(f"gemv: {self.ahead} copies ahead in L2; up to 32, with bulk copies")
-        limit = SM_90_SHARED // self.resident - 1024 if self.bulk else SHARED_LIMIT
+        if self.ahead > 32 or (self.ahead and not self.pdl):
+            raise ConfigRefused(f"gemv: {self.ahead} copies ahead in L2; up to 32, with pdl")
+        limit = SM_90_SHARED // self.resident - 1024 if self.pdl else SHARED_LIMIT
         if self.shared_bytes > limit:
             raise ConfigRefused(
                 f"gemv: {self.shared_bytes} bytes of shared memory a block, the limit is {limit}: "
@@ -92,7 +87,7 @@ class GemvConfig:
 
     def __str__(self) -> str:
         extra = (" planes" if self.layout == "planes" else "") + (" addend" if self.addend else "")
-        extra += (" pdl" if self.pdl else "") + (" bulk" if self.bulk else "")
+        extra += " pdl" if self.pdl else ""
         extra += f" ahead={self.ahead}" if self.ahead else ""
         tile = f"rows={self.rows} slices={self.slices} warps={self.warps} slots={self.slots}"
         return f"{self.format} dim={self.dim} {tile}{extra}"
@@ -149,13 +144,13 @@ class GemvConfig:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot: with its mbarrier, where copies are bulk copies."""
-        return self.body_bytes + self.bulk * BARRIER_BYTES
+        """Bytes of a slot: with its mbarrier, with pdl."""
+        return self.body_bytes + self.pdl * BARRIER_BYTES
 
     @property
     def ring_at(self) -> int:
         """Where the warps' rings begin: behind the activations (and their mbarrier)."""
-        return self.x_bytes + self.bulk * BARRIER_BYTES
+        return self.x_bytes + self.pdl * BARRIER_BYTES
 
     @property
     def x_bytes(self) -> int:

@@ -1,0 +1,176 @@
+"""How the decode GEMV's operands reach shared memory: by cp.async, or (with pdl) by bulk copies.
+
+A warp has a ring of slots of its own. One copy fills a slot: with a slice of a row group, from the 16-byte
+line that its first byte is in. `line_copies` is for every architecture: each lane copies 16 bytes at a time,
+some 20 instructions of a warp for 512 bytes. `bulk_copies` is sm_90's: one lane starts a single copy for a
+whole slot, and an mbarrier behind the slot's bytes completes with it. The activations have an mbarrier too,
+so that the first product waits for them and for its own slot, not for the ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numba import cuda
+from numba.cuda.types import int32, uint32, uint64
+
+from minfer.cuda import ptx
+from minfer.cuda.gemv_config import GemvConfig
+from minfer.cuda.instruction import device_function
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Device functions of one way to copy; all threads of a block call them.
+
+    Attributes:
+        place: (matrix, row, part): the address of slice `part` of a row.
+        ask: (matrix, od, group, part): let L2 fetch a row group's slice; by any lane.
+        begin: (shared, ring, x): before the first copy; `ring` is this warp's.
+        copy: (slot, matrix, od, group, part, wanted): start the copy of a row group's slice, if wanted.
+        staged: (shared, x): after the first copies: wait for the activations.
+        arrived: (slot, parity): wait for a slot's copy; the parity is 0 in the ring's first round, then 1.
+    """
+
+    place: Callable
+    ask: Callable
+    begin: Callable
+    copy: Callable
+    staged: Callable
+    arrived: Callable
+
+
+def copies(config: GemvConfig) -> Copies:
+    """The way of this config."""
+    place = _place(config)
+    span = _span(config, place)
+
+    @device_function
+    def ask(matrix, od, group, part):
+        line, size = span(matrix, od, group, part)
+        ptx.bulk_prefetch_l2(line, uint32(size & ~15))
+
+    ways = bulk_copies(config, span) if config.pdl else line_copies(config, span)
+    return Copies(place, ask, *ways)
+
+
+def _place(config: GemvConfig) -> Callable:
+    row_bytes, part_bytes = config.row_bytes, config.slice_bytes
+
+    @device_function
+    def place(matrix, row, part):
+        return matrix + uint64(row) * uint64(row_bytes) + uint64(part * part_bytes)
+
+    return place
+
+
+def _span(config: GemvConfig, place: Callable) -> Callable:
+    """Device function (matrix, od, group, part): (the line in which a row group's slice starts, bytes from
+    there to the slice's end)."""
+    rows, slices, row_bytes, part_bytes = config.rows, config.slices, config.row_bytes, config.slice_bytes
+
+    @device_function
+    def span(matrix, od, group, part):
+        row = group * rows
+        address = place(matrix, row, part)
+        length = int32(min(rows, od - row)) * row_bytes
+        if slices > 1:
+            length = min(int32(part_bytes), int32(row_bytes - part * part_bytes))
+        line = address & uint64(0xFFFFFFFFFFFFFFF0)
+        return line, int32(address - line) + length
+
+    return span
+
+
+def line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
+    """(begin, copy, staged, arrived) by cp.async, of which one group is a copy, and the first one is x."""
+    row_bytes, x_bytes, threads = config.row_bytes, config.x_bytes, config.threads
+    copy_rounds = -(-(config.body_bytes // 16) // 32)
+    x_rounds = -(-(x_bytes // 16) // threads)
+    wait_first = ptx.cp_async_wait_group(config.slots)
+    wait_oldest = ptx.cp_async_wait_group(config.slots - 1)
+
+    @device_function
+    def begin(shared, ring, x):
+        for i in range(x_rounds):
+            chunk = int32(cuda.threadIdx.x) + i * threads
+            if chunk < x_bytes // 16:
+                ptx.cp_async_cg_16(shared + uint32(chunk * 16), x + uint64(chunk * 16), uint32(16))
+        ptx.cp_async_commit()
+
+    @device_function
+    def copy(slot, matrix, od, group, part, wanted):
+        if wanted:
+            line, size = span(matrix, od, group, part)
+            left = int32(min(matrix + uint64(od) * uint64(row_bytes) - line, uint64(0x40000000)))
+            for i in range(copy_rounds):
+                at = (int32(ptx.lane_id()) + i * 32) * 16
+                if at < size:
+                    ptx.cp_async_cg_16(slot + uint32(at), line + uint64(at), uint32(min(16, left - at)))
+        ptx.cp_async_commit()  # wanted or not: waiting counts the groups
+
+    @device_function
+    def staged(shared, x):
+        wait_first()
+        cuda.syncthreads()
+
+    @device_function
+    def arrived(slot, parity):
+        wait_oldest()
+        ptx.syncwarp()
+
+    return begin, copy, staged, arrived
+
+
+def bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
+    """(begin, copy, staged, arrived) by bulk copies; the block overlaps the kernel before."""
+    row_bytes, x_bytes, body_bytes = config.row_bytes, config.x_bytes, config.body_bytes
+    slots, slot_bytes, ragged = config.slots, config.slot_bytes, config.row_bytes % 16 != 0
+
+    @device_function
+    def begin(shared, ring, x):
+        ptx.griddepcontrol_launch_dependents()
+        if cuda.threadIdx.x == 0:
+            ptx.mbarrier_init(shared + uint32(x_bytes), uint32(1))
+        if ptx.lane_id() == uint32(0):
+            for n in range(slots):
+                ptx.mbarrier_init(ring + uint32(n * slot_bytes + body_bytes), uint32(1))
+        ptx.fence_mbarrier_init()
+        ptx.syncwarp()
+
+    @device_function
+    def copy(slot, matrix, od, group, part, wanted):
+        if wanted and ptx.lane_id() == uint32(0):
+            line, size = span(matrix, od, group, part)
+            whole = (size + 15) & ~15
+            if ragged:
+                left = matrix + uint64(od) * uint64(row_bytes) - line
+                if left < uint64(whole):  # the matrix ends within a line: halves of it, then zeros
+                    whole -= 16
+                    for i in range(8):
+                        at = whole + 2 * i
+                        value = uint32(0)
+                        if at < size:
+                            value = ptx.ld_global_u16(line + uint64(at))
+                        ptx.st_shared_u16(slot + uint32(at), value)
+            full = slot + uint32(body_bytes)
+            ptx.mbarrier_arrive_expect_tx(full, uint32(whole))
+            ptx.bulk_load(slot, line, uint32(whole), full)
+
+    @device_function
+    def staged(shared, x):
+        full = shared + uint32(x_bytes)
+        cuda.syncthreads()  # its mbarrier is initialised
+        ptx.griddepcontrol_wait()
+        if cuda.threadIdx.x == 0:
+            ptx.mbarrier_arrive_expect_tx(full, uint32(x_bytes))
+            ptx.bulk_load(shared, x, uint32(x_bytes), full)
+        ptx.mbarrier_wait(full, uint32(0))
+
+    @device_function
+    def arrived(slot, parity):
+        ptx.mbarrier_wait(slot + uint32(body_bytes), parity)
+        ptx.syncwarp()
+
+    return begin, copy, staged, arrived
