@@ -47,7 +47,8 @@ def gemv(config: GemvConfig) -> Kernel:
     shuffles = row_lanes.bit_length() - 1
     way = copies(config)
     place, ask, copy = way.place, way.ask, way.copy
-    begin, staged, arrived = way.begin, way.staged, way.arrived
+    begin, staged, release, arrived = way.begin, way.staged, way.release, way.arrived
+    late = config.late
 
     @device_function
     def unit_dot(copied, x, first, count, index, part):
@@ -88,6 +89,8 @@ def gemv(config: GemvConfig) -> Kernel:
             n = slots + lane
             if lane < ahead and n < turns:
                 ask(weights, od, first + n // slices * warps, n % slices)
+        if not late or (warp == 0 and turns <= slots):
+            release()
         staged(shared, x)
         row_in_group = lane // row_lanes
         unit_in_step = (lane & (row_lanes - 1)) // lanes
@@ -114,6 +117,8 @@ def gemv(config: GemvConfig) -> Kernel:
             following = n + slots
             wanted = following < turns
             copy(slot, weights, od, first + following // slices * warps, following % slices, wanted)
+            if late and warp == 0 and following == turns - 1:
+                release()
             slot += uint32(slot_bytes)
             if slot == ring + uint32(slots * slot_bytes):
                 slot = ring

@@ -40,6 +40,7 @@ class GemvConfig:
             (`minfer.cuda.gemv_planes`; Q6_K).
         ahead: copies that a warp asks L2 for before it waits for the kernel before, behind those in its ring
             (with pdl).
+        late: the next kernel may start when a block's last copies have been asked for, not at once (with pdl).
     """
 
     format: str
@@ -53,6 +54,7 @@ class GemvConfig:
     resident: int = 2
     layout: str = "blocks"
     ahead: int = 0
+    late: bool = False
 
     def __post_init__(self) -> None:
         check_types("gemv", self)
@@ -88,7 +90,7 @@ class GemvConfig:
     def __str__(self) -> str:
         extra = (" planes" if self.layout == "planes" else "") + (" addend" if self.addend else "")
         extra += " pdl" if self.pdl else ""
-        extra += f" ahead={self.ahead}" if self.ahead else ""
+        extra += (f" ahead={self.ahead}" if self.ahead else "") + (" late" if self.late else "")
         tile = f"rows={self.rows} slices={self.slices} warps={self.warps} slots={self.slots}"
         return f"{self.format} dim={self.dim} {tile}{extra}"
 

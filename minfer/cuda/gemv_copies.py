@@ -30,6 +30,7 @@ class Copies:
         begin: (shared, ring, x): before the first copy; `ring` is this warp's.
         copy: (slot, matrix, od, group, part, wanted): start the copy of a row group's slice, if wanted.
         staged: (shared, x): after the first copies: wait for the activations.
+        release: (): let the next kernel's blocks start.
         arrived: (slot, parity): wait for a slot's copy; the parity is 0 in the ring's first round, then 1.
     """
 
@@ -38,6 +39,7 @@ class Copies:
     begin: Callable
     copy: Callable
     staged: Callable
+    release: Callable
     arrived: Callable
 
 
@@ -84,7 +86,7 @@ def _span(config: GemvConfig, place: Callable) -> Callable:
 
 
 def line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
-    """(begin, copy, staged, arrived) by cp.async, of which one group is a copy, and the first one is x."""
+    """(begin, copy, staged, release, arrived) by cp.async: x is the first group, then a copy is a group."""
     row_bytes, x_bytes, threads = config.row_bytes, config.x_bytes, config.threads
     copy_rounds = -(-(config.body_bytes // 16) // 32)
     x_rounds = -(-(x_bytes // 16) // threads)
@@ -116,21 +118,24 @@ def line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
         cuda.syncthreads()
 
     @device_function
+    def release():
+        return
+
+    @device_function
     def arrived(slot, parity):
         wait_oldest()
         ptx.syncwarp()
 
-    return begin, copy, staged, arrived
+    return begin, copy, staged, release, arrived
 
 
 def bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
-    """(begin, copy, staged, arrived) by bulk copies; the block overlaps the kernel before."""
+    """(begin, copy, staged, release, arrived) by bulk copies; the block overlaps the kernel before."""
     row_bytes, x_bytes, body_bytes = config.row_bytes, config.x_bytes, config.body_bytes
     slots, slot_bytes, ragged = config.slots, config.slot_bytes, config.row_bytes % 16 != 0
 
     @device_function
     def begin(shared, ring, x):
-        ptx.griddepcontrol_launch_dependents()
         if cuda.threadIdx.x == 0:
             ptx.mbarrier_init(shared + uint32(x_bytes), uint32(1))
         if ptx.lane_id() == uint32(0):
@@ -169,8 +174,12 @@ def bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
         ptx.mbarrier_wait(full, uint32(0))
 
     @device_function
+    def release():
+        ptx.griddepcontrol_launch_dependents()
+
+    @device_function
     def arrived(slot, parity):
         ptx.mbarrier_wait(slot + uint32(body_bytes), parity)
         ptx.syncwarp()
 
-    return begin, copy, staged, arrived
+    return begin, copy, staged, release, arrived

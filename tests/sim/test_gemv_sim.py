@@ -85,8 +85,8 @@ def test_more_blocks_than_rows():
 
 
 BULK = (
-    (GemvConfig("Q4_K", 1280, slices=2, warps=2, pdl=True, ahead=4), 9, 1),
-    (GemvConfig("Q4_K", 768, rows=2, slots=1, warps=2, pdl=True), 5, 2),
+    (GemvConfig("Q4_K", 1280, slices=2, warps=2, pdl=True, ahead=4, late=True), 9, 1),
+    (GemvConfig("Q4_K", 768, rows=2, slots=1, warps=2, pdl=True, late=True), 5, 2),
     (GemvConfig("Q6_K", 1280, slices=2, warps=1, slots=3, pdl=True, ahead=2), 5, 1),
     (GemvConfig("Q6_K", 768, rows=2, warps=2, pdl=True, ahead=2, addend=True), 13, 1),
     (GemvConfig("Q6_K", 1280, slices=2, warps=2, pdl=True, layout="planes", ahead=3), 7, 1),
