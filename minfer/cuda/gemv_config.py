@@ -40,7 +40,7 @@ class GemvConfig:
             (`minfer.cuda.gemv_planes`; Q6_K).
         ahead: copies that a warp asks L2 for before it waits for the kernel before, behind those in its ring
             (with pdl).
-        late: the next kernel may start when a block's last copies have been asked for, not at once (with pdl).
+        late: the next kernel may start when a block's last copies are asked for, not at once (with pdl).
     """
 
     format: str
