@@ -43,12 +43,10 @@ def gemv(config: GemvConfig) -> Kernel:
     even = slices * slice_blocks == blocks
     whole = even and slice_blocks % across == 0
     row_bytes, slot_bytes, ring_at = config.row_bytes, config.slot_bytes, config.ring_at
-    ahead, added = config.ahead, config.addend
+    added = config.addend
     shuffles = row_lanes.bit_length() - 1
     way = copies(config)
-    place, ask, copy = way.place, way.ask, way.copy
-    begin, staged, release, arrived = way.begin, way.staged, way.release, way.arrived
-    late = config.late
+    place, begin, copy, staged, arrived = way.place, way.begin, way.copy, way.staged, way.arrived
 
     @device_function
     def unit_dot(copied, x, first, count, index, part):
@@ -85,12 +83,6 @@ def gemv(config: GemvConfig) -> Kernel:
         for n in range(slots):
             slot = ring + uint32(n * slot_bytes)
             copy(slot, weights, od, first + n // slices * warps, n % slices, n < turns)
-        if ahead > 0:
-            n = slots + lane
-            if lane < ahead and n < turns:
-                ask(weights, od, first + n // slices * warps, n % slices)
-        if not late or (warp == 0 and turns <= slots):
-            release()
         staged(shared, x)
         row_in_group = lane // row_lanes
         unit_in_step = (lane & (row_lanes - 1)) // lanes
@@ -117,8 +109,6 @@ def gemv(config: GemvConfig) -> Kernel:
             following = n + slots
             wanted = following < turns
             copy(slot, weights, od, first + following // slices * warps, following % slices, wanted)
-            if late and warp == 0 and following == turns - 1:
-                release()
             slot += uint32(slot_bytes)
             if slot == ring + uint32(slots * slot_bytes):
                 slot = ring

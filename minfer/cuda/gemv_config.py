@@ -38,9 +38,6 @@ class GemvConfig:
         resident: blocks an SM that the grid is sized for.
         layout: "blocks", as they lie in a file, or "planes", repacked at load time by slices of these configs
             (`minfer.cuda.gemv_planes`; Q6_K).
-        ahead: copies that a warp asks L2 for before it waits for the kernel before, behind those in its ring
-            (with pdl).
-        late: the next kernel may start when a block's last copies are asked for, not at once (with pdl).
     """
 
     format: str
@@ -53,8 +50,6 @@ class GemvConfig:
     pdl: bool = False
     resident: int = 2
     layout: str = "blocks"
-    ahead: int = 0
-    late: bool = False
 
     def __post_init__(self) -> None:
         check_types("gemv", self)
@@ -77,9 +72,6 @@ class GemvConfig:
             raise ConfigRefused(
                 f"gemv: {self.slices} slices of {self.blocks} blocks leave the last one empty; take fewer"
             )
-        check_whole("gemv: copies ahead in L2", self.ahead, 0)
-        if self.ahead > 32 or (self.ahead and not self.pdl):
-            raise ConfigRefused(f"gemv: {self.ahead} copies ahead in L2; up to 32, with pdl")
         limit = SM_90_SHARED // self.resident - 1024 if self.pdl else SHARED_LIMIT
         if self.shared_bytes > limit:
             raise ConfigRefused(
@@ -90,7 +82,6 @@ class GemvConfig:
     def __str__(self) -> str:
         extra = (" planes" if self.layout == "planes" else "") + (" addend" if self.addend else "")
         extra += " pdl" if self.pdl else ""
-        extra += (f" ahead={self.ahead}" if self.ahead else "") + (" late" if self.late else "")
         tile = f"rows={self.rows} slices={self.slices} warps={self.warps} slots={self.slots}"
         return f"{self.format} dim={self.dim} {tile}{extra}"
 

@@ -26,20 +26,16 @@ class Copies:
 
     Attributes:
         place: (matrix, row, part): the address of slice `part` of a row.
-        ask: (matrix, od, group, part): let L2 fetch a row group's slice; by any lane.
         begin: (shared, ring, x): before the first copy; `ring` is this warp's.
         copy: (slot, matrix, od, group, part, wanted): start the copy of a row group's slice, if wanted.
         staged: (shared, x): after the first copies: wait for the activations.
-        release: (): let the next kernel's blocks start.
         arrived: (slot, parity): wait for a slot's copy; the parity is 0 in the ring's first round, then 1.
     """
 
     place: Callable
-    ask: Callable
     begin: Callable
     copy: Callable
     staged: Callable
-    release: Callable
     arrived: Callable
 
 
@@ -48,13 +44,8 @@ def copies(config: GemvConfig) -> Copies:
     place = _place(config)
     span = _span(config, place)
 
-    @device_function
-    def ask(matrix, od, group, part):
-        line, size = span(matrix, od, group, part)
-        ptx.bulk_prefetch_l2(line, uint32(size & ~15))
-
     ways = bulk_copies(config, span) if config.pdl else line_copies(config, span)
-    return Copies(place, ask, *ways)
+    return Copies(place, *ways)
 
 
 def _place(config: GemvConfig) -> Callable:
@@ -86,7 +77,7 @@ def _span(config: GemvConfig, place: Callable) -> Callable:
 
 
 def line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
-    """(begin, copy, staged, release, arrived) by cp.async: x is the first group, then a copy is a group."""
+    """(begin, copy, staged, arrived) by cp.async: x is the first group, then a copy is a group."""
     row_bytes, x_bytes, threads = config.row_bytes, config.x_bytes, config.threads
     copy_rounds = -(-(config.body_bytes // 16) // 32)
     x_rounds = -(-(x_bytes // 16) // threads)
@@ -118,24 +109,21 @@ def line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
         cuda.syncthreads()
 
     @device_function
-    def release():
-        return
-
-    @device_function
     def arrived(slot, parity):
         wait_oldest()
         ptx.syncwarp()
 
-    return begin, copy, staged, release, arrived
+    return begin, copy, staged, arrived
 
 
 def bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
-    """(begin, copy, staged, release, arrived) by bulk copies; the block overlaps the kernel before."""
+    """(begin, copy, staged, arrived) by bulk copies; the block overlaps the kernel before."""
     row_bytes, x_bytes, body_bytes = config.row_bytes, config.x_bytes, config.body_bytes
     slots, slot_bytes, ragged = config.slots, config.slot_bytes, config.row_bytes % 16 != 0
 
     @device_function
     def begin(shared, ring, x):
+        ptx.griddepcontrol_launch_dependents()
         if cuda.threadIdx.x == 0:
             ptx.mbarrier_init(shared + uint32(x_bytes), uint32(1))
         if ptx.lane_id() == uint32(0):
@@ -174,12 +162,8 @@ def bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
         ptx.mbarrier_wait(full, uint32(0))
 
     @device_function
-    def release():
-        ptx.griddepcontrol_launch_dependents()
-
-    @device_function
     def arrived(slot, parity):
         ptx.mbarrier_wait(slot + uint32(body_bytes), parity)
         ptx.syncwarp()
 
-    return begin, copy, staged, release, arrived
+    return begin, copy, staged, arrived

@@ -137,10 +137,12 @@ def test_read(measure):
 @pytest.mark.parametrize(("format", "dim", "od"), GEMV_SHAPES)
 def test_gemv(format, dim, od, overlap, measure):
     """As a decode launches it: one after the other, or (where the device can) overlapping."""
-    pdl = gemv(GemvConfig(format, dim, pdl=True)).not_applicable(runtime.device().arch) is None
-    if overlap and not pdl:
-        pytest.skip("launches do not overlap on this device")
-    config = GemvConfig.for_shape(format, dim, od, pdl=pdl, sms=runtime.device().sms)
+    arch, sms = runtime.device().arch, runtime.device().sms
+    config = GemvConfig.for_shape(format, dim, od, pdl=True, sms=sms)
+    if gemv(config).not_applicable(arch):
+        if overlap:
+            pytest.skip(f"launches do not overlap on {arch}")
+        config = GemvConfig.for_shape(format, dim, od, sms=sms)
     time_gemv(config, od, measure, f"gemv {format} {od}x{dim}{' pdl' if overlap else ''}", overlap)
 
 

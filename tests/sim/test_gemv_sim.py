@@ -85,11 +85,11 @@ def test_more_blocks_than_rows():
 
 
 BULK = (
-    (GemvConfig("Q4_K", 1280, slices=2, warps=2, pdl=True, ahead=4, late=True), 9, 1),
-    (GemvConfig("Q4_K", 768, rows=2, slots=1, warps=2, pdl=True, late=True), 5, 2),
-    (GemvConfig("Q6_K", 1280, slices=2, warps=1, slots=3, pdl=True, ahead=2), 5, 1),
-    (GemvConfig("Q6_K", 768, rows=2, warps=2, pdl=True, ahead=2, addend=True), 13, 1),
-    (GemvConfig("Q6_K", 1280, slices=2, warps=2, pdl=True, layout="planes", ahead=3), 7, 1),
+    (GemvConfig("Q4_K", 1280, slices=2, warps=2, pdl=True), 9, 1),
+    (GemvConfig("Q4_K", 768, rows=2, slots=1, warps=2, pdl=True), 5, 2),
+    (GemvConfig("Q6_K", 1280, slices=2, warps=1, slots=3, pdl=True), 5, 1),
+    (GemvConfig("Q6_K", 768, rows=2, warps=2, pdl=True, addend=True), 13, 1),
+    (GemvConfig("Q6_K", 1280, slices=2, warps=2, pdl=True, layout="planes"), 7, 1),
     (GemvConfig("Q8_0", 96, rows=8, warps=2, pdl=True), 7, 1),
     (GemvConfig("Q4_0", 64, warps=2, pdl=True), 3, 5),
     (GemvConfig("F16", 72, rows=4, warps=1, pdl=True), 5, 2),
@@ -126,7 +126,6 @@ def test_any_thread_order_gives_the_same(seed):
         ({"format": "Q4_K", "dim": 1024, "rows": 2, "slices": 2}, "2 slices"),
         ({"format": "Q4_K", "dim": 5 * 256, "slices": 4}, "last one empty"),
         ({"format": "Q4_K", "dim": 3584, "rows": 8, "warps": 8}, "the limit is 101376"),
-        ({"format": "Q4_K", "dim": 256, "ahead": 2}, "2 copies ahead"),
     ],
 )
 def test_refusals_name_the_number(fields, says):
