@@ -1,9 +1,9 @@
 """Decode GEMV straight from quantized blocks: y = dequantize(W) x, one token.
 
 Weights are read once, so everything serves the memory stream. A warp owns groups of rows, whose bytes are
-contiguous; it copies them by cp.async, 16 bytes a lane, into a ring of slots of its own in shared memory:
-some 100 KB are in flight in a block, for no registers, and no warp waits for another. Blocks are then
-multiplied out of shared memory with dp4a (`minfer.cuda.block_dots`), whatever their alignment. The
+contiguous; it copies them (`minfer.cuda.gemv_copies`) into a ring of slots of its own in shared memory: some
+200 KB are in flight in an SM, for no registers, and no warp waits for another. Blocks are then multiplied
+out of shared memory with dp4a (`minfer.cuda.block_dots`), whatever their alignment. The
 activations are q8 records (`minfer.cuda.q8`), staged once a block; f16, bf16 and f32 weights take f32
 activations and FMAs instead.
 """
@@ -42,7 +42,7 @@ def gemv(config: GemvConfig) -> Kernel:
     steps = -(-slice_blocks // across)
     even = slices * slice_blocks == blocks
     whole = even and slice_blocks % across == 0
-    row_bytes, slot_bytes, ring_at = config.row_bytes, config.slot_bytes, config.ring_at
+    row_bytes, slot_bytes, x_bytes = config.row_bytes, config.slot_bytes, config.x_bytes
     added = config.addend
     shuffles = row_lanes.bit_length() - 1
     way = copies(config)
@@ -68,7 +68,7 @@ def gemv(config: GemvConfig) -> Kernel:
         thread = int32(cuda.threadIdx.x)
         lane = thread & 31
         warp = thread >> 5
-        ring = shared + uint32(ring_at + warp * (slots * slot_bytes))
+        ring = shared + uint32(x_bytes + warp * (slots * slot_bytes))
         # Contiguous row groups a block, dealt to its warps in turn.
         groups = int32((od + (rows - 1)) // rows)
         share = int32(ptx.udiv_u32(groups, cuda.gridDim.x))
@@ -170,8 +170,8 @@ _SHAPES = (
 
 # Q6_K repacked, at the 7B's down and output matrices.
 PLANES_7B = (
-    GemvConfig("Q6_K", 18944, slices=4, warps=7, pdl=True, layout="planes"),
-    GemvConfig("Q6_K", 3584, rows=2, warps=8, pdl=True, layout="planes"),
+    GemvConfig("Q6_K", 18944, slices=2, warps=10, pdl=True, resident=1, layout="planes"),
+    GemvConfig("Q6_K", 3584, rows=4, warps=8, pdl=True, resident=1, layout="planes"),
 )
 
 

@@ -3,8 +3,14 @@
 A warp has a ring of slots of its own. One copy fills a slot: with a slice of a row group, from the 16-byte
 line that its first byte is in. `line_copies` is for every architecture: each lane copies 16 bytes at a time,
 some 20 instructions of a warp for 512 bytes. `bulk_copies` is sm_90's: one lane starts a single copy for a
-whole slot, and an mbarrier behind the slot's bytes completes with it. The activations have an mbarrier too,
-so that the first product waits for them and for its own slot, not for the ring.
+whole slot, and an mbarrier behind the slot's bytes completes with it. The activations come by cp.async in
+either case: so they need not queue behind the ring's bulk copies (1-2 % of a GEMV), and the first product
+waits for them and for its own slot only.
+
+Tried and out again (H200): asking L2 for the copies behind the ring (`cp.async.bulk.prefetch.L2`) while the
+block waits for the kernel before: 5-15 % slower, as many requests again; letting the next kernel's blocks
+start only when the last copies are on their way: 1-20 % slower; blocks of half an SM, so that the next
+kernel's are there with a full ring: slower too, for want of bytes in flight.
 """
 
 from __future__ import annotations
@@ -76,21 +82,33 @@ def _span(config: GemvConfig, place: Callable) -> Callable:
     return span
 
 
-def line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
-    """(begin, copy, staged, arrived) by cp.async: x is the first group, then a copy is a group."""
-    row_bytes, x_bytes, threads = config.row_bytes, config.x_bytes, config.threads
-    copy_rounds = -(-(config.body_bytes // 16) // 32)
+def _stage(config: GemvConfig) -> Callable:
+    """Device function (shared, x): copy the activations by cp.async, as one group."""
+    x_bytes, threads = config.x_bytes, config.threads
     x_rounds = -(-(x_bytes // 16) // threads)
-    wait_first = ptx.cp_async_wait_group(config.slots)
-    wait_oldest = ptx.cp_async_wait_group(config.slots - 1)
 
     @device_function
-    def begin(shared, ring, x):
+    def stage(shared, x):
         for i in range(x_rounds):
             chunk = int32(cuda.threadIdx.x) + i * threads
             if chunk < x_bytes // 16:
                 ptx.cp_async_cg_16(shared + uint32(chunk * 16), x + uint64(chunk * 16), uint32(16))
         ptx.cp_async_commit()
+
+    return stage
+
+
+def line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
+    """(begin, copy, staged, arrived) by cp.async: x is the first group, then a copy is a group."""
+    row_bytes = config.row_bytes
+    copy_rounds = -(-(config.body_bytes // 16) // 32)
+    wait_first = ptx.cp_async_wait_group(config.slots)
+    wait_oldest = ptx.cp_async_wait_group(config.slots - 1)
+    stage = _stage(config)
+
+    @device_function
+    def begin(shared, ring, x):
+        stage(shared, x)
 
     @device_function
     def copy(slot, matrix, od, group, part, wanted):
@@ -118,14 +136,13 @@ def line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
 
 def bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
     """(begin, copy, staged, arrived) by bulk copies; the block overlaps the kernel before."""
-    row_bytes, x_bytes, body_bytes = config.row_bytes, config.x_bytes, config.body_bytes
-    slots, slot_bytes, ragged = config.slots, config.slot_bytes, config.row_bytes % 16 != 0
+    row_bytes, body_bytes, slot_bytes = config.row_bytes, config.body_bytes, config.slot_bytes
+    slots, ragged = config.slots, config.row_bytes % 16 != 0
+    stage, wait_all = _stage(config), ptx.cp_async_wait_group(0)
 
     @device_function
     def begin(shared, ring, x):
         ptx.griddepcontrol_launch_dependents()
-        if cuda.threadIdx.x == 0:
-            ptx.mbarrier_init(shared + uint32(x_bytes), uint32(1))
         if ptx.lane_id() == uint32(0):
             for n in range(slots):
                 ptx.mbarrier_init(ring + uint32(n * slot_bytes + body_bytes), uint32(1))
@@ -153,13 +170,10 @@ def bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
 
     @device_function
     def staged(shared, x):
-        full = shared + uint32(x_bytes)
-        cuda.syncthreads()  # its mbarrier is initialised
         ptx.griddepcontrol_wait()
-        if cuda.threadIdx.x == 0:
-            ptx.mbarrier_arrive_expect_tx(full, uint32(x_bytes))
-            ptx.bulk_load(shared, x, uint32(x_bytes), full)
-        ptx.mbarrier_wait(full, uint32(0))
+        stage(shared, x)
+        wait_all()
+        cuda.syncthreads()
 
     @device_function
     def arrived(slot, parity):

@@ -146,6 +146,27 @@ def test_configs_for_shapes():
             assert c.slice_blocks * (c.slices - 1) < units <= c.slice_blocks * c.slices
 
 
+def test_overlapping_configs_for_shapes():
+    """With pdl: large matrices take whole SMs and deal their rows out evenly, small ones are in flight as a
+    whole beside the next kernel's."""
+    for shape, taken in {
+        ("Q4_K", 3584, 37888): (1, 4, 1, 12, 2),
+        ("Q4_K", 18944, 3584): (1, 1, 2, 14, 2),
+        ("Q6_K", 18944, 3584): (1, 1, 2, 10, 2),
+        ("Q4_K", 3584, 4608): (3, 2, 1, 6, 1),
+        ("Q4_K", 3584, 3584): (2, 2, 1, 7, 1),
+    }.items():
+        c = GemvConfig.for_shape(*shape, pdl=True)
+        assert (c.resident, c.rows, c.slices, c.warps, c.slots) == taken
+    for format, dot in DOTS.items():
+        for units in (1, 3, 28, 74):
+            for od in (1, 500, 5000, 50000):
+                c = GemvConfig.for_shape(format, units * dot.weights, od, pdl=True)
+                assert c.resident * (c.shared_bytes + 1024) <= 228 * 1024
+    with pytest.raises(ConfigRefused, match="the limit is"):
+        GemvConfig.for_shape("F32", 60000, 8, pdl=True)
+
+
 def test_repacking_moves_bytes_and_adds_none_but_the_ends():
     raw, _ = random_matrix("Q6_K", 3, 5 * 256)
     packed = repack_q6_k(raw, 2)
