@@ -98,6 +98,7 @@ def test_attention_by_length_is_the_last_step(records):
         (nt, regime) for nt in (512, 2048, 8192) for regime in ("burst", "sustained")
     ]
     assert {row["step"] for row in rows} == {"Q in registers"}
+    assert all(row["of cuDNN (bench)"] > 1 for row in rows)
     assert hopper_view.length_rows([]) == []
 
 
