@@ -10,6 +10,7 @@ import pytest
 from minfer.cuda import runtime
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.devices import GpuDevice
+from minfer.engine.cuda.fused_rope import FusedRope
 from minfer.engine.cuda.routes import Route, choose_route
 from minfer.engine.cuda.variants import variants
 from minfer.engine.session import Session
@@ -254,16 +255,16 @@ def test_same_bits_on_every_run(tiny):
 
 
 @pytest.mark.skipif(not HOPPER, reason="Hopper's GEMM rotates")
-def test_rope_in_the_product_has_the_bits_of_its_kernel(tiny):
+def test_rope_in_the_product_has_the_bits_of_its_kernel(tiny, monkeypatch):
     """On an empty cache and on a filled one, and what is decoded from it."""
     ids, logits = np.arange(271), []
-    for fused in (False, True):
-        route = replace(choose_route("f16-wgmma", "sm_90a", {}), fused_rope=fused)
-        fed = session(tiny, route)
+    for takes in (lambda *_: False, FusedRope.takes):
+        monkeypatch.setattr(FusedRope, "takes", takes)
+        fed = session(tiny, "f16-wgmma")
         runtime.reset_launch_counts()
         logits.append([fed.forward(part, logits="all") for part in (ids[:200], ids[200:270], ids[270:])])
         ran = [config for name, config in runtime.launch_counts() if name == "gemm_hopper"]
-        assert any("rope" in config for config in ran) == fused
+        assert any("rope" in config for config in ran) == (len(logits) == 2)
     for one, other in zip(*logits, strict=True):
         np.testing.assert_array_equal(one, other)
 
