@@ -191,6 +191,24 @@ def test_routes_equal_the_host(tiny, route, measure):
     assert ("gemm_hopper" in ran) == (route == "f16-wgmma")
 
 
+@ON_HOPPER
+@pytest.mark.parametrize("name", ["qwen2-k", "qwen3-k"])
+def test_w4a16_equals_the_host(data_dir, name):
+    """Straight from blocks, but for q, k and v of two formats, whose product rotates heads without norms."""
+    from minfer.engine.host.runtime import HostBackend
+
+    model, ids = Model.load(data_dir / f"{name}.gguf"), np.arange(130)
+    expected = Session(model, HostBackend()).forward(ids, logits="all")
+    runtime.reset_launch_counts()
+    logits = session(model, "w4a16").forward(ids, logits="all")
+    ran = runtime.launch_counts()
+    assert "w4a16" in {kernel for kernel, _ in ran}
+    rotates = any("rope" in config for kernel, config in ran if kernel == "gemm_hopper")
+    assert rotates == (name == "qwen2-k")
+    assert relative_rms(logits, expected) < 0.02
+    assert same_choice(expected, logits, 0.1 * expected.std())
+
+
 @pytest.fixture(scope="module")
 def base(tiny):
     """(token ids, their logits by the route f16)."""
@@ -254,7 +272,7 @@ def test_same_bits_on_every_run(tiny):
         np.testing.assert_array_equal(one_by_one(fed, ids[:20]), decoded)
 
 
-@pytest.mark.skipif(not HOPPER, reason="Hopper's GEMM rotates")
+@ON_HOPPER
 def test_rope_in_the_product_has_the_bits_of_its_kernel(tiny, monkeypatch):
     """On an empty cache and on a filled one, and what is decoded from it."""
     ids, logits = np.arange(271), []
