@@ -17,7 +17,7 @@ LINES = 32  # from a tile's beginning or end to that of a 16-byte line, twice
 MOST_SLOTS = 8
 MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
 MOST_SPLITS = 64
-EXCHANGES = ("barrier", "tags")
+EXCHANGES = ("barrier", "tags", "bits")
 LOADS = 8  # 16-byte loads of activations that a thread has in flight
 ENTRY_BYTES = 32  # of the schedule
 
@@ -46,8 +46,9 @@ class TokenConfig:
         tile_rows: most rows of a tile, 16 or 32: of what is copied, waited for and multiplied at once.
         lanes: lanes that share a block of weights, 4 or 2 (`minfer.cuda.token.dots`).
         spread: how activations lie in shared memory (`minfer.cuda.token.records`).
-        exchange: how blocks hand them on, "barrier" or "tags" (`minfer.cuda.token.exchange`).
+        exchange: how blocks hand them on, "barrier", "tags" or "bits" (`minfer.cuda.token.exchange`).
         early: percent of the blocks that one does not wait for before it looks for tags.
+        ahead: tiles on their way into L2, beyond those of the ring (`minfer.cuda.token.ring`).
     """
 
     heads: int
@@ -66,6 +67,7 @@ class TokenConfig:
     spread: bool = False
     exchange: str = "barrier"
     early: int = 0
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
@@ -75,6 +77,7 @@ class TokenConfig:
         check_choice("decode_token", "lanes", self.lanes, (2, 4))
         check_choice("decode_token", "exchange", self.exchange, EXCHANGES)
         check_whole("decode_token: early", self.early, 0, 100)
+        check_whole("decode_token: ahead", self.ahead, 0)
         check_whole("decode_token: heads", self.heads, 1)
         check_whole("decode_token: entries", self.entries, 1)
         check_whole("decode_token: blocks", self.blocks, 1)
@@ -118,9 +121,8 @@ class TokenConfig:
     def __str__(self) -> str:
         kind = ("interleaved" if self.interleaved else "neox") + (" bias" if self.bias else "")
         shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary} {kind}"
-        ring = (
-            f"warps={self.warps} tile={self.tile_rows} lanes={self.lanes} slots={self.slots} {self.exchange}"
-        )
+        slots = f"{self.slots}+{self.ahead}" if self.ahead else f"{self.slots}"
+        ring = f"warps={self.warps} tile={self.tile_rows} lanes={self.lanes} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"
         if self.spread:
@@ -178,7 +180,7 @@ class TokenConfig:
 
     def sums_shape(self, dim: int) -> tuple[int, ...]:
         """Shape of the f32 workspace of so many sums that blocks exchange."""
-        return (dim, 2) if self.tagged else (dim,)
+        return (dim, 2) if self.exchange == "tags" else (dim,)
 
     def exchanged_bytes(self, dim: int) -> int:
         """Bytes of the workspace of so many activations that blocks exchange."""
