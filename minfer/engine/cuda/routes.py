@@ -85,7 +85,7 @@ class Route:
     convert: str = "fused"
     fused: bool = True
     fused_rope: bool = False
-    token_kernel: bool = False
+    token_kernel: bool = True
     mmq: str | None = None
     w4a16: bool = False
     w4a8: bool = False
