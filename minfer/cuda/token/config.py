@@ -48,7 +48,8 @@ class TokenConfig:
         spread: how activations lie in shared memory (`minfer.cuda.token.records`).
         exchange: how blocks hand them on, "barrier", "tags" or "bits" (`minfer.cuda.token.exchange`).
         early: percent of the blocks that one does not wait for before it looks for tags.
-        ahead: tiles on their way into L2, beyond those of the ring (`minfer.cuda.token.ring`).
+        ahead: tiles that are brought into L2, beyond those of the ring, while it is full
+            (`minfer.cuda.token.ring`).
     """
 
     heads: int
@@ -68,6 +69,7 @@ class TokenConfig:
     exchange: str = "barrier"
     early: int = 0
     ahead: int = 0
+    patience: int = 1000
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
@@ -121,7 +123,7 @@ class TokenConfig:
     def __str__(self) -> str:
         kind = ("interleaved" if self.interleaved else "neox") + (" bias" if self.bias else "")
         shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary} {kind}"
-        slots = f"{self.slots}+{self.ahead}" if self.ahead else f"{self.slots}"
+        slots = f"{self.slots}+{self.ahead}@{self.patience}" if self.ahead else f"{self.slots}"
         ring = f"warps={self.warps} tile={self.tile_rows} lanes={self.lanes} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"

@@ -2,8 +2,8 @@
 
 Weights depend on nothing, so that the next tile is asked for as soon as a slot is free, whatever phase it
 belongs to: while blocks wait for each other, and while they attend, the ring fills with the weights of the
-phases to come. Tiles beyond the ring are on their way into L2 (`TokenConfig.ahead`): memory goes on when
-every ring is full, and what waits in L2 comes faster than memory delivers.
+phases to come. When it has been full for a while, the next tiles are brought into L2 (`TokenConfig.ahead`):
+memory goes on, and what waits in L2 comes faster than memory delivers.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ ROWS, APART = range(2)
 def make_stream(config: TokenConfig) -> Callable:
     """Device function (shared, block), for one thread."""
     entries, slots, blocks, ahead = config.entries, config.slots, config.blocks, config.ahead
+    patience = config.patience
     full_at, done_at, slot_bytes = config.full_at, config.done_at, config.slot_bytes
     addresses_at, table_at, ring_at = config.addresses_at, config.table_at, config.ring_at
 
@@ -74,6 +75,16 @@ def make_stream(config: TokenConfig) -> Callable:
         return line, length, (uint32(address - line) + length + uint32(15)) & uint32(0xFFFFFFF0)
 
     @device_function
+    @unrolled
+    def warm(cursor, addresses):
+        """Bring the cursor's tile into L2, and go on."""
+        apart = addresses[APART]
+        line, _, size = take(cursor, addresses)
+        ptx.bulk_prefetch_l2(line, size)
+        if apart != 0:
+            ptx.bulk_prefetch_l2(line + apart, size)
+
+    @device_function
     def stream(shared, block):
         weights = address_of(shared + uint32(addresses_at), WEIGHTS)
         table = shared + uint32(table_at)
@@ -81,21 +92,35 @@ def make_stream(config: TokenConfig) -> Callable:
         addresses = cuda.local.array(2, uint64)
         start(cursor)
         seek(cursor, addresses, table, weights, block)
-        later = cuda.local.array(5, int32)
+        later = cuda.local.array(5, int32)  # the first tile that is not on its way
         later_addresses = cuda.local.array(2, uint64)
         if ahead > 0:
             start(later)
-            for _ in range(ahead):
-                seek(later, later_addresses, table, weights, block)
-                later[BEGIN] += later[EACH]
+            seek(later, later_addresses, table, weights, block)
+        lead = int32(0)  # tiles from the next one to that
         number = uint32(0)
         parity = uint32(1)
         while cursor[ENTRY] < entries:
+            full = shared + uint32(full_at) + number * uint32(8)
+            done = shared + uint32(done_at) + number * uint32(8)
+            slot = shared + uint32(ring_at) + number * uint32(slot_bytes)
+            if ahead > 0:
+                while (
+                    lead < ahead
+                    and later[ENTRY] < entries
+                    and ptx.mbarrier_wait_for(done, parity, uint32(patience)) == uint32(0)
+                ):
+                    warm(later, later_addresses)
+                    seek(later, later_addresses, table, weights, block)
+                    lead += int32(1)
+                if lead > 0:
+                    lead -= int32(1)
+                else:
+                    later[BEGIN] += later[EACH]
+                    seek(later, later_addresses, table, weights, block)
             apart = addresses[APART]
             line, length, size = take(cursor, addresses)
-            full = shared + uint32(full_at) + number * uint32(8)
-            slot = shared + uint32(ring_at) + number * uint32(slot_bytes)
-            ptx.mbarrier_wait(shared + uint32(done_at) + number * uint32(8), parity)
+            ptx.mbarrier_wait(done, parity)
             if apart != 0:
                 ptx.mbarrier_arrive_expect_tx(full, size * uint32(2))
                 ptx.bulk_load(slot + length, line + apart, size, full)
@@ -106,14 +131,6 @@ def make_stream(config: TokenConfig) -> Callable:
             if number == uint32(slots):
                 number = uint32(0)
                 parity ^= uint32(1)
-            if ahead > 0:
-                seek(later, later_addresses, table, weights, block)
-                if later[ENTRY] < entries:
-                    apart = later_addresses[APART]
-                    line, length, size = take(later, later_addresses)
-                    ptx.bulk_prefetch_l2(line, size)
-                    if apart != 0:
-                        ptx.bulk_prefetch_l2(line + apart, size)
             seek(cursor, addresses, table, weights, block)
 
     return stream
