@@ -49,7 +49,7 @@ def shape_of(config) -> ModelShape:
 
 def observe(model, route: str, tokens: int, position: int = 0, **changes: bool) -> list:
     device = observing(DryDevice)()
-    chosen = replace(choose_route(route, "sm_90a", {}), token_kernel=False, **changes)
+    chosen = replace(choose_route(route, "sm_90a", {}), token_kernel=None, **changes)
     backend = CudaBackend(chosen, device, on_plan=lambda line: None)
     runtime = ObservedRuntime(backend.open(model, 256, "f16", 128))
     buffers = Buffers.allocate(runtime, model.config, 128, 1)
@@ -79,7 +79,7 @@ def test_products_tell_what_they_read(model, route, bits):
 
 
 def test_a_product_that_rotates_is_a_product(model):
-    apart, fused = (observe(model, "f16-wgmma", 100, fused_rope=fused) for fused in (False, True))
+    apart, fused = (observe(model, "f16-wgmma", 100, fused=fused) for fused in (False, True))
     for bucket in PRODUCTS:
         work = [sum(o.gmac for o in seen if o.bucket == bucket) for seen in (apart, fused)]
         assert work[0] == pytest.approx(work[1])

@@ -13,7 +13,7 @@ from minfer.cuda.token import TokenConfig
 from minfer.engine.backend import Backend
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.devices import SimulatedDevice
-from minfer.engine.cuda.fused_rope import rotated_heads
+from minfer.engine.cuda.fused_rope import FusedRope, rotated_heads
 from minfer.engine.cuda.plan import RESERVE_BYTES
 from minfer.engine.cuda.routes import Route
 from minfer.engine.host.runtime import HostBackend
@@ -135,9 +135,10 @@ def test_rope_in_the_product(tmp_path, monkeypatch):
     monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
     model = micro_model(tmp_path / "micro.gguf", layers=1)
     logits, passes = [], []
-    for fused in (False, True):
+    for takes in (lambda *_: False, FusedRope.takes):
+        monkeypatch.setattr(FusedRope, "takes", takes)
         device = SimulatedDevice(arch="sm_90a")
-        gpu = open_session(model, simulated(device, Route("f16-wgmma", wgmma=True, fused_rope=fused)))
+        gpu = open_session(model, simulated(device, Route("f16-wgmma", wgmma=True)))
         logits.append([gpu.forward(IDS[a:b], logits="all") for a, b in ((0, 5), (5, 11))])
         passes.append([kernel.name for kernel in device.launches].count("rope_store"))
     assert passes == [2, 0]
@@ -171,7 +172,7 @@ def test_wgmma_route(tmp_path, monkeypatch):
         assert {"gemm_hopper", "attention_hopper"} <= launched(device)
         assert "attention_prefill" not in launched(device)
     epilogues = {kernel.config.epilogue for kernel in device.launches if kernel.name == "gemm_hopper"}
-    assert epilogues == {"store", "add", "swiglu"}
+    assert epilogues == {"store", "add", "swiglu", "rope"}
     device.launches.clear()
     close(gpu.forward(IDS[11:12]), host.forward(IDS[11:12]))
     waiting = {kernel.name for kernel in device.launches if kernel.config.pdl}
@@ -199,7 +200,7 @@ def test_a_token_in_one_kernel(tmp_path, monkeypatch):
     wide = {"layers": 1, "hidden": 256, "ffn": 256, "heads": 4, "output": "Q6_K"}
     model = micro_model(tmp_path / "micro.gguf", formats=K_QUANTS, **wide)
     device = SimulatedDevice(arch="sm_90a")
-    gpu = Session(model, simulated(device, Route("f16", token_kernel=True)), n_ctx=64, chunk=1)
+    gpu = Session(model, simulated(device, Route("f16")), n_ctx=64, chunk=1)
     host = open_session(model, HostBackend(threads=1))
     device.launches.clear()
     close(gpu.forward(IDS[:2]), host.forward(IDS[:2]))
@@ -210,7 +211,7 @@ def test_a_token_in_one_kernel(tmp_path, monkeypatch):
 def test_a_model_that_the_kernel_does_not_take(tmp_path):
     """Other formats: one kernel an operation."""
     device = SimulatedDevice(arch="sm_90a")
-    backend = simulated(device, Route("f16", token_kernel=True))
+    backend = simulated(device, Route("f16"))
     gpu = open_session(micro_model(tmp_path / "micro.gguf"), backend)
     device.launches.clear()
     gpu.forward(IDS[:1])

@@ -3,7 +3,7 @@
 import pytest
 
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.token import TokenConfig
+from minfer.cuda.token import TOKEN_STEPS, TokenConfig
 from tests.cuda.token_cases import token_case
 
 
@@ -16,7 +16,7 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
 @pytest.mark.parametrize(
     ("made", "formats", "position"),
     [
-        (small(entries=7), [("Q6_K", "Q4_K")], 5),
+        (small(entries=7, **TOKEN_STEPS["barriers"]), [("Q6_K", "Q4_K")], 5),
         (
             small(
                 entries=12,
@@ -33,9 +33,7 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
             0,
         ),
         (
-            small(
-                4, 2, 64, True, False, entries=7, blocks=5, warps=2, spread=True, exchange="bits", ahead=90
-            ),
+            small(4, 2, 64, True, False, entries=7, blocks=5, warps=2, ahead=90),
             [("Q6_K", "Q6_K")],
             120,
         ),

@@ -30,6 +30,12 @@ def _align(size: int, to: int = 128) -> int:
     return _ceil(size, to) * to
 
 
+def most_blocks(hidden: int, attended: int, ffn: int) -> int:
+    """Blocks that each have some of whatever they exchange: with tags a step is not over before all have made
+    their share of it."""
+    return min(hidden, attended, ffn // RUN)
+
+
 @dataclass(frozen=True)
 class TokenConfig:
     """One decode step of a whole model.
@@ -65,9 +71,9 @@ class TokenConfig:
     warps: int = 10
     tile_rows: int = 16
     lanes: int = 4
-    spread: bool = False
-    exchange: str = "barrier"
-    early: int = 0
+    spread: bool = True
+    exchange: str = "bits"
+    early: int = 50
     ahead: int = 0
     patience: int = 1000
 
@@ -107,7 +113,7 @@ class TokenConfig:
                 f"decode_token: {self.blocks} blocks of {self.threads} threads add to {self.hidden} sums; "
                 "take more of either"
             )
-        if self.tagged and min(self.hidden, self.attended, self.ffn // RUN) < self.blocks:
+        if self.tagged and most_blocks(self.hidden, self.attended, self.ffn) < self.blocks:
             raise ConfigRefused(
                 f"decode_token: {self.blocks} blocks for {self.hidden} sums, {self.attended} attended, "
                 f"{self.ffn // RUN} runs of activations; with tags a block has some of each: take fewer"
