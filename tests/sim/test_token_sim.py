@@ -18,17 +18,7 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
     [
         (small(entries=7, **TOKEN_STEPS["barriers"]), [("Q6_K", "Q4_K")], 5),
         (
-            small(
-                entries=12,
-                blocks=3,
-                warps=3,
-                tile_rows=32,
-                lanes=2,
-                spread=True,
-                exchange="tags",
-                early=100,
-                ahead=2,
-            ),
+            small(entries=12, blocks=3, warps=3, **TOKEN_STEPS["tags"] | {"early": 100, "ahead": 2}),
             [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")],
             0,
         ),
@@ -73,4 +63,4 @@ def test_threads_in_any_order(exchange, early):
 )
 def test_refusals(fields, says):
     with pytest.raises(ConfigRefused, match=says):
-        small(**{"entries": 7, "tile_rows": 16, "lanes": 4, "spread": False, "exchange": "barrier"} | fields)
+        small(**{"entries": 7} | TOKEN_STEPS["barriers"] | fields)

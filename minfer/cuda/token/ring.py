@@ -22,6 +22,7 @@ from minfer.cuda.token.tiles import block_rows, tile_shape, unit_bytes
 
 ENTRY, BEGIN, LAST, EACH, PITCH = range(5)
 """Of a cursor: the entry; the next tile's first output, the block's last; outputs a tile, bytes a row."""
+PATIENCE_NS = 1000  # memory needs a microsecond for a tile of every multiprocessor
 ROWS, APART = range(2)
 """Of its addresses: the matrix; from gate to up, 0: no pairs."""
 
@@ -29,7 +30,6 @@ ROWS, APART = range(2)
 def make_stream(config: TokenConfig) -> Callable:
     """Device function (shared, block), for one thread."""
     entries, slots, blocks, ahead = config.entries, config.slots, config.blocks, config.ahead
-    patience = config.patience
     full_at, done_at, slot_bytes = config.full_at, config.done_at, config.slot_bytes
     addresses_at, table_at, ring_at = config.addresses_at, config.table_at, config.ring_at
 
@@ -108,7 +108,7 @@ def make_stream(config: TokenConfig) -> Callable:
                 while (
                     lead < ahead
                     and later[ENTRY] < entries
-                    and ptx.mbarrier_wait_for(done, parity, uint32(patience)) == uint32(0)
+                    and ptx.mbarrier_wait_for(done, parity, uint32(PATIENCE_NS)) == uint32(0)
                 ):
                     warm(later, later_addresses)
                     seek(later, later_addresses, table, weights, block)
