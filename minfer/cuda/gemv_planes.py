@@ -12,6 +12,10 @@ that one copy brings) holds, one behind the other and each aligned to 16 bytes:
 
 Lane (half, j) of 4 takes columns 16 j ... 16 j + 15 of its half's four sub-blocks: 16 weights of one scale
 each, in 11 loads, those of weights without conflicts. A slice ends on 16 bytes; nothing else is added.
+
+On an H200 the 7B's down matrix takes 16.3 to 16.7 us in planes, 18.9 in blocks (its bytes alone 12.4), the
+output matrix 107 to 114 against 113 to 118. No engine repacks: the kernel for a whole token
+(`minfer.cuda.token`) reads blocks as they are.
 """
 
 from __future__ import annotations
