@@ -167,14 +167,16 @@ class GemvConfig:
         addend: bool = False,
         pdl: bool = False,
         sms: int = 132,
+        shared: int = SM_90_SHARED - 1024,
     ) -> GemvConfig:
         """A good config for a matrix [od, dim]: slots of some kilobytes that keep all lanes busy, and
-        enough of them in flight. Raises ConfigRefused where a row of this format cannot be."""
-        slices = _slices(format, dim, SM_90_SHARED if pdl else SHARED_LIMIT)
+        enough of them in flight, with pdl in the `shared` bytes that a block may have of a device with `sms`
+        SMs. Raises ConfigRefused where a row of this format cannot be."""
+        slices = _slices(format, dim, shared if pdl else SHARED_LIMIT)
         rows = _rows(format, dim, od, sms) if slices == 1 else 1
         one = cls(format, dim, rows, slices, 1, 1, addend, pdl, resident=1)
         if pdl:
-            return one._overlapping(_ceil(od, rows), sms)
+            return one._overlapping(_ceil(od, rows), sms, shared)
         for slots, warps in ((2, 8), (2, 7), (2, 6), (2, 5), (2, 4), (1, 8), (1, 4), (1, 2), (1, 1)):
             if one.x_bytes + warps * slots * one.slot_bytes <= SHARED_LIMIT:
                 return replace(one, warps=warps, slots=slots, resident=2)
@@ -183,7 +185,7 @@ class GemvConfig:
             f"{SHARED_LIMIT} bytes of shared memory: rows of {dim} are too long"
         )
 
-    def _overlapping(self, groups: int, sms: int) -> GemvConfig:
+    def _overlapping(self, groups: int, sms: int, shared: int) -> GemvConfig:
         """This config, of one warp and slot, for a matrix of so many row groups.
 
         A large matrix takes whole SMs: one block of as many slots as fit. A small one is in flight as a
@@ -193,15 +195,15 @@ class GemvConfig:
         small = [
             replace(self, warps=share, slots=self.slices, resident=resident)
             for resident in (3, 2, 1)
-            if (share := _ceil(groups, resident * sms)) <= 24 // max(resident, 2)  # or registers are few
+            if (share := _ceil(groups, resident * sms)) <= min(16, 24 // resident)  # more: few registers
             and self.slices <= 4
-            and resident * (self.x_bytes + share * whole + 1024) <= SM_90_SHARED // 2
+            and resident * (self.x_bytes + share * whole + 1024) <= shared // 2
         ]
         if small:
             return max(small, key=lambda c: groups / (c.resident * c.warps))
         share = _ceil(groups, sms)
-        slots = 2 if self.x_bytes + 8 * self.slot_bytes <= SM_90_SHARED - 1024 else 1
-        most = (SM_90_SHARED - 1024 - self.x_bytes) // (slots * self.slot_bytes)
+        slots = 2 if self.x_bytes + 8 * self.slot_bytes <= shared else 1
+        most = (shared - self.x_bytes) // (slots * self.slot_bytes)
         turns = _ceil(share, max(1, min(16, most)))
         return replace(self, warps=_ceil(share, turns), slots=slots)
 

@@ -21,22 +21,23 @@ SHAPES += (
 
 
 def run(config: GemvConfig, od: int, grid: int | None = None) -> None:
-    """By the kernel of every architecture, and by sm_90's where it can run."""
-    for pdl in (False, True):
-        case = gemv_case(replace(config, pdl=pdl), od, grid=grid)
-        if not case.kernel.not_applicable(runtime.device().arch):
-            case.run_on_gpu()
+    """Where it can run: sm_90's kernel needs a device of that kind."""
+    case = gemv_case(config, od, grid=grid)
+    if not case.kernel.not_applicable(runtime.device().arch):
+        case.run_on_gpu()
 
 
 def config_for(format: str, dim: int, od: int, **options) -> GemvConfig:
-    return GemvConfig.for_shape(format, dim, od, sms=runtime.device().sms, **options)
+    device = runtime.device()
+    return GemvConfig.for_shape(format, dim, od, sms=device.sms, shared=device.shared_optin_bytes, **options)
 
 
 @pytest.mark.parametrize(("format", "dim", "od"), SHAPES)
 def test_shapes_of_models(format, dim, od):
-    run(config_for(format, dim, od), od)
-    if od * dim < 20e6:  # the reference of the largest takes seconds
-        run(config_for(format, dim, od, addend=True), od)
+    for pdl in (False, True):
+        run(config_for(format, dim, od, pdl=pdl), od)
+        if od * dim < 20e6:  # the reference of the largest takes seconds
+            run(config_for(format, dim, od, addend=True, pdl=pdl), od)
 
 
 @pytest.mark.parametrize("format", DOTS)
@@ -44,7 +45,8 @@ def test_shapes_of_models(format, dim, od):
 def test_ragged_rows(format, od):
     for units in (1, 3, 20):
         dim = units * max(DOTS[format].weights, 32)
-        run(config_for(format, dim, od), od)
+        for pdl in (False, True):
+            run(config_for(format, dim, od, pdl=pdl), od)
 
 
 @pytest.mark.parametrize("config", PLANES_7B, ids=str)
@@ -59,5 +61,7 @@ def test_grids_and_rings(format):
     for rows, slices in ((1, 1), (2, 1), (1, 2)):
         for slots in (1, 2, 4):
             config = GemvConfig(format, dim, rows=rows, slices=slices, warps=3, slots=slots)
+            overlapping = replace(config, pdl=True)
             for grid in (1, 5, 300):
                 run(config, 129, grid)
+                run(overlapping, 129, grid)

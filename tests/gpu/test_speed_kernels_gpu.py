@@ -137,12 +137,13 @@ def test_read(measure):
 @pytest.mark.parametrize(("format", "dim", "od"), GEMV_SHAPES)
 def test_gemv(format, dim, od, overlap, measure):
     """As a decode launches it: one after the other, or (where the device can) overlapping."""
-    arch, sms = runtime.device().arch, runtime.device().sms
-    config = GemvConfig.for_shape(format, dim, od, pdl=True, sms=sms)
-    if gemv(config).not_applicable(arch):
+    device = runtime.device()
+    limits = {"sms": device.sms, "shared": device.shared_optin_bytes}
+    config = GemvConfig.for_shape(format, dim, od, pdl=True, **limits)
+    if gemv(config).not_applicable(device.arch):
         if overlap:
-            pytest.skip(f"launches do not overlap on {arch}")
-        config = GemvConfig.for_shape(format, dim, od, sms=sms)
+            pytest.skip(f"launches do not overlap on {device.arch}")
+        config = GemvConfig.for_shape(format, dim, od, **limits)
     time_gemv(config, od, measure, f"gemv {format} {od}x{dim}{' pdl' if overlap else ''}", overlap)
 
 

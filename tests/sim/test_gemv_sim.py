@@ -161,8 +161,9 @@ def test_overlapping_configs_for_shapes():
     for format, dot in DOTS.items():
         for units in (1, 3, 28, 74):
             for od in (1, 500, 5000, 50000):
-                c = GemvConfig.for_shape(format, units * dot.weights, od, pdl=True)
-                assert c.resident * (c.shared_bytes + 1024) <= 228 * 1024
+                for shared in (99 * 1024, 227 * 1024):
+                    c = GemvConfig.for_shape(format, units * dot.weights, od, pdl=True, shared=shared)
+                    assert c.resident * (c.shared_bytes + 1024) <= shared + 1024
     with pytest.raises(ConfigRefused, match="the limit is"):
         GemvConfig.for_shape("F32", 60000, 8, pdl=True)
 

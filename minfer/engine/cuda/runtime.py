@@ -277,13 +277,13 @@ class CudaRuntime:
             quantized = self._records[: len(x) * q8_record_bytes(columns)].reshape(len(x), -1)
             records.on(self.device, x.matrix("f32"), quantized, columns)
         plain = x.matrix("f32") if form == "f32" else None
-        target, sms = out.matrix("f32"), self.device.sms
+        target, sms, shared = out.matrix("f32"), self.device.sms, self.device.shared_bytes
         for row in range(len(x)):
             first = 0
             for run in matrix.runs:
                 y = target[row][first : first + run.rows]
                 source = (quantized if run.quantized else plain)[row]
-                shape = run.format, run.columns, run.rows, add, self._pdl, sms
+                shape = run.format, run.columns, run.rows, add, self._pdl, sms, shared
                 product = launch_for(gemv, GemvConfig.for_shape, (run.rows, sms), *shape)
                 product.on(self.device, run.blocks, source, *((y,) if add else ()), y, run.rows)
                 first += run.rows
