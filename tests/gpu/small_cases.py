@@ -43,6 +43,7 @@ def _gemm_hopper() -> Iterator[Case]:
 
     yield hopper_case(GemmHopperConfig(64, 3), 100, 72, 72, multiprocessors=1)
     yield hopper_case(GemmHopperConfig(80, 2, cluster=2), 300, 168, 136)
+    yield hopper_case(GemmHopperConfig(64, 2, cluster=2, strip=2), 300, 264, 136)
     yield hopper_case(GemmHopperConfig(224, 4), 130, 232, 8)
     yield hopper_case(GemmHopperConfig(72, 2, out="f32", epilogue="add"), 70, 136, 72)
     yield hopper_case(GemmHopperConfig(128, 2, 2, epilogue="swiglu"), 300, 72, 72)

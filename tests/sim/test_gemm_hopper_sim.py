@@ -14,6 +14,8 @@ from tests.cuda.gemm_hopper_cases import check_bits, hopper_case, rope_case
     [
         (GemmHopperConfig(64, 3), (100, 72, 72), 1),  # two tiles for one block, a ring that wraps
         (GemmHopperConfig(80, 2, cluster=2), (300, 168, 136), 2),  # multicast, the last chunk overlaps
+        (GemmHopperConfig(64, 2, cluster=2, strip=2), (300, 264, 136), 4),  # an odd column left for a strip
+        (GemmHopperConfig(64, 2, strip=2), (300, 264, 72), 3),
         (GemmHopperConfig(224, 4), (130, 232, 8), 3),  # one k-tile only
         (GemmHopperConfig(72, 2), (70, 80, 72), 1),  # an odd number of groups of 8 columns
         (GemmHopperConfig(72, 2, out="f32"), (70, 136, 72), 1),

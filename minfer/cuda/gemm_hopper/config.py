@@ -63,8 +63,9 @@ TILES = (
 @dataclass(frozen=True)
 class GemmHopperConfig:
     """Tile of `tile_n` tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight, clusters of 1 or 2
-    blocks along nt (an H200 holds 30 clusters of 4: 120 of its 132 multiprocessors); C as `out`, by an
-    epilogue ("rope": for a product with q, k and v of `heads`)."""
+    blocks along od, which share a tile of A (an H200 holds 30 clusters of 4: 120 of its 132
+    multiprocessors); C as `out`, by an epilogue ("rope": for a product with q, k and v of `heads`). Tiles are
+    dealt out in strips of `strip` columns, see `minfer.cuda.tile.scheduler`."""
 
     tile_m: int = 256
     stages: int = 4
@@ -73,6 +74,7 @@ class GemmHopperConfig:
     epilogue: str = "store"
     tile_n: int = 128
     heads: Heads | None = None
+    strip: int = 1
 
     tile_k = BOX_COLUMNS
 
@@ -96,13 +98,15 @@ class GemmHopperConfig:
         if self.epilogue == "add" and self.out != "f32":
             raise ConfigRefused("gemm_hopper: add is for f32 results: rounding every sum to f16 loses them")
         self._check_heads()
+        if self.strip < 1:
+            raise ConfigRefused(f"gemm_hopper: strips of {self.strip} columns: at least 1")
         # Every load brings whole groups of 8 rows of B; a warp's part of C fills a chunk.
         granule, most = 8 * self.loads, self.warpgroups.largest_m
         least = chunk_columns(self.out) * (2 if self.epilogue == "swiglu" else 1)
         if self.tile_m % granule or not least <= self.tile_m <= most:
             raise ConfigRefused(
                 f"gemm_hopper: tile_m = {self.tile_m}: must be a multiple of {granule} from {least} to "
-                f"{most} ({self.tile_n} tokens, {self.epilogue}, clusters of {self.cluster})"
+                f"{most} ({self.tile_n} tokens, {self.epilogue})"
             )
         if self.stages < 2:
             raise ConfigRefused(f"gemm_hopper: {self.stages} stages: to copy ahead of computing takes 2")
@@ -138,6 +142,8 @@ class GemmHopperConfig:
         text = f"{self.tile_n}x{self.tile_m}x{self.tile_k} {self.stages} stages"
         if self.cluster > 1:
             text += f" clusters of {self.cluster}"
+        if self.strip > 1:
+            text += f" strips of {self.strip}"
         if self.epilogue != "store":
             text += f" {self.epilogue}"
         if self.heads is not None:
@@ -170,11 +176,11 @@ class GemmHopperConfig:
 
     @property
     def loads(self) -> int:
-        """TMA loads that bring a tile of B: one a block of the cluster, with swiglu at least one a matrix,
-        one a run of columns where these are no neighbours."""
+        """TMA loads that bring a tile of B: one, with swiglu one a matrix, one a run of columns where these
+        are no neighbours."""
         if self.heads is not None and self.heads.split:
             return self.tile_m // RUN
-        return max(self.cluster, 2 if self.epilogue == "swiglu" else 1)
+        return 2 if self.epilogue == "swiglu" else 1
 
     @cached_property
     def ring(self) -> MbarrierRing:
@@ -213,7 +219,7 @@ class GemmHopperConfig:
     def boxes(self) -> dict[str, tuple[int, int]]:
         """Argument -> (rows, columns) of its tensor map's boxes; all have the 128-byte swizzle."""
         return {
-            "a": (self.tile_n, BOX_COLUMNS),
+            "a": (self.tile_n // self.cluster, BOX_COLUMNS),
             "b": (self.tile_m // self.loads, BOX_COLUMNS),
             "c": (16, chunk_columns(self.out)),
         }
@@ -232,8 +238,8 @@ class GemmHopperConfig:
             )
 
     def tiles(self, nt: int, od: int) -> tuple[int, int]:
-        """(rows, columns) of tiles; a row of tiles is one of clusters."""
-        return -(-nt // (self.tile_n * self.cluster)), -(-od // self.out_m)
+        """(rows, columns) of tiles; a column of tiles is one of clusters."""
+        return -(-nt // self.tile_n), -(-od // (self.out_m * self.cluster))
 
     def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
         """Blocks of a persistent launch: one a multiprocessor, at most one a tile."""

@@ -11,8 +11,7 @@ of an output are in one thread), or what stands between q, k, v and attention ("
 KV store, see `minfer.cuda.gemm_hopper.heads`).
 
 - The tile is chosen for each problem so that its count fills whole waves of multiprocessors (`choose`).
-- The blocks of a cluster share one tile of B: each loads its part of it, by multicast to all (no longer
-  chosen, see below).
+- The blocks of a cluster share one tile of A: each loads its part of it, by multicast to all.
 - Larger tiles move fewer bytes a FLOP, and the wall is power: 256 x 192 is 1-2 % faster than 128 x 256 at
   the same cycles.
 - What is the same in a whole warp goes through `ptx.uniform`, so that descriptors live in uniform registers.
@@ -64,20 +63,19 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     from minfer.cuda.instruction import device_function, unroll, unrolled
     from minfer.cuda.tile.activation import gate_columns
     from minfer.cuda.tile.hopper import store_tile
-    from minfer.cuda.tile.scheduler import tile_xy
+    from minfer.cuda.tile.scheduler import tile_order
 
     tile_n, tile_m, tile_k, cluster = config.tile_n, config.tile_m, config.tile_k, config.cluster
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
     barriers_start, ring_bytes = config.barriers_start, config.stages * config.stage_bytes
     out_m, loads, gated = config.out_m, config.loads, config.epilogue == "swiglu"
-    # A consumer's rows of A, in blocks of 64; the rows of B of one load.
+    # A consumer's rows of A, in blocks of 64; what one load brings of B, and of A.
     row_blocks, consumer_rows = config.warpgroups.row_blocks, 64 * config.warpgroups.row_blocks
-    consumer_bytes, b_share = consumer_rows * tile_k * 2, tile_m // loads
-    share_bytes, everyone = b_share * tile_k * 2, (1 << cluster) - 1
-    # Loads of the gate's rows, before those of the up matrix; loads of this block.
-    gate_loads, own_loads = loads // 2, loads // cluster
+    consumer_bytes, load_bytes = consumer_rows * tile_k * 2, tile_m // loads * tile_k * 2
+    a_share, share_bytes, everyone = tile_n // cluster, a_bytes // cluster, (1 << cluster) - 1
     store_bytes = config.store_buffers * BUFFER_BYTES
     block_sums, accumulators = tile_m // 2, row_blocks * tile_m // 2
+    tile_at = tile_order(config.strip)
     initialise, advance = config.ring.initialise, config.ring.advance
     registers = config.warpgroups.registers
     fewer, more = ptx.setmaxnreg("dec", registers[0]), ptx.setmaxnreg("inc", registers[1])
@@ -105,47 +103,42 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             ptx.mbarrier_arrive_if(barrier, thread == 0)
 
     @device_function
-    def first_b(column, load, od):
-        """First row of B of a tile's load."""
-        row = types.int32(column * out_m + load * b_share)
-        if gated:
-            # Past the gate's loads come those of the up matrix, `od` rows further on.
-            up = load >= gate_loads
-            row = types.int32(column * out_m + (load - gate_loads * up) * b_share + od * up)
-        return row
+    def load_a(a_map, place, full, k, a_row, rank):
+        """A tile of A, or this block's part of it for the whole cluster."""
+        if cluster > 1:
+            a_place, part_row = place + rank * share_bytes, types.int32(a_row + rank * a_share)
+            ptx.tma_load_2d_multicast(a_place, a_map, full, k * tile_k, part_row, everyone)
+        else:
+            ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
 
     @device_function
     @unrolled
-    def load_b(b_map, place, full, k, b_row, rank, od):
-        """A tile of B, or this block's part of it for the whole cluster."""
-        b_place = place + a_bytes + rank * share_bytes
+    def load_b(b_map, place, full, k, b_row, od):
         if split:
             for piece in unroll(pieces):
                 first, second = starts((b_row >> 6) + piece)
-                run_place = b_place + 2 * piece * share_bytes
+                run_place = place + 2 * piece * load_bytes
                 ptx.tma_load_2d(run_place, b_map, full, k * tile_k, first)
-                ptx.tma_load_2d(run_place + share_bytes, b_map, full, k * tile_k, second)
-        elif cluster > 1:
-            ptx.tma_load_2d_multicast(b_place, b_map, full, k * tile_k, b_row, everyone)
+                ptx.tma_load_2d(run_place + load_bytes, b_map, full, k * tile_k, second)
         else:
-            ptx.tma_load_2d(b_place, b_map, full, k * tile_k, b_row)
+            ptx.tma_load_2d(place, b_map, full, k * tile_k, b_row)
             if gated:
-                ptx.tma_load_2d(b_place + share_bytes, b_map, full, k * tile_k, b_row + od)
+                ptx.tma_load_2d(place + load_bytes, b_map, full, k * tile_k, b_row + od)
 
     @device_function
     def produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, od):
         stage, parity = types.uint32(0), types.uint32(1)
         while tile < rows * columns:
-            row, column = tile_xy(tile, rows, columns, group)
-            a_row = types.int32((row * cluster + rank) * tile_n)
-            b_row = first_b(column, rank * own_loads, od)
+            row, column = tile_at(tile, rows, columns, group)
+            a_row = types.int32(row * tile_n)
+            b_row = types.int32(column * (cluster * out_m) + rank * out_m)
             k = types.int32(0)
             while k < k_tiles:
                 full, place = barriers + 8 * stage, base + stage * stage_bytes
                 ptx.mbarrier_wait(full + 8 * stages, parity)
                 ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
-                ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
-                load_b(b_map, place, full, k, b_row, rank, od)
+                load_a(a_map, place, full, k, a_row, rank)
+                load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od)
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             tile = types.int32(tile + step)
@@ -187,15 +180,15 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                     release(barriers + 8 * (stages + previous), thread)
                 else:
                     # Divisions that run under the tensor cores' work.
-                    tile_row, tile_column = tile_xy(tile, rows, columns, group)
+                    tile_row, tile_column = tile_at(tile, rows, columns, group)
                     row, column = ptx.uniform(tile_row), ptx.uniform(tile_column)
                 previous = stage
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             wait_sums(sums)
             release(barriers + 8 * (stages + previous), thread)
-            first_row = (row * cluster + rank) * tile_n + consumer * consumer_rows + warp * 16
-            finish(sums, target, buffer, first_row, column * out_m, lane)
+            first_row = row * tile_n + consumer * consumer_rows + warp * 16
+            finish(sums, target, buffer, first_row, (column * cluster + rank) * out_m, lane)
             tile = types.int32(tile + step)
         if lane == 0:
             wait_stores()
@@ -212,7 +205,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             target = ptx.tensor_map_address(c)
         thread = cuda.threadIdx.x
         warpgroup = ptx.uniform(thread >> 7)
-        # This block's rows of the cluster's tile.
+        # This block's columns of the cluster's tile.
         rank = types.int32(0)
         if cluster > 1:
             rank = types.int32(ptx.cluster_rank())
@@ -226,8 +219,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             ptx.cluster_sync()
         else:
             cuda.syncthreads()
-        rows = types.int32((nt + (cluster * tile_n - 1)) // (cluster * tile_n))
-        columns = types.int32((od + (out_m - 1)) // out_m)
+        rows = types.int32((nt + (tile_n - 1)) // tile_n)
+        columns = types.int32((od + (cluster * out_m - 1)) // (cluster * out_m))
         k_tiles = types.int32((depth + (tile_k - 1)) // tile_k)
         tile, step = types.int32(cuda.blockIdx.x // cluster), types.int32(cuda.gridDim.x // cluster)
         if warpgroup == 0:
