@@ -216,7 +216,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 ptx.prefetch_tensor_map(target)
             initialise(barriers)
         if cluster > 1:
-            ptx.cluster_sync()
+            ptx.cluster_sync_relaxed()
         else:
             cuda.syncthreads()
         rows = types.int32((nt + (tile_n - 1)) // tile_n)
@@ -233,7 +233,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             consume(target, base, barriers, rank, tile, step, rows, columns, k_tiles, group, consumer, within)
         if cluster > 1:
             # No block leaves while a peer may still arrive at its mbarriers.
-            ptx.cluster_sync()
+            ptx.cluster_sync_relaxed()
 
     return Kernel(
         name="gemm_hopper",
