@@ -184,7 +184,6 @@ SASS = {
         "mbarrier_wait": "SYNCS.PHASECHK.TRANS64.TRYWAIT",
         "mbarrier_arrive_expect_tx": "SYNCS.ARRIVE.TRANS64",
         "cluster_sync": "UCGABAR_WAIT",
-        "cluster_sync_relaxed": "UCGABAR_WAIT",
         "griddepcontrol_wait": "ACQBULK",
     },
     "sm_90a": {

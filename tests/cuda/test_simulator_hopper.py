@@ -259,7 +259,7 @@ def test_multicast_and_remote_arrival():
         if cuda.threadIdx.x == 0:
             ptx.mbarrier_arrive_cluster(peer, u32(1 - rank))
         ptx.mbarrier_wait(peer, u32(0))
-        ptx.cluster_sync_relaxed()
+        ptx.cluster_sync()
 
     matrix = np.arange(16 * 32, dtype=np.uint32).reshape(16, 32)
     out = np.zeros((4, 32, 2), np.uint32)

@@ -5,31 +5,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.cuda.tile.hopper import MbarrierRing, chunk_starts, store_tile
-from minfer.cuda.tile.scheduler import tile_order, tile_xy
+from minfer.cuda.tile.scheduler import tile_xy
 
 sizes = st.integers(1, 40)
 
 
-@given(sizes, sizes, sizes, st.sampled_from([1, 2, 8]))
-def test_every_tile_comes_once(rows, columns, group, strip):
-    order = [tile_order(strip)(i, rows, columns, group) for i in range(rows * columns)]
+@given(sizes, sizes, sizes)
+def test_every_tile_comes_once(rows, columns, group):
+    order = [tile_xy(i, rows, columns, group) for i in range(rows * columns)]
     assert len(set(order)) == rows * columns
     assert all(0 <= row < rows and 0 <= column < columns for row, column in order)
 
 
-@given(sizes, sizes, sizes, st.sampled_from([1, 2, 8]))
-def test_a_group_is_finished_before_the_next(rows, columns, group, strip):
-    groups = [tile_order(strip)(i, rows, columns, group)[0] // group for i in range(rows * columns)]
+@given(sizes, sizes, sizes)
+def test_a_group_is_finished_before_the_next(rows, columns, group):
+    groups = [tile_xy(i, rows, columns, group)[0] // group for i in range(rows * columns)]
     assert groups == sorted(groups)
 
 
 def test_rows_of_a_group_go_fastest():
     assert [tile_xy(i, 3, 2, 2) for i in range(6)] == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
-
-
-def test_neighbours_in_a_strip_share_a_row():
-    order = [tile_order(2)(i, 2, 3, 2) for i in range(6)]
-    assert order == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 2)]
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])

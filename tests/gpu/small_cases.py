@@ -42,11 +42,10 @@ def _gemm_hopper() -> Iterator[Case]:
     from tests.cuda.gemm_hopper_cases import hopper_case, rope_case
 
     yield hopper_case(GemmHopperConfig(64, 3), 100, 72, 72, multiprocessors=1)
-    yield hopper_case(GemmHopperConfig(80, 2, cluster=2), 300, 168, 136)
-    yield hopper_case(GemmHopperConfig(64, 2, cluster=2, strip=2), 300, 264, 136)
+    yield hopper_case(GemmHopperConfig(80, 2), 300, 168, 136)
     yield hopper_case(GemmHopperConfig(224, 4), 130, 232, 8)
     yield hopper_case(GemmHopperConfig(72, 2, out="f32", epilogue="add"), 70, 136, 72)
-    yield hopper_case(GemmHopperConfig(128, 2, 2, epilogue="swiglu"), 300, 72, 72)
+    yield hopper_case(GemmHopperConfig(128, 2, epilogue="swiglu"), 300, 72, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu"), 140, 80, 72)
     yield hopper_case(GemmHopperConfig(80, 2, tile_n=192), 200, 88, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), 140, 80, 72)

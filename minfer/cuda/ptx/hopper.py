@@ -213,17 +213,6 @@ def cluster_sync():
     """Wait for all threads of the cluster; their memory accesses before it are visible after it."""
 
 
-@instruction(
-    "barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;",
-    section="9.7.13.3 barrier.cluster",
-    arch=90,
-    collective=True,
-)
-def cluster_sync_relaxed():
-    """As `cluster_sync`, without its fence of the whole GPU (some 600 cycles): memory accesses before it are
-    not ordered, but mbarriers that `fence_mbarrier_init` published are visible after it."""
-
-
 @instruction("griddepcontrol.wait;", section="9.7.13.13 griddepcontrol", arch=90)
 def griddepcontrol_wait():
     """Wait until the kernels that this one depends on have finished and their writes are visible."""

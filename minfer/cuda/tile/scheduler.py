@@ -7,12 +7,8 @@ one GPC after the other with the blocks of such a launch: neighbours in this ord
 their reads of the same lines at the same time reach L2 as one.
 """
 
-from __future__ import annotations
-
-import functools
-
 from minfer.cuda import ptx
-from minfer.cuda.instruction import DeviceFunction, device_function
+from minfer.cuda.instruction import device_function
 
 
 @device_function
@@ -24,25 +20,3 @@ def tile_xy(index, tile_rows, tile_columns, group):
     rows = min(group, tile_rows - number * group)
     column = ptx.udiv_u32(inside, rows)
     return number * group + inside - column * rows, column
-
-
-@functools.cache
-def tile_order(strip: int) -> DeviceFunction:
-    """Factory: (index, tile_rows, tile_columns, group) -> (tile row, tile column) as `tile_xy`, but within a
-    group by strips of `strip` columns, row by row down each strip: `strip` neighbours in this order share a
-    tile of A."""
-    if strip == 1:
-        return tile_xy
-
-    @device_function
-    def in_strips(index, tile_rows, tile_columns, group):
-        number = ptx.udiv_u32(index, group * tile_columns)
-        inside = index - number * (group * tile_columns)
-        rows = min(group, tile_rows - number * group)
-        first = ptx.udiv_u32(inside, rows * strip) * strip
-        inside = inside - first * rows
-        width = min(strip, tile_columns - first)
-        row = ptx.udiv_u32(inside, width)
-        return number * group + row, first + inside - row * width
-
-    return in_strips

@@ -347,12 +347,6 @@ def cluster_sync():
 
 
 @semantics
-def cluster_sync_relaxed():
-    lane = current_lane("cluster_sync_relaxed")
-    lane.block.cluster.barrier(lane)
-
-
-@semantics
 def setmaxnreg(how, n):
     lane = current_lane("setmaxnreg")
     lane.warpgroup.collective(lane, f"setmaxnreg.{how} {n}", None, lambda group, arguments: None)
