@@ -22,8 +22,8 @@ sums (24.2 us where 128 x 112 tiles took 21.3: 3584 x 3584 at 512 tokens); strea
 along k with the sums handed on through L2 (291 us where 128 x 256 takes 279: 3584 x 3584 at 8192 tokens; 0.7
 percent slower where no tile is cut); k-tiles of 128 (half the barriers, but three stages: 110 us instead of
 95); clusters of 4 (30 of them fit); another order of tiles (the best of five within a percent of this one;
-one whose neighbours share A and not B 1 percent slower at 512 tokens; a random one takes a quarter more time at
-3584 x 18944 and 512 tokens); clusters of 2, which share a tile of A or of B by multicast (512 tokens: 2-4
+one whose neighbours share A and not B 1 percent slower at 512 tokens; a random one takes a quarter more time
+at 3584 x 18944 and 512 tokens); clusters of 2, which share a tile of A or of B by multicast (512 tokens: 2-4
 percent slower; 2048: 1; 8192: no faster): the hardware deals them out to all GPCs in turn, where requests for
 the other operand no longer meet on their way to L2; programmatic dependent launches that load weights ahead
 (512 tokens: 2-5 percent fewer cycles, 0-1 percent less time): a block starts where one has ended, so that
