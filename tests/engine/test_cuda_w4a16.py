@@ -10,13 +10,16 @@ from minfer.engine.cuda import weights
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
 from minfer.engine.cuda.devices import DryDevice, SimulatedDevice
+from minfer.engine.cuda.launches import TensorMaps
 from minfer.engine.cuda.plan import RESERVE_BYTES
 from minfer.engine.cuda.routes import Route, choose_route
-from minfer.engine.cuda.w4a16 import takes
+from minfer.engine.cuda.w4a16 import W4A16Products, takes
+from minfer.engine.cuda.weights import Run, Stack
 from minfer.engine.errors import EngineError, InputError
 from minfer.engine.host.runtime import HostBackend
 from minfer.engine.session import Session
 from minfer.model.model import Model
+from tests.cuda.block_data import random_matrix
 from tests.engine.conftest import DATA
 from tests.engine.cuda_models import BLOCKS_K, VOCAB, micro_model
 
@@ -76,16 +79,35 @@ def test_auto_takes_it_where_f16_copies_do_not_fit():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", ["f16", "f32"])
+@pytest.mark.parametrize("formats", ["Q4_K Q6_K", "Q6_K Q4_K", "Q4_K Q6_K Q4_K"])
+def test_runs_side_by_side(formats, form):
+    """Two runs are one launch, three are three, each over what the one before left behind its own columns."""
+    device, draw = SimulatedDevice(arch="sm_90a"), np.random.default_rng(1)
+    runs, values = [], []
+    for format, rows in zip(formats.split(), (128, 72, 40), strict=False):
+        blocks, exact = random_matrix(format, rows, 512)
+        runs.append(Run(format, rows, 512, blocks))
+        values.append(exact)
+    stack = Stack(tuple(runs), sum(run.rows for run in runs), 512)
+    a = draw.standard_normal((9, 512)).astype(np.float16)
+    c = np.full((9, stack.rows), np.nan, {"f16": np.float16, "f32": np.float32}[form])
+    W4A16Products(device, TensorMaps(device)).multiply(c, a, stack, form)
+    assert len(device.launches) == (1 if len(runs) == 2 else 3)
+    wanted = a.astype(np.float64) @ np.concatenate(values).astype(np.float64).T
+    assert np.linalg.norm(c - wanted) < 5e-4 * np.linalg.norm(wanted)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 def test_logits(tmp_path, monkeypatch, fused):
-    """Formats of all kinds: Q4_K and Q6_K as blocks, two or three runs of them side by side, and Q8_0 as a copy
-    or through the scratch."""
+    """Formats of all kinds: Q4_K and Q6_K as blocks, also side by side; Q8_0 as a copy or through the
+    scratch."""
     from minfer.engine.cuda import products, routes
 
     monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
     monkeypatch.setattr(products, "SMALL_TOKENS", 8)
-    formats = BLOCKS_K if fused else BLOCKS_K | {"k": "Q6_K", "v": "Q4_K"}
-    model = micro_model(tmp_path / "micro.gguf", formats=formats, layers=2, hidden=256, ffn=256)
+    model = micro_model(tmp_path / "micro.gguf", formats=BLOCKS_K, layers=2, hidden=256, ffn=256)
     device = SimulatedDevice(arch="sm_90a")
     route = Route("w4a16", wgmma=True, hopper_attention=True, w4a16=True, fused=fused)
     weights = "resident" if fused else "scratch"
@@ -98,9 +120,7 @@ def test_logits(tmp_path, monkeypatch, fused):
         got, wanted = (session.forward(IDS[first:last]) for session in (gpu, host))
         assert np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)) < 0.01
         configs = [kernel.config for kernel in device.launches if kernel.name == "w4a16"]
-        assert {config.format for config in configs} == (
-            {"Q4_K", "Q6_K", PAIR} if fused else {"Q4_K", "Q6_K"}
-        )
+        assert {config.format for config in configs} == {"Q4_K", "Q6_K", PAIR}
         assert any(config.gated for config in configs) == fused
         assert any(config.store == "direct" for config in configs)
 

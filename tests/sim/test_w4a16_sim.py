@@ -48,9 +48,12 @@ def test_pair(tile, shape, left, multiprocessors):
     product.case(multiprocessors).run_simulated(seed=0)
 
 
-@pytest.mark.parametrize(("format", "gated"), [("Q4_K", False), ("Q4_K", True), ("Q6_K", False)])
+@pytest.mark.parametrize(
+    ("format", "gated"), [("Q4_K", False), ("Q4_K", True), ("Q6_K", False), (PAIR, False)]
+)
 def test_traced_run_has_no_race_and_no_conflict(format, gated):
-    product, trace = Product.random(W4A16Config(format, 64, gated=gated), 64, 128, 3), Trace()
+    rows = (128, 128) if format == PAIR else 128
+    product, trace = Product.random(W4A16Config(format, 64, gated=gated), 64, rows, 3), Trace()
     product.case(1).run_simulated(trace=trace)
     assert check(trace) == []
     lines = shared_lines(trace)

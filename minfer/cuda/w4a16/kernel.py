@@ -3,14 +3,16 @@
 The product is computed transposed, since only wgmma's A operand may come from registers: a tile's rows are
 128 or 192 outputs, its columns up to 256 tokens. Warpgroup 0 brings both operands: one thread loads the
 activations' k-tiles of 64 by TMA into a ring of stages, three warps the weights' blocks into a ring of slots
-(`minfer.cuda.w4a16.movers`). The other warpgroups hold 64 rows each: they unpack a k-tile's weights into
-fragments (`minfer.cuda.w4a16.formats`) while the tensor cores work on the one before; no unpacked weight is
-written anywhere. One block a multiprocessor takes tile after tile.
+(`minfer.cuda.w4a16.movers`). The other warpgroups hold 64 rows each (`minfer.cuda.w4a16.consumers`): they
+unpack a k-tile's weights into fragments (`minfer.cuda.w4a16.formats`) while the tensor cores work on the one
+before; no unpacked weight is written anywhere. One block a multiprocessor takes tile after tile.
 
 - Each weight becomes f16 with one rounding (Q4_K) or is an exact 6-bit number times an f16 scale (Q6_K): the
   result is as exact as that of a GEMM over an f16 copy, up to the scales' own rounding to f16.
 - The tokens of a tile are chosen so that the tiles fill whole waves of multiprocessors (`choose`).
 - While wgmma is in flight nothing branches by lane (C7518), and fragments are pinned before the next wait.
+- q, k and v are one launch though v is of another format (`choose_pair`): a thread block that is done with
+  the tiles of the first matrix goes on with the second one's, in code of its own but the same rings.
 
 What was tried on an H200 and lost: two or three wgmma groups in flight (the assembler serialises them all,
 C7513); k-tiles of 128 (no faster for any tile); narrow tiles that fill more waves (152 tokens: unpacking
@@ -30,24 +32,26 @@ from __future__ import annotations
 from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.w4a16.config import FORMATS, TILES, W4A16Config
+from minfer.cuda.w4a16.config import FORMATS, PAIR, TILES, W4A16Config
 from minfer.cuda.w4a16.packed_tile import MOVERS, REGISTERS
 
 
 @cache
 def w4a16(config: W4A16Config) -> Kernel:
-    """The kernel of a config: (a, w, [bias], c, nt, od, depth, first, width, group). With `gated` c is
-    silu(gate) * up of products with od rows each, which follow each other in w.
+    """The kernel of a config: (a, w, [other], [bias], c, nt, od, depth, first, width, group, [other_od,
+    other_first]). With `gated` c is silu(gate) * up of products with od rows each, which follow each other in
+    w.
 
     a is the tensor map of A [nt, depth] f16. w holds the blocks of `od` rows (gated: 2 od): a tensor map of
     uint8 [rows, row bytes] for Q4_K, the uint8 array itself for Q6_K. bias is f32 [od]. c is C [nt, width],
     f16 or f32: a tensor map with store="tma", else the array; the product's columns start at `first`. (Boxes
     and swizzles: `config.boxes`.) Sizes are int32; depth is a multiple of 256; group is `config.group(nt)`,
-    the grid `config.grid`.
+    the grid `config.grid`. A pair has w in Q4_K and `other` in Q6_K, `other_od` rows whose columns start at
+    `other_first`; its grid is that of both's outputs.
 
     Every element of the product is written. With store="tma" a product that ends before `width` writes zeros
     or rubbish to columns past its end, up to the next multiple of a tile's from `first`: products into
-    neighbouring columns must be launched in ascending order."""
+    neighbouring columns must be launched in ascending order; what comes first of a pair fills its tiles."""
     from numba import cuda
     from numba.cuda import types
 
@@ -192,10 +196,12 @@ def w4a16(config: W4A16Config) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """Every tile that `choose` picks for f16, for gated products of Q4_K, and one of every other form."""
-    tiles = [W4A16Config(name, *tile) for name in FORMATS for tile in TILES[name]]
+    """Every tile that `choose` and `choose_pair` pick for f16, for gated products of Q4_K, and one of every
+    other form."""
+    tiles = [W4A16Config(name, *tile) for name in TILES for tile in TILES[name]]
     narrow = next(tile for tile in TILES["Q6_K"] if tile[0] == 128)
     others = [W4A16Config(name, *narrow, out="f32", store="direct", bias=True) for name in FORMATS]
+    others.append(W4A16Config(PAIR, *narrow, out="f32", store="direct"))
     gated = [W4A16Config("Q4_K", *tile, gated=True) for tile in TILES["Q4_K"]]
     gated.append(W4A16Config("Q6_K", *narrow, gated=True))
     return [w4a16(config) for config in (*tiles, *others, *gated)]
