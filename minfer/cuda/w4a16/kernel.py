@@ -146,26 +146,11 @@ def w4a16(config: W4A16Config) -> Kernel:
             target = ptx.tensor_map_address(c)
         else:
             target = ptx.global_address(c)
-        a_map, packed_rows, added = (
-            ptx.tensor_map_address(a),
-            ptx.global_address(other),
-            ptx.global_address(bias),
-        )
+        a_map, second_source = ptx.tensor_map_address(a), ptx.global_address(other)
         work(
-            a_map,
-            source,
-            packed_rows,
-            added,
-            target,
-            nt,
-            od,
-            depth,
-            first,
-            width,
-            group,
-            other_od,
-            other_first,
-        )
+            a_map, source, second_source, ptx.global_address(bias), target,
+            nt, od, depth, first, width, group, other_od, other_first,
+        )  # fmt: skip
 
     def sizes(*names: str, present: bool = True) -> tuple[Argument, ...]:
         return tuple(Argument(name, "scalar", "int32", present=present) for name in names)
