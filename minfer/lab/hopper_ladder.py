@@ -228,6 +228,13 @@ LOST = (
         "why": "blocks of a GPC share nothing: two fifths more is read from L2",
     },
     {
+        "probe": "a tile that can rotate, where the fastest cannot",
+        "of": "GEMM, q+k+v, 512 and 1024 tokens",
+        "idea": "RoPE and the KV store in the epilogue at every length",
+        "outcome": "x0.8 to x0.9",
+        "why": "128 x 192 fills the waves worse than 128 x 144, by more than the pass behind it takes",
+    },
+    {
         "probe": "unpacking between wgmmas",
         "of": "W4A16",
         "idea": "one or two k16 steps at a time, so that unpacking runs under the others",

@@ -225,12 +225,14 @@ def order_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]:
 
 def length_rows(records: Sequence[Record], nts: Sequence[int] = (512, NT, 8192)) -> list[dict]:
     """The attention that the engine takes, by length and regime: ms and times as fast as cuDNN, by the newest
-    run that measured it; lengths that none did are left out."""
+    run of the GPU tests that measured it, and the latter by the newest `minfer bench --against torch` too;
+    lengths that no test measured are left out."""
     rows = []
     for nt in nts:
         for regime in REGIMES:
+            bench = {row.nt: row.ratio for row, _ in _compared(records, regime, "")}
             for row in attention_rows(records, nt, regime)[-1:]:
-                rows.append({"tokens": nt, "regime": regime, **row})
+                rows.append({"tokens": nt, "regime": regime, **row, "of cuDNN (bench)": bench.get(nt)})
     return rows
 
 

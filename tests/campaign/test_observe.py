@@ -79,7 +79,7 @@ def test_products_tell_what_they_read(model, route, bits):
 
 
 def test_a_product_that_rotates_is_a_product(model):
-    apart, fused = (observe(model, "f16-wgmma", 100, fused_rope=fused) for fused in (False, True))
+    apart, fused = (observe(model, "f16-wgmma", 100, fused=fused) for fused in (False, True))
     for bucket in PRODUCTS:
         work = [sum(o.gmac for o in seen if o.bucket == bucket) for seen in (apart, fused)]
         assert work[0] == pytest.approx(work[1])

@@ -93,7 +93,7 @@ def test_the_same_from_what_is_kept(gpu, model, monkeypatch, route):
 
 @pytest.mark.parametrize(
     ("route", "few", "many"),
-    [("f16", 9, 9), ("f16-wgmma", 9, 8), ("w4a16", 8, 8), ("mmq", 11, 11), ("mmq_fast", 11, 11)],
+    [("f16", 9, 9), ("f16-wgmma", 9, 7), ("w4a16", 8, 8), ("mmq", 11, 11), ("mmq_fast", 11, 11)],
 )
 def test_launches_of_a_layer(gpu, tmp_path, route, few, many):
     """For 12 and for 100 tokens: norms, q+k+v, RoPE, attention, o, gate and up, swiglu, down, unless a kernel
@@ -167,12 +167,9 @@ def test_the_order_of_attention_s_tiles_is_written_when_it_changes(gpu, model):
 
 
 @pytest.mark.parametrize(("operation", "call"), [("rmsnorm", 2), ("rotate_and_store", 1), ("swiglu", 1)])
-@pytest.mark.parametrize("fused_rope", [False, True])
-def test_a_pass_that_is_interrupted_leaves_no_product_behind(gpu, model, fused_rope, operation, call):
+def test_a_pass_that_is_interrupted_leaves_no_product_behind(gpu, model, operation, call):
     """One that was to be launched with the operation at which it ended."""
-    route = replace(
-        choose_route("f16-wgmma", "sm_90a", {}), fused=operation != "rmsnorm", fused_rope=fused_rope
-    )
+    route = replace(choose_route("f16-wgmma", "sm_90a", {}), fused=operation != "rmsnorm")
     session = open_session(model, route)
     runtime, calls = session._runtime, []
     expected = launched(gpu, session, IDS[:12])

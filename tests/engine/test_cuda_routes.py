@@ -86,8 +86,6 @@ def test_what_activations_are():
         Route("a", convert="twice")
     with pytest.raises(InputError, match="give a small config"):
         Route("a", wgmma=True, small=None)
-    with pytest.raises(InputError, match="only the wgmma GEMM rotates"):
-        Route("a", fused_rope=True)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +118,8 @@ def test_mmq_refusals():
 
 def test_settings_name_the_choices():
     hopper = choose_route("f16-wgmma", "sm_90a", {}).settings()
-    assert hopper["gemm"] == "wgmma, tile by shape, fused sums and swiglu"
-    assert Route("a", wgmma=True, fused_rope=True).settings()["gemm"] == hopper["gemm"] + ", fused RoPE"
+    assert hopper["gemm"] == "wgmma, tile by shape, fused sums, swiglu and RoPE"
+    assert Route("a", wgmma=True, fused=False).settings()["gemm"] == "wgmma, tile by shape"
     assert hopper["attention"] == "wgmma, no running maximum"
     assert choose_route("f16", "sm_89", {}).settings() == {
         "route": "f16",

@@ -13,7 +13,7 @@ from minfer.cuda.token import TokenConfig
 from minfer.engine.backend import Backend
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.devices import SimulatedDevice
-from minfer.engine.cuda.fused_rope import rotated_heads
+from minfer.engine.cuda.fused_rope import FusedRope, rotated_heads
 from minfer.engine.cuda.plan import RESERVE_BYTES
 from minfer.engine.cuda.routes import Route
 from minfer.engine.host.runtime import HostBackend
@@ -135,9 +135,10 @@ def test_rope_in_the_product(tmp_path, monkeypatch):
     monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
     model = micro_model(tmp_path / "micro.gguf", layers=1)
     logits, passes = [], []
-    for fused in (False, True):
+    for takes in (lambda *_: False, FusedRope.takes):
+        monkeypatch.setattr(FusedRope, "takes", takes)
         device = SimulatedDevice(arch="sm_90a")
-        gpu = open_session(model, simulated(device, Route("f16-wgmma", wgmma=True, fused_rope=fused)))
+        gpu = open_session(model, simulated(device, Route("f16-wgmma", wgmma=True)))
         logits.append([gpu.forward(IDS[a:b], logits="all") for a, b in ((0, 5), (5, 11))])
         passes.append([kernel.name for kernel in device.launches].count("rope_store"))
     assert passes == [2, 0]
@@ -171,7 +172,7 @@ def test_wgmma_route(tmp_path, monkeypatch):
         assert {"gemm_hopper", "attention_hopper"} <= launched(device)
         assert "attention_prefill" not in launched(device)
     epilogues = {kernel.config.epilogue for kernel in device.launches if kernel.name == "gemm_hopper"}
-    assert epilogues == {"store", "add", "swiglu"}
+    assert epilogues == {"store", "add", "swiglu", "rope"}
     device.launches.clear()
     close(gpu.forward(IDS[11:12]), host.forward(IDS[11:12]))
     waiting = {kernel.name for kernel in device.launches if kernel.config.pdl}

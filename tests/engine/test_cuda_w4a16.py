@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from minfer.engine.cuda import weights
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
 from minfer.engine.cuda.devices import DryDevice, SimulatedDevice
-from minfer.engine.cuda.launches import TensorMaps
+from minfer.engine.cuda.launches import TensorMaps, kernel, origin
 from minfer.engine.cuda.plan import RESERVE_BYTES
 from minfer.engine.cuda.routes import Route, choose_route
 from minfer.engine.cuda.w4a16 import W4A16Products, takes
@@ -53,13 +55,16 @@ def test_no_f16_copies():
     session.forward(range(100))
     launches = backend.device.launches
     others = {"gemm_f16", "gemm_hopper", "dequantize", "convert_f32_f16", "swiglu"}
-    assert not others & {kernel.name for kernel in launches[:-20]}
-    configs = [kernel.config for kernel in launches if kernel.name == "w4a16"]
+    assert not others & {made.name for made in launches[:-20]}
+    configs = [made.config for made in launches if made.name == "w4a16"]
     assert sum(config.gated for config in configs) == model.config.n_layers - 1
     # v and down are Q6_K in half of the layers: v beside q and k in one launch.
     assert {config.format for config in configs} == {"Q4_K", "Q6_K", PAIR}
     needed = needed_kernels(model, backend.route, backend.plan(model, 256, 128), "sm_90a", 132)
-    assert {kernel.name for kernel in needed} >= {"w4a16", "gemv"}
+    assert {made.name for made in needed} >= {"w4a16", "gemv"}
+    for made in needed:  # other processes compile them
+        factory, config = pickle.loads(pickle.dumps(origin(made)))
+        assert kernel(factory, config) is made
 
 
 def test_auto_takes_it_where_f16_copies_do_not_fit():

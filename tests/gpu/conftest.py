@@ -35,15 +35,7 @@ FAULTED = 77  # a child's exit status: its CUDA context is useless
 TEST_LIMIT_S = 240  # for one test: a child that has not reported for so long is ended
 LANES = int(os.environ.get("MINFER_GPU_LANES", max(1, min(8, (os.cpu_count() or 1) // 2))))
 SANITIZER = "test_sanitizer_gpu.py"
-ALONE = (
-    "test_overhead_gpu.py",
-    "test_speed_attention_gpu.py",
-    "test_speed_kernels_gpu.py",
-    "test_speed_mmq_gpu.py",
-    "test_speed_products_gpu.py",
-    "test_speed_routes_gpu.py",
-    "test_speed_w4a8_gpu.py",
-)
+ALONE = ("test_overhead", "test_speed")  # beginnings of names: nothing else may run beside them
 RUN_LIMIT_S = float(os.environ.get("MINFER_GPU_LIMIT_S", 540))  # for all: what is left then counts as failed
 
 
@@ -142,9 +134,10 @@ def pytest_runtest_protocol(item, nextitem):
 def _run_lanes(config, items, end):
     """({test: its reports}, {figure: value}) of the tests: LANES shares and the sanitizer side by side, then
     those to run alone, until `end` on the monotonic clock."""
-    alone = [item.nodeid for item in items if Path(item.path).name in ALONE]
-    sanitizer = [item.nodeid for item in items if Path(item.path).name == SANITIZER]
-    others = [item.nodeid for item in items if Path(item.path).name not in (*ALONE, SANITIZER)]
+    names = {item.nodeid: Path(item.path).name for item in items}
+    alone = [nodeid for nodeid, name in names.items() if name.startswith(ALONE)]
+    sanitizer = [nodeid for nodeid, name in names.items() if name == SANITIZER]
+    others = [nodeid for nodeid, name in names.items() if not name.startswith((*ALONE, SANITIZER))]
     shares = [*(others[i::LANES] for i in range(LANES)), sanitizer]
     with ThreadPoolExecutor(len(shares)) as pool:
         lanes = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from minfer.cuda import runtime
 from minfer.cuda.gemm import GemmConfig, make_gemm, seed_config
 from minfer.cuda.kernel import Kernel
 from minfer.cuda.registry import shipped_kernels
@@ -56,17 +55,3 @@ def variants() -> list[Kernel]:
     shipped = list(shipped_kernels()["gemm_f16"])
     held = {kernel.config for kernel in shipped}
     return shipped + [make_gemm(config) for config in switched if config not in held]
-
-
-def milliseconds(bound: runtime.BoundLaunch) -> float:
-    """Median device time of a launch, over replays of a graph of 10."""
-    with runtime.capture() as graph:
-        for _ in range(10):
-            bound()
-    graph.replay()
-    times = []
-    for _ in range(5):
-        start = runtime.Event().record(graph.stream)
-        graph.replay()
-        times.append(runtime.Event().record(graph.stream).since(start) / 10)
-    return float(np.median(times))

@@ -10,6 +10,7 @@ import pytest
 from minfer.cuda import runtime
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.devices import GpuDevice
+from minfer.engine.cuda.fused_rope import FusedRope
 from minfer.engine.cuda.routes import Route, choose_route
 from minfer.engine.cuda.variants import variants
 from minfer.engine.session import Session
@@ -190,6 +191,24 @@ def test_routes_equal_the_host(tiny, route, measure):
     assert ("gemm_hopper" in ran) == (route == "f16-wgmma")
 
 
+@ON_HOPPER
+@pytest.mark.parametrize("name", ["qwen2-k", "qwen3-k"])
+def test_w4a16_equals_the_host(data_dir, name):
+    """Straight from blocks, q, k and v of two formats by one launch too."""
+    from minfer.engine.host.runtime import HostBackend
+
+    model, ids = Model.load(data_dir / f"{name}.gguf"), np.arange(130)
+    expected = Session(model, HostBackend()).forward(ids, logits="all")
+    runtime.reset_launch_counts()
+    logits = session(model, "w4a16").forward(ids, logits="all")
+    ran = runtime.launch_counts()
+    assert "w4a16" in {kernel for kernel, _ in ran}
+    assert any(config.startswith("Q4_K+Q6_K") for kernel, config in ran if kernel == "w4a16")
+    assert "gemm_hopper" not in {kernel for kernel, _ in ran}
+    assert relative_rms(logits, expected) < 0.02
+    assert same_choice(expected, logits, 0.1 * expected.std())
+
+
 @pytest.fixture(scope="module")
 def base(tiny):
     """(token ids, their logits by the route f16)."""
@@ -253,17 +272,17 @@ def test_same_bits_on_every_run(tiny):
         np.testing.assert_array_equal(one_by_one(fed, ids[:20]), decoded)
 
 
-@pytest.mark.skipif(not HOPPER, reason="Hopper's GEMM rotates")
-def test_rope_in_the_product_has_the_bits_of_its_kernel(tiny):
+@ON_HOPPER
+def test_rope_in_the_product_has_the_bits_of_its_kernel(tiny, monkeypatch):
     """On an empty cache and on a filled one, and what is decoded from it."""
     ids, logits = np.arange(271), []
-    for fused in (False, True):
-        route = replace(choose_route("f16-wgmma", "sm_90a", {}), fused_rope=fused)
-        fed = session(tiny, route)
+    for takes in (lambda *_: False, FusedRope.takes):
+        monkeypatch.setattr(FusedRope, "takes", takes)
+        fed = session(tiny, "f16-wgmma")
         runtime.reset_launch_counts()
         logits.append([fed.forward(part, logits="all") for part in (ids[:200], ids[200:270], ids[270:])])
         ran = [config for name, config in runtime.launch_counts() if name == "gemm_hopper"]
-        assert any("rope" in config for config in ran) == fused
+        assert any("rope" in config for config in ran) == (len(logits) == 2)
     for one, other in zip(*logits, strict=True):
         np.testing.assert_array_equal(one, other)
 

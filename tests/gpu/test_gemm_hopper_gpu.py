@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from minfer.cuda import runtime
-from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
 from minfer.cuda.registry import shipped_kernels
 from tests.cuda.gemm_hopper_cases import check_bits, expected, hopper_case, rope_case
-from tests.gpu.gemm_cases import MODEL_SHAPES, NT, milliseconds
+from tests.gpu.gemm_cases import MODEL_SHAPES, NT
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -16,7 +15,6 @@ SHIPPED = shipped_kernels()["gemm_hopper"]
 ROTATING = [kernel for kernel in SHIPPED if kernel.config.epilogue == "rope"]
 KERNELS = [kernel for kernel in SHIPPED if kernel not in ROTATING]
 SMALL = [(1, 8, 8), (70, 72, 72), (129, 264, 136), (300, 520, 200), (515, 1032, 64)]
-SPEEDS = [(2048, 4608, 3584), (2048, 3584, 3584), (2048, 37888, 3584), (2048, 3584, 18944)]
 
 
 def short(kernel) -> str:
@@ -96,22 +94,3 @@ def test_chunks_of_tokens_have_the_same_bits(kernel, matrices):
     for chunk in (100, 511):
         parts = [product(torch, kernel, a[i : min(i + chunk, 512)], b) for i in range(0, 512, chunk)]
         assert torch.equal(torch.cat(parts), whole)
-
-
-@pytest.mark.parametrize("shape", SPEEDS, ids=str)
-def test_speed_of_the_ladder(shape, measure):
-    """TFLOPS in a graph of 10 (a short burst), on random numbers: for the record, the chosen tile last. What
-    the last timed launch left is checked."""
-    torch = pytest.importorskip("torch")
-    nt, od, depth = shape
-    a, b = (torch.randn(rows, depth, device="cuda").half() for rows in (nt, od))
-    wanted, speeds = a.float() @ b.float().T, {}
-    for config in (GemmHopperConfig(), GemmHopperConfig(192), choose(nt, od, depth, runtime.device().sms)):
-        kernel = make_gemm_hopper(config)
-        c = torch.full((nt, od), float("nan"), device="cuda", dtype=torch.float16)
-        torch.cuda.synchronize()
-        grid, args = arguments(kernel, a, b, c)
-        bound = runtime.load(kernel).prepare(grid, *args)
-        speeds[str(config)] = round(2 * nt * od * depth / milliseconds(bound) / 1e9, 1)
-        assert float((c.float() - wanted).norm() / wanted.norm()) < 1e-3
-    measure(f"Hopper GEMM TFLOPS at {nt}x{od}x{depth}", speeds)

@@ -146,15 +146,16 @@ class LoadedKernel:
 
     def enqueue(self, grid: Grid, args: tuple, stream: Any = None, pdl: bool = False) -> None:
         """`launch` with its arguments as a tuple, for callers that have one."""
-        target = stream if type(stream) is Stream else Stream.of(stream)
+        if type(stream) is not Stream:
+            stream = current_stream() if stream is None else Stream.of(stream)
         if checking.is_on():
-            self._launch_checked(grid, args, target, pdl)
+            self._launch_checked(grid, args, stream, pdl)
             return
         frame = self._own.frame
         if grid != frame.grid or pdl != frame.pdl:
             frame.set_shape(grid, pdl)
         frame.pack(args)
-        frame.fire(target)
+        frame.fire(stream)
 
     def _launch_checked(self, grid: Grid, args: tuple, stream: Stream, pdl: bool) -> None:
         bound = BoundLaunch(self, grid, args, pdl)

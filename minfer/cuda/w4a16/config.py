@@ -93,7 +93,7 @@ class W4A16Config(PackedTile):
         )
         return text + (" bias" if self.bias else "") + (" gated" if self.gated else "")
 
-    @cached_property
+    @property
     def parts(self) -> tuple[PackedFormat, ...]:
         """The format, or both of a pair."""
         return tuple(FORMATS[name](self.rows) for name in self.format.split("+"))

@@ -38,7 +38,7 @@ class FusedRope:
 
     def takes(self, out: Activations, stack: Stack) -> bool:
         """Whether a product is that of q, k and v, made by Hopper's GEMM with a tile that can rotate. Another
-        tile would cost more time than the pass over q, k and v that it saves."""
+        tile costs more time than the pass over q, k and v that it saves (measured on an H200)."""
         tokens, whole = len(out), stack.rows == self.heads.width
         if out.storage.role != "qkv" or not whole or not self._products.takes_half(tokens, stack):
             return False

@@ -1,8 +1,8 @@
 """Routes: which kernels a prefill takes.
 
     f16         mma.sync GEMMs (128x128x64 or 128x256x64, 3 stages, swizzled) over f16 weights; from sm_80 on
-    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. It adds to the f32 residual stream
-                and applies the gated activation on its way out
+    f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. On its way out it adds to the f32
+                residual stream, applies the gated activation, rotates q and k and fills the KV cache
     mmq, mmq_raw, mmq_raw_wide, mmq_fast
                 int8 tensor cores straight from the quantized blocks, on activations quantized to int8 (seed
                 003): weights expanded in shared memory, staged as raw bytes, that on a wider tile, and what
@@ -65,10 +65,9 @@ class Route:
             fields are then of what no MMQ kernel takes.
         w4a16: products with Q4_K and Q6_K blocks read these; the other fields are of what is left.
         w4a8: the product with gate and up takes int8 activations, where both are Q4_K.
-        fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself; else later
+        fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself, and where
+            its tile can, adds the biases of q, k and v, rotates and writes into the KV cache; else later
             kernels do, from f16 results.
-        fused_rope: Hopper's GEMM adds the biases of q, k and v, rotates and writes into the KV cache itself,
-            where the fastest tile can; else a later kernel does. Off until it has been measured.
         token_kernel: a decoded token is one kernel (`minfer.cuda.token`), where the device and the model's
             formats allow; else, or elsewhere, one kernel an operation. Off until the GPU tests have run on
             the latest state of that kernel.
@@ -83,7 +82,6 @@ class Route:
     hopper_attention: bool = False
     convert: str = "fused"
     fused: bool = True
-    fused_rope: bool = False
     token_kernel: bool = False
     mmq: str | None = None
     w4a16: bool = False
@@ -101,8 +99,6 @@ class Route:
             )
         if self.w4a16 and not (self.wgmma and self.activations == "f16"):
             raise InputError("w4a16 leaves other formats to the wgmma GEMM on f16 activations: set wgmma")
-        if self.fused_rope and not self.wgmma:
-            raise InputError("only the wgmma GEMM rotates q and k: set wgmma, or leave fused_rope off")
         if self.w4a8 and not (self.w4a16 and self.fused):
             raise InputError("w4a8 leaves other products to w4a16, and applies the activation: set both")
         if self.wgmma and self.keeps_f32:
@@ -131,8 +127,7 @@ class Route:
         """Its choices, as records keep them."""
         gemm = str(self.gemm)
         if self.wgmma:
-            gemm = "wgmma, tile by shape" + (", fused sums and swiglu" if self.fused else "")
-            gemm += ", fused RoPE" if self.fused_rope else ""
+            gemm = "wgmma, tile by shape" + (", fused sums, swiglu and RoPE" if self.fused else "")
         gemm += f" or {self.wide}" if self.wide is not None and not self.wgmma else ""
         if self.w4a16:
             gemm = f"w4a16, tile by shape{', fused swiglu' if self.fused else ''} -> {gemm}"

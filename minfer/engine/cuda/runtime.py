@@ -4,7 +4,7 @@ Activations go from kernel to kernel in the form that the next one reads (see `a
 GEMMs of a prefill, pad40 chunks before MMQ, q8 records before the decode kernels that read quantized blocks.
 What the forward states as separate operations is fused where a kernel does both: biases, head norms, RoPE and
 the KV store are one pass; a product that is added to the residual waits for the norm behind it, which adds
-it; where the GEMM can add or gate by itself, it does.
+it; where the GEMM can add, gate or rotate by itself, it does.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class CudaRuntime:
             if route.hopper_attention
             else None
         )
-        heads = rotated_heads(config) if route.fused_rope else None
+        heads = rotated_heads(config) if route.wgmma and route.fused else None
         self._fused_rope = heads and FusedRope(device, heads, self._products, self._rope_table)
         self._pending: tuple[int, int, Activations] | None = None
         self._gated: tuple[Any, Stack] | None = None

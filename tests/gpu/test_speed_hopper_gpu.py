@@ -1,0 +1,75 @@
+"""How fast Hopper's GEMMs on f16 weights and on blocks are: measured for the record, never asserted; their
+results are checked. (Beside cuBLAS, in bursts and sustained: `minfer bench --against torch`.)"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minfer.cuda import runtime
+from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
+from minfer.cuda.w4a16 import choose as choose_w4a16
+from minfer.cuda.w4a16 import w4a16
+from tests.cuda.block_data import random_matrix
+from tests.gpu.gemm_cases import LARGEST, MODEL_SHAPES
+from tests.gpu.test_gemm_hopper_gpu import arguments
+from tests.gpu.test_speed_kernels_gpu import NT, copies, milliseconds
+
+pytestmark = pytest.mark.usefixtures("hopper")
+
+SHAPES = (LARGEST[1:], *MODEL_SHAPES)
+BLOCKS = (*(("Q4_K", *shape) for shape in SHAPES), ("Q6_K", 3584, 18944), ("Q6_K", 512, 3584))
+
+
+def tflops(launches: list, od: int, depth: int) -> float:
+    return round(2 * NT * od * depth / milliseconds(launches) / 1e9, 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_ladder(shape, measure):
+    """The chosen tile comes last. What the last timed launch left is checked."""
+    torch = pytest.importorskip("torch")
+    od, depth = shape
+    a = torch.randn(NT, depth, device="cuda").half()
+    weights = [torch.randn(od, depth, device="cuda").half() for _ in range(copies(2 * od * depth))]
+    wanted, speeds = a.float() @ weights[-1].float().T, {}
+    for config in (GemmHopperConfig(), GemmHopperConfig(192), choose(NT, od, depth, runtime.device().sms)):
+        kernel = make_gemm_hopper(config)
+        c = torch.full((NT, od), float("nan"), device="cuda", dtype=torch.float16)
+        torch.cuda.synchronize()
+        loaded, launches = runtime.load(kernel), []
+        for b in weights:
+            grid, args = arguments(kernel, a, b, c)
+            launches.append(loaded.prepare(grid, *args))
+        speeds[str(config)] = tflops(launches, od, depth)
+        assert float((c.float() - wanted).norm() / wanted.norm()) < 1e-3
+    measure(f"Hopper GEMM TFLOPS at {NT}x{od}x{depth}", speeds)
+
+
+@pytest.mark.parametrize("shape", BLOCKS, ids=str)
+def test_straight_from_blocks(shape, measure):
+    torch = pytest.importorskip("torch")
+    format, od, depth = shape
+    sms = runtime.device().sms
+    config = choose_w4a16(format, NT, od, depth, sms, width=od)
+    packed, values = random_matrix(format, 256, depth)
+    packed = np.tile(packed, (-(-od // 256), 1))[:od]
+    a = torch.randn(NT, depth, device="cuda").half()
+    c = torch.full((NT, od), float("nan"), device="cuda", dtype=torch.float16)
+    torch.cuda.synchronize()
+    loaded, launches = runtime.load(w4a16(config)), []
+    for _ in range(copies(packed.nbytes)):
+        arrays = {"a": a, "w": runtime.to_device(packed), "c": c}
+        seen = [
+            runtime.tensor_map(x, *config.boxes[n]) if n in config.boxes else x for n, x in arrays.items()
+        ]
+        sizes = NT, od, depth, 0, od, config.group(NT)
+        launches.append(loaded.prepare(config.grid(NT, od, sms), *seen, *sizes))
+    speed = tflops(launches, od, depth)
+    rows = torch.linspace(0, NT - 1, 64, device="cuda").long()
+    wanted = a[rows].double() @ torch.from_numpy(values).cuda().double().T
+    wanted = wanted.repeat(1, -(-od // 256))[:, :od]
+    error = float((c[rows].double() - wanted).norm() / wanted.norm())
+    assert bool(torch.isfinite(c).all())
+    assert error < 5e-4, error
+    measure(f"W4A16 {format} TFLOPS at {NT}x{od}x{depth}", {str(config): speed, "error": error})
