@@ -29,7 +29,7 @@ REST_S = 0.06
 def separate(route: Route) -> Route:
     """The route with one kernel an operation of a decoded token. One kernel for all of them has no classes; a
     prefill has no use for it."""
-    return replace(route, token_kernel=False)
+    return replace(route, token_kernel=None)
 
 
 class SharedModel:

@@ -94,7 +94,7 @@ def _on_gpu(path: Path, tokens: int) -> list[Apart]:
 
     device = GpuDevice()
     shared = SharedModel(path, device, tokens + 1, silent)
-    route = replace(choose_route("auto", device.arch, {}), token_kernel=False)  # one kernel has no classes
+    route = replace(choose_route("auto", device.arch, {}), token_kernel=None)  # one kernel has no classes
     precompile([], device.arch, model=shared.model, routes=[route], prompts=[tokens], say=silent)
     found = []
     for phase, count, context in (("prefill", tokens, 0), ("decode", 1, tokens)):

@@ -238,7 +238,8 @@ def step_kernels(fused: bool = False) -> tuple[str, ...]:
     from minfer.model.model import Model
 
     model, device = Model.load(str(TINY)), DryDevice()
-    route = replace(choose_route("auto", device.arch, {}), token_kernel=fused)
+    route = choose_route("auto", device.arch, {})
+    route = route if fused else replace(route, token_kernel=None)
     backend = CudaBackend(route, device, on_plan=lambda line: None)
     runtime = backend.open(model, 256, "f16", 128)
     buffers = Buffers.allocate(runtime, model.config, 128, 1)

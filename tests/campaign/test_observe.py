@@ -49,7 +49,7 @@ def shape_of(config) -> ModelShape:
 
 def observe(model, route: str, tokens: int, position: int = 0, **changes: bool) -> list:
     device = observing(DryDevice)()
-    chosen = replace(choose_route(route, "sm_90a", {}), token_kernel=False, **changes)
+    chosen = replace(choose_route(route, "sm_90a", {}), token_kernel=None, **changes)
     backend = CudaBackend(chosen, device, on_plan=lambda line: None)
     runtime = ObservedRuntime(backend.open(model, 256, "f16", 128))
     buffers = Buffers.allocate(runtime, model.config, 128, 1)

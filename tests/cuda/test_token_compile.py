@@ -17,3 +17,4 @@ def test_dot_products_and_bulk_copies():
     # A lane's weights, 4 at a time, of one row and of two; of Q6_K the bits above the nibbles apart.
     assert compiled.ptx.count("dp4a.u32.s32") == 3 * (16 + 32) * 4 // kernel.config.lanes
     assert "cp.async.bulk.shared::cluster.global.mbarrier" in compiled.ptx
+    assert "cp.async.bulk.prefetch.L2.global" in compiled.ptx

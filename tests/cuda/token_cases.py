@@ -7,7 +7,7 @@ import numpy as np
 from minfer.cuda import reference
 from minfer.cuda.elementwise import rope_table
 from minfer.cuda.token import TokenConfig, decode_token
-from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
+from minfer.cuda.token.schedule import ARRIVE, Layer, Matrix, model_schedule, table
 from tests.cuda.block_data import random_matrix
 from tests.cuda.parity import Case, poisoned
 
@@ -119,8 +119,9 @@ def token_case(
         return check
 
     def residual(got: np.ndarray) -> None:
-        near(x)(got[:, 0] if config.tagged else got)
+        near(x)(got.reshape(hidden, -1)[:, 0])
 
+    last_tag = 1 + sum(bool(entry.flags & ARRIVE) for entry in entries)
     workspace = np.zeros if config.tagged else poisoned
     arguments = {
         "schedule": table(entries, config),
@@ -148,7 +149,7 @@ def token_case(
         "logits": near(logits),
         "keys": cached(0),
         "values": cached(1),
-        "barriers": np.array([0, 0, config.tagged], np.uint32),
+        "barriers": np.array([0, 0, last_tag if config.tagged else 0], np.uint32),
         "counters": np.zeros(config.groups, np.uint32),
     }
     return Case(decode_token(config), config.grid, arguments, checks, 1e-9, 0, f"position={position}")

@@ -38,7 +38,9 @@ def test_describes_device_and_route():
 def test_the_plan_is_told(micro):
     lines = []
     Session(micro, dry(lines=lines), n_ctx=64)
-    assert len(lines) == 1 and lines[0].startswith("memory: weights as blocks 0.07 MB, KV cache of 64 tokens")
+    plan, decode = lines
+    assert plan.startswith("memory: weights as blocks 0.07 MB, KV cache of 64 tokens")
+    assert decode.startswith("decode takes one kernel an operation; decode_token: ")
 
 
 def test_loading_is_told(micro):

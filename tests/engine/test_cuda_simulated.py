@@ -200,7 +200,7 @@ def test_a_token_in_one_kernel(tmp_path, monkeypatch):
     wide = {"layers": 1, "hidden": 256, "ffn": 256, "heads": 4, "output": "Q6_K"}
     model = micro_model(tmp_path / "micro.gguf", formats=K_QUANTS, **wide)
     device = SimulatedDevice(arch="sm_90a")
-    gpu = Session(model, simulated(device, Route("f16", token_kernel=True)), n_ctx=64, chunk=1)
+    gpu = Session(model, simulated(device, Route("f16")), n_ctx=64, chunk=1)
     host = open_session(model, HostBackend(threads=1))
     device.launches.clear()
     close(gpu.forward(IDS[:2]), host.forward(IDS[:2]))
@@ -211,7 +211,7 @@ def test_a_token_in_one_kernel(tmp_path, monkeypatch):
 def test_a_model_that_the_kernel_does_not_take(tmp_path):
     """Other formats: one kernel an operation."""
     device = SimulatedDevice(arch="sm_90a")
-    backend = simulated(device, Route("f16", token_kernel=True))
+    backend = simulated(device, Route("f16"))
     gpu = open_session(micro_model(tmp_path / "micro.gguf"), backend)
     device.launches.clear()
     gpu.forward(IDS[:1])

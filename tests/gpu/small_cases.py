@@ -143,15 +143,14 @@ def _gemv() -> Iterator[Case]:
 
 
 def _token() -> Iterator[Case]:
-    from minfer.cuda.token import TokenConfig
+    from minfer.cuda.token import TOKEN_STEPS, TokenConfig
     from tests.cuda.token_cases import token_case
 
     config = TokenConfig(4, 2, 64, 64, 256, 512, entries=7, bias=True, blocks=5, warps=3)
-    yield token_case(config, [("Q6_K", "Q4_K")], position=37)
-    yield token_case(config, [("Q6_K", "Q6_K")], position=400)
-    tags = replace(config, lanes=2, spread=True, exchange="tags")
-    yield token_case(tags, [("Q6_K", "Q4_K")], position=37)
-    yield token_case(tags, [("Q6_K", "Q6_K")], position=400)
+    for step in ("barriers", "tags", "two-bit tags"):
+        made = replace(config, **TOKEN_STEPS[step])
+        yield token_case(made, [("Q6_K", "Q4_K")], position=37)
+        yield token_case(made, [("Q6_K", "Q6_K")], position=400)
 
 
 def _quantize() -> Iterator[Case]:

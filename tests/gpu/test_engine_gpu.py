@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from minfer.cuda import runtime
+from minfer.cuda.token import LAST_STEP
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.devices import GpuDevice
 from minfer.engine.cuda.fused_rope import FusedRope
@@ -237,7 +238,7 @@ def test_greedy_ids_equal_the_host(tiny, measure):
     measure("qwen2-tiny greedy ids equal, of 24", same)
 
 
-@pytest.mark.parametrize("token_kernel", [False, pytest.param(True, marks=ON_HOPPER)])
+@pytest.mark.parametrize("token_kernel", [None, pytest.param(LAST_STEP, marks=ON_HOPPER)])
 def test_the_device_chooses_what_the_host_would(tiny, token_kernel):
     """Running ahead, it gives the ids of one forward after the other; stopped, it leaves no trace, neither
     for a token nor for a prompt that comes next."""

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from minfer.cuda import runtime
+from minfer.cuda.token import TOKEN_STEPS
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.routes import choose_route
 from minfer.engine.session import Session
@@ -192,24 +193,23 @@ def test_a_second_process_finds_the_compiled_kernel(tmp_path, monkeypatch, measu
 
 @pytest.mark.skipif(runtime.available() and runtime.device().arch != "sm_90a", reason="no GPU of sm_90")
 def test_a_token_of_the_7b(measure):
-    """One kernel an operation and one for all: the same logits within the noise of int8 activations, and the
-    device time of a token's graph."""
+    """One kernel an operation, and every step of one for all: the same logits within the noise of int8
+    activations, and the device time of a token's graph."""
     path = find_model()
     if path is None:
         pytest.skip("the 7B is not among the pulled models")
     model, route = Model.load(path), choose_route("w4a16", runtime.device().arch, {})
-    logits = {}
-    for name, token_kernel in (("one kernel an operation", False), ("one kernel", True)):
-        chosen = replace(route, token_kernel=token_kernel)
-        backend = CudaBackend(chosen, on_plan=lambda line: None)
+    separate = None
+    for name, step in {"one kernel an operation": None, **{step: step for step in TOKEN_STEPS}}.items():
+        backend = CudaBackend(replace(route, token_kernel=step), on_plan=lambda line: None)
         session = Session(model, backend, 256, chunk=1)
-        logits[name] = np.stack([session.forward([token]).copy() for token in (1, 2, 3)])
+        logits = np.stack([session.forward([token]).copy() for token in (1, 2, 3)])
         times = []
         for _ in range(9):
             start = runtime.Event().record(backend.device.stream)
             session._decode()
             times.append(runtime.Event().record(backend.device.stream).since(start))
         measure(f"7B token, {name}: ms", round(statistics.median(times), 4))
-    one, separate = logits.values()
-    assert np.isfinite(one).all()
-    assert np.sqrt(np.mean((one - separate) ** 2) / np.mean(separate**2)) < 0.06
+        separate = logits if step is None else separate
+        assert np.isfinite(logits).all()
+        assert np.sqrt(np.mean((logits - separate) ** 2) / np.mean(separate**2)) < 0.06

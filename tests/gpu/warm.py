@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,15 @@ def engine_kernels(model: Model, arch: str, chunk: int = 512) -> Iterator[Kernel
             yield from needed_kernels(model, backend.route, plan, arch, MULTIPROCESSORS)
 
 
+def token_ladder() -> Iterator[Kernel]:
+    """Every step of the kernel for a token of the 7B."""
+    from minfer.cuda.token import TOKEN_STEPS, decode_token, shipped
+
+    for kernel in shipped():
+        for fields in TOKEN_STEPS.values():
+            yield decode_token(replace(kernel.config, **fields))
+
+
 def kernels_of_the_tests(arch: str) -> list[Kernel]:
     """Each once."""
     from minfer.cuda.registry import all_kernels
@@ -84,6 +94,7 @@ def kernels_of_the_tests(arch: str) -> list[Kernel]:
             *variants(),
             *(probe.kernel for probe in probes()),
             *(case.kernel for case in small_cases()),
+            *token_ladder(),
             *(kernel for model in small_models(Path(folder)) for kernel in engine_kernels(model, arch)),
         ]
     return list({(kernel.name, kernel.config): kernel for kernel in found}.values())

@@ -3,7 +3,7 @@
 import pytest
 
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.token import TokenConfig
+from minfer.cuda.token import TOKEN_STEPS, TokenConfig
 from tests.cuda.token_cases import token_case
 
 
@@ -16,16 +16,14 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
 @pytest.mark.parametrize(
     ("made", "formats", "position"),
     [
-        (small(entries=7), [("Q6_K", "Q4_K")], 5),
+        (small(entries=7, **TOKEN_STEPS["barriers"]), [("Q6_K", "Q4_K")], 5),
         (
-            small(
-                entries=12, blocks=3, warps=3, tile_rows=32, lanes=2, spread=True, exchange="tags", early=100
-            ),
+            small(entries=12, blocks=3, warps=3, **TOKEN_STEPS["tags"] | {"early": 100, "ahead": 2}),
             [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K")],
             0,
         ),
         (
-            small(4, 2, 64, True, False, entries=7, blocks=5, warps=2, spread=True, exchange="tags"),
+            small(4, 2, 64, True, False, entries=7, blocks=5, warps=2, ahead=90),
             [("Q6_K", "Q6_K")],
             120,
         ),
@@ -42,7 +40,7 @@ def test_rows_of_several_warps(monkeypatch):
     token_case(small(entries=6, warps=3), [("Q4_K", "Q6_K")]).run_simulated()
 
 
-@pytest.mark.parametrize(("exchange", "early"), [("barrier", 0), ("tags", 50)])
+@pytest.mark.parametrize(("exchange", "early"), [("barrier", 0), ("tags", 50), ("bits", 100)])
 def test_threads_in_any_order(exchange, early):
     made = small(entries=7, warps=3, exchange=exchange, early=early)
     token_case(made, [("Q6_K", "Q4_K")]).run_simulated(seed=3)
@@ -65,4 +63,4 @@ def test_threads_in_any_order(exchange, early):
 )
 def test_refusals(fields, says):
     with pytest.raises(ConfigRefused, match=says):
-        small(**{"entries": 7, "tile_rows": 16, "lanes": 4, "spread": False, "exchange": "barrier"} | fields)
+        small(**{"entries": 7} | TOKEN_STEPS["barriers"] | fields)

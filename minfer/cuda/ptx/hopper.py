@@ -76,6 +76,15 @@ def mbarrier_wait(address: u32, parity: u32):
     1."""
 
 
+@instruction(
+    "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2, $3;\nselp.u32 $0, 1, 0, p;\n}",
+    section="9.7.13.15.16 mbarrier.test_wait, mbarrier.try_wait",
+    arch=90,
+)
+def mbarrier_wait_for(address: u32, parity: u32, ns: u32) -> u32:
+    """As `mbarrier_wait`, for some `ns` nanoseconds at most: 1 if the phase has completed, else 0."""
+
+
 @instruction("fence.mbarrier_init.release.cluster;", section="9.7.13.4 membar, fence, fence.proxy", arch=90)
 def fence_mbarrier_init():
     """Make the mbarriers initialised by this thread visible to the cluster and to the async proxy."""

@@ -171,6 +171,16 @@ def ld_two_pairs(address: u64) -> (u32, u32, u32, u32):
     """Load twice 8 bytes that other blocks store meanwhile, each whole (`st_pair`)."""
 
 
+@instruction("st.relaxed.gpu.global.u32 [$0], $1;", section="9.7.9.11 st")
+def st_relaxed_u32(address: u64, value: u32):
+    """Store a word that other blocks look for meanwhile."""
+
+
+@instruction("ld.relaxed.gpu.global.v4.u32 {$0, $1, $2, $3}, [$4];", section="9.7.9.8 ld")
+def ld_relaxed_v4_u32(address: u64) -> (u32, u32, u32, u32):
+    """Load four words that other blocks store meanwhile (`st_relaxed_u32`), each old or new."""
+
+
 @instruction(
     f"{{\n.reg .pred q;\nsetp.gt.u32 q, $0, {MOST_POLLS};\n@q trap;\n}}",
     section="9.7.19.4 trap",

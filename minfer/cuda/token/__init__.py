@@ -3,8 +3,9 @@
 from minfer.cuda.kernel import Kernel
 from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.kernel import decode_token
+from minfer.cuda.token.steps import LAST_STEP, TOKEN_STEPS
 
-__all__ = ["TokenConfig", "decode_token", "shipped"]
+__all__ = ["LAST_STEP", "TOKEN_STEPS", "TokenConfig", "decode_token", "shipped"]
 
 
 KERNELS = ("decode_token",)

@@ -12,12 +12,13 @@ from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.token.addresses import ADDRESSES_BYTES
 from minfer.cuda.token.records import RUN, WEIGHTS, Layout, record_layout, record_pitch
 
+TILE_ROWS = 16  # most of a tile: of what is copied, waited for and multiplied at once
 ROW_BYTES = 2016  # of 14 blocks of Q4_K: a row that tiles are made for
 LINES = 32  # from a tile's beginning or end to that of a 16-byte line, twice
 MOST_SLOTS = 8
 MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
 MOST_SPLITS = 64
-EXCHANGES = ("barrier", "tags")
+EXCHANGES = ("barrier", "tags", "bits")
 LOADS = 8  # 16-byte loads of activations that a thread has in flight
 ENTRY_BYTES = 32  # of the schedule
 
@@ -28,6 +29,12 @@ def _ceil(a: int, b: int) -> int:
 
 def _align(size: int, to: int = 128) -> int:
     return _ceil(size, to) * to
+
+
+def most_blocks(hidden: int, attended: int, ffn: int) -> int:
+    """Blocks that each have some of whatever they exchange: with tags a step is not over before all have made
+    their share of it."""
+    return min(hidden, attended, ffn // RUN)
 
 
 @dataclass(frozen=True)
@@ -43,11 +50,12 @@ class TokenConfig:
         bias: add a bias to q, k and v.
         blocks: the grid, all of it resident at once: one block a multiprocessor.
         warps: warps that multiply; one more streams the weights.
-        tile_rows: most rows of a tile, 16 or 32: of what is copied, waited for and multiplied at once.
         lanes: lanes that share a block of weights, 4 or 2 (`minfer.cuda.token.dots`).
         spread: how activations lie in shared memory (`minfer.cuda.token.records`).
-        exchange: how blocks hand them on, "barrier" or "tags" (`minfer.cuda.token.exchange`).
+        exchange: how blocks hand them on, "barrier", "tags" or "bits" (`minfer.cuda.token.exchange`).
         early: percent of the blocks that one does not wait for before it looks for tags.
+        ahead: tiles that are brought into L2, beyond those of the ring, while it is full
+            (`minfer.cuda.token.ring`).
     """
 
     heads: int
@@ -61,20 +69,20 @@ class TokenConfig:
     bias: bool = False
     blocks: int = 132
     warps: int = 10
-    tile_rows: int = 16
-    lanes: int = 4
-    spread: bool = False
-    exchange: str = "barrier"
-    early: int = 0
+    lanes: int = 2
+    spread: bool = True
+    exchange: str = "bits"
+    early: int = 50
+    ahead: int = 4
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
         check_choice("decode_token", "head_dim", self.head_dim, (64, 128))
         check_choice("decode_token", "warps", self.warps, tuple(range(1, 32)))
-        check_choice("decode_token", "tile_rows", self.tile_rows, (16, 32))
         check_choice("decode_token", "lanes", self.lanes, (2, 4))
         check_choice("decode_token", "exchange", self.exchange, EXCHANGES)
         check_whole("decode_token: early", self.early, 0, 100)
+        check_whole("decode_token: ahead", self.ahead, 0)
         check_whole("decode_token: heads", self.heads, 1)
         check_whole("decode_token: entries", self.entries, 1)
         check_whole("decode_token: blocks", self.blocks, 1)
@@ -102,7 +110,7 @@ class TokenConfig:
                 f"decode_token: {self.blocks} blocks of {self.threads} threads add to {self.hidden} sums; "
                 "take more of either"
             )
-        if self.tagged and min(self.hidden, self.attended, self.ffn // RUN) < self.blocks:
+        if self.tagged and most_blocks(self.hidden, self.attended, self.ffn) < self.blocks:
             raise ConfigRefused(
                 f"decode_token: {self.blocks} blocks for {self.hidden} sums, {self.attended} attended, "
                 f"{self.ffn // RUN} runs of activations; with tags a block has some of each: take fewer"
@@ -118,9 +126,8 @@ class TokenConfig:
     def __str__(self) -> str:
         kind = ("interleaved" if self.interleaved else "neox") + (" bias" if self.bias else "")
         shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary} {kind}"
-        ring = (
-            f"warps={self.warps} tile={self.tile_rows} lanes={self.lanes} slots={self.slots} {self.exchange}"
-        )
+        slots = f"{self.slots}+{self.ahead}" if self.ahead else f"{self.slots}"
+        ring = f"warps={self.warps} lanes={self.lanes} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"
         if self.spread:
@@ -139,7 +146,7 @@ class TokenConfig:
     @property
     def tile_bytes(self) -> int:
         """Most of a tile."""
-        return self.tile_rows * ROW_BYTES
+        return TILE_ROWS * ROW_BYTES
 
     @property
     def slot_bytes(self) -> int:
@@ -178,7 +185,7 @@ class TokenConfig:
 
     def sums_shape(self, dim: int) -> tuple[int, ...]:
         """Shape of the f32 workspace of so many sums that blocks exchange."""
-        return (dim, 2) if self.tagged else (dim,)
+        return (dim, 2) if self.exchange == "tags" else (dim,)
 
     def exchanged_bytes(self, dim: int) -> int:
         """Bytes of the workspace of so many activations that blocks exchange."""
@@ -269,7 +276,7 @@ class TokenConfig:
         """Sums of rows' groups that are kept: what a block gates, and what it adds to the residual stream, is
         written at once."""
         added = _ceil(self.hidden, self.blocks) * self.row_groups(self.widest)
-        return max(2 * self.outputs * self.row_groups(self.hidden), added, self.tile_rows * self.warps)
+        return max(2 * self.outputs * self.row_groups(self.hidden), added, TILE_ROWS * self.warps)
 
     full_at = 0
     done_at = full_at + MOST_SLOTS * 8

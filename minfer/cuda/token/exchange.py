@@ -10,6 +10,9 @@ What lies there before is of the step that has written there last, so that a tag
 one; and no block overwrites what another still waits for, since everything that it needs to make its own
 depends on all blocks' work of the step between. NCCL's LL protocol does the same.
 
+"bits": so little is told by a tag that its last two bits do, in place of the last two of a sum's mantissa:
+half the bytes of a sum and its tag, for a relative error of 2**-21 at most. Records are as with "tags".
+
 Looking takes bandwidth from the weights, and most blocks would look for long. So there is a counter with
 tags, too, which blocks add to without waiting for their stores: a hint. Who waits looks for tags when all
 blocks but `early` percent have added; with all of them early there is no counter.
@@ -51,7 +54,9 @@ class Exchange(NamedTuple):
 def make_exchange(config: TokenConfig) -> Exchange:
     """The functions of `config.exchange`."""
     dim, threads = config.hidden, config.threads
-    return _tagged(dim, threads) if config.tagged else _plain(dim, threads, config.layout)
+    return (
+        _tagged(dim, threads, tagged_sums(config)) if config.tagged else _plain(dim, threads, config.layout)
+    )
 
 
 def sum_rounds(dim: int, threads: int) -> int:
@@ -110,16 +115,77 @@ def _plain(dim: int, threads: int, layout: Layout) -> Exchange:
     return Exchange(store_sum, load_sum, load_sums, store_run)
 
 
-def _tagged(dim: int, threads: int) -> Exchange:
-    fours, rounds = dim // 4, sum_rounds(dim, threads)
+class TaggedSums(NamedTuple):
+    """How a sum carries a tag.
 
+    Attributes:
+        store: device function (of, index, value, tag).
+        load_own: device function (of, index): one that this thread has stored.
+        load_four: device function (local f32 array, at, of, index, tag): sums index ... index + 3 (a multiple
+            of 4) to the array's at ... at + 3; not 0 where one is of another step.
+    """
+
+    store: Callable
+    load_own: Callable
+    load_four: Callable
+
+
+def _paired_sums() -> TaggedSums:
     @device_function
-    def store_sum(of, index, value, tag):
+    def store(of, index, value, tag):
         ptx.st_pair(of + uint64(index) * uint64(8), ptx.bitcast_u32_f32(value), tag)
 
     @device_function
-    def load_sum(of, index):
+    def load_own(of, index):
         return ptx.ld_global_f32(of + uint64(index) * uint64(8))
+
+    @device_function
+    @unrolled
+    def load_four(values, at, of, index, tag):
+        wrong = uint32(0)
+        for i in unroll(2):
+            v0, t0, v1, t1 = ptx.ld_two_pairs(of + uint64(index * 8 + i * 16))
+            values[at + i * 2] = ptx.bitcast_f32_u32(v0)
+            values[at + i * 2 + 1] = ptx.bitcast_f32_u32(v1)
+            wrong = uint32(wrong | (t0 ^ tag) | (t1 ^ tag))
+        return wrong
+
+    return TaggedSums(store, load_own, load_four)
+
+
+def _short_sums() -> TaggedSums:
+    last = 3  # the last two bits
+
+    @device_function
+    def store(of, index, value, tag):
+        word = (ptx.bitcast_u32_f32(value) & uint32(~last)) | (tag & uint32(last))
+        ptx.st_relaxed_u32(of + uint64(index) * uint64(4), word)
+
+    @device_function
+    def load_own(of, index):
+        return ptx.bitcast_f32_u32(ptx.ld_global_u32(of + uint64(index) * uint64(4)) & uint32(~last))
+
+    @device_function
+    @unrolled
+    def load_four(values, at, of, index, tag):
+        w0, w1, w2, w3 = ptx.ld_relaxed_v4_u32(of + uint64(index * 4))
+        values[at] = ptx.bitcast_f32_u32(w0 & uint32(~last))
+        values[at + 1] = ptx.bitcast_f32_u32(w1 & uint32(~last))
+        values[at + 2] = ptx.bitcast_f32_u32(w2 & uint32(~last))
+        values[at + 3] = ptx.bitcast_f32_u32(w3 & uint32(~last))
+        return ((w0 ^ tag) | (w1 ^ tag) | (w2 ^ tag) | (w3 ^ tag)) & uint32(last)
+
+    return TaggedSums(store, load_own, load_four)
+
+
+def tagged_sums(config: TokenConfig) -> TaggedSums:
+    """The functions of "tags" or "bits"."""
+    return _short_sums() if config.exchange == "bits" else _paired_sums()
+
+
+def _tagged(dim: int, threads: int, sums: TaggedSums) -> Exchange:
+    fours, rounds = dim // 4, sum_rounds(dim, threads)
+    load_four = sums.load_four
 
     @device_function
     @unrolled
@@ -128,14 +194,10 @@ def _tagged(dim: int, threads: int) -> Exchange:
         wrong = uint32(1)
         while wrong != uint32(0):
             wrong = uint32(0)
-            for i in unroll(rounds * 2):
-                four = int32(cuda.threadIdx.x) + int32(i // 2 * threads)
+            for i in unroll(rounds):
+                four = int32(cuda.threadIdx.x) + int32(i * threads)
                 if four < fours:
-                    at = of + uint64(four * 2 + i % 2) * uint64(16)
-                    v0, t0, v1, t1 = ptx.ld_two_pairs(at)
-                    values[i * 2] = ptx.bitcast_f32_u32(v0)
-                    values[i * 2 + 1] = ptx.bitcast_f32_u32(v1)
-                    wrong = uint32(wrong | (t0 ^ tag) | (t1 ^ tag))
+                    wrong = uint32(wrong | load_four(values, i * 4, of, four * 4, tag))
             if wrong != uint32(0):
                 polls = uint32(polls + uint32(1))
                 ptx.poll_again(polls)
@@ -153,7 +215,7 @@ def _tagged(dim: int, threads: int) -> Exchange:
         # The lower halves of the factor and of the tag.
         ptx.st_pair(of + uint64(index) * uint64(2), word, ptx.prmt(factor, tag, uint32(0x5410)))
 
-    return Exchange(store_sum, load_sum, load_sums, store_run)
+    return Exchange(sums.store, sums.load_own, load_sums, store_run)
 
 
 def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Callable, int]:
@@ -292,15 +354,16 @@ def make_fetch(config: TokenConfig) -> Callable:
     projection, then their kv head's key and value, as f32 to a shared address."""
     served, head_dim, threads = config.block_heads, config.head_dim, config.threads
     heads, kv_heads = config.heads, config.kv_heads
-    twos = head_dim // 2
-    chunks = (served + 2) * twos
+    fours = head_dim // 4
+    chunks = (served + 2) * fours
     rounds = -(-chunks // threads)
-    held = rounds * 2
+    held = rounds * 4
+    load_four = tagged_sums(config).load_four if config.tagged else None
 
     @device_function
     @unrolled
     def fetch(row, qkv, tag, kv_head, first_head):
-        values = cuda.local.array(held, uint32)
+        values = cuda.local.array(held, float32)
         polls = uint32(0)
         wrong = uint32(1)
         while wrong != uint32(0):
@@ -308,21 +371,21 @@ def make_fetch(config: TokenConfig) -> Callable:
             for i in unroll(rounds):
                 chunk = int32(cuda.threadIdx.x) + int32(i * threads)
                 if chunk < chunks:
-                    local = chunk // twos
+                    local = chunk // fours
                     head = first_head + local
                     if local >= served:
                         head = heads + (local - served) * kv_heads + kv_head
-                    at = qkv + uint64(head * twos + chunk - local * twos) * uint64(16)
-                    v0, t0, v1, t1 = ptx.ld_two_pairs(at)
-                    values[i * 2] = v0
-                    values[i * 2 + 1] = v1
-                    wrong = uint32(wrong | (t0 ^ tag) | (t1 ^ tag))
+                    index = (head * fours + chunk - local * fours) * 4
+                    wrong = uint32(wrong | load_four(values, i * 4, qkv, index, tag))
             if wrong != uint32(0):
                 polls = uint32(polls + uint32(1))
                 ptx.poll_again(polls)
         for i in unroll(rounds):
             chunk = int32(cuda.threadIdx.x) + int32(i * threads)
             if chunk < chunks:
-                ptx.st_shared_v2_u32(row + uint32(chunk * 8), values[i * 2], values[i * 2 + 1])
+                ptx.st_shared_v4_f32(
+                    row + uint32(chunk * 16),
+                    values[i * 4], values[i * 4 + 1], values[i * 4 + 2], values[i * 4 + 3],
+                )  # fmt: skip
 
     return fetch

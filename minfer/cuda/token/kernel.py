@@ -105,16 +105,15 @@ def decode_token(config: TokenConfig) -> Kernel:
             ptx.st_shared_v4_u32(table + uint32(i * 16), w0, w1, w2, w3)
 
     @device_function
-    def leave(barriers):
-        """The last block to leave sets the counters back, and counts the launch."""
+    def leave(barriers, tag):
+        """The last block to leave sets the counters back, and keeps the last tag for the next launch."""
         if cuda.threadIdx.x == 0:
             before = ptx.atom_add_global_u32(barriers + uint64(4), uint32(1))
             if before == uint32(blocks - 1):
                 ptx.st_global_u32(barriers, uint32(0))
                 ptx.st_global_u32(barriers + uint64(4), uint32(0))
                 if tagged:
-                    launches = ptx.ld_global_u32(barriers + uint64(8))
-                    ptx.st_global_u32(barriers + uint64(8), launches + uint32(1))
+                    ptx.st_global_u32(barriers + uint64(8), tag)
 
     @device_function
     def put_embedded(x, residual, block, tag):
@@ -139,7 +138,7 @@ def decode_token(config: TokenConfig) -> Kernel:
         target = uint32(0)
         tag = uint32(0)  # of what the step before has made
         if tagged:
-            tag = uint32(ptx.ld_global_u32(barriers + uint64(8)) * uint32(entries) + uint32(1))
+            tag = uint32(ptx.ld_global_u32(barriers + uint64(8)) + uint32(1))
             put_embedded(x, address_of(addresses, RESIDUAL), block, tag)
         for e in range(entries):
             at = table + uint32(e * ENTRY_BYTES)
@@ -185,7 +184,7 @@ def decode_token(config: TokenConfig) -> Kernel:
                     arrive(barriers)
                 target += uint32(blocks)
                 tag = uint32(tag + uint32(1))
-        leave(barriers)
+        leave(barriers, tag)
 
     @device_function
     def run(shared, x, eps, scale):

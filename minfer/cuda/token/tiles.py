@@ -1,5 +1,5 @@
 """How a block's rows of a product are cut into tiles: as many neighbouring rows as a slot of the ring holds,
-16 or 32 at most, half of them of gate and half of up for gated activations. Everyone in the block counts
+16 at most, half of them of gate and half of up for gated activations. Everyone in the block counts
 through the same tiles in the same order.
 
 Neighbouring rows are one piece of memory and so one bulk copy: a copy occupies the copy engine for some

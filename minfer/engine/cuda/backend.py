@@ -63,6 +63,7 @@ class CudaBackend:
         self._ways = WAYS if weights == "auto" else (weights,)
         self._auto = route == weights == "auto"
         self._plan: MemoryPlan | None = None
+        self._decode: dict[str, str] = {}  # of the last model opened
         self.device = GpuDevice() if device is None else device
         self._asked = choose_route(route, self.device.arch, os.environ) if isinstance(route, str) else route
         self.route = self._asked  # or what has taken its place for the last model planned
@@ -87,7 +88,7 @@ class CudaBackend:
         """The route's choices, and the memory plan's for the last model opened."""
         plan = self._plan
         chosen = {} if plan is None else {"weights": plan.weights, "memory": f"{plan.total / 1e9:.2f} GB"}
-        return self.route.settings() | chosen
+        return self.route.settings() | chosen | self._decode
 
     def sensors(self) -> dict[str, float]:
         """The GPU's clock, power and temperature, where NVML tells them."""
@@ -151,9 +152,11 @@ class CudaBackend:
             compile_ahead(needed, self.device.arch, self._on_plan, progress)
             load_ahead(needed, self.device.arch)
         try:
-            return CudaRuntime(model, self.device, self.route, plan, progress, self._on_plan)
+            runtime = CudaRuntime(model, self.device, self.route, plan, progress, self._on_plan)
         except MemoryError as error:
             raise EngineError(f"the model was planned to fit, and does not: {error}") from error
+        self._decode = {"decode": runtime.decode}
+        return runtime
 
 
 def _check(model: Model, kv_dtype: KvDtype) -> None:

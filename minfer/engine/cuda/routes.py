@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minfer.cuda.gemm import GemmConfig, seed_config
+from minfer.cuda.token import LAST_STEP, TOKEN_STEPS
 from minfer.engine.errors import EngineError, InputError
 
 MMQ_ROUTES = ("mmq", "mmq_raw", "mmq_raw_wide", "mmq_fast")
@@ -68,9 +69,8 @@ class Route:
         fused: Hopper's GEMM adds to the residual stream and applies the gated activation itself, and where
             its tile can, adds the biases of q, k and v, rotates and writes into the KV cache; else later
             kernels do, from f16 results.
-        token_kernel: a decoded token is one kernel (`minfer.cuda.token`), where the device and the model's
-            formats allow; else, or elsewhere, one kernel an operation. Off until the GPU tests have run on
-            the latest state of that kernel.
+        token_kernel: a decoded token is one kernel, where the device and the model's formats allow: a step of
+            `minfer.cuda.token.TOKEN_STEPS`. None, or elsewhere: one kernel an operation.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Route:
     hopper_attention: bool = False
     convert: str = "fused"
     fused: bool = True
-    token_kernel: bool = False
+    token_kernel: str | None = LAST_STEP
     mmq: str | None = None
     w4a16: bool = False
     w4a8: bool = False
@@ -90,6 +90,8 @@ class Route:
     def __post_init__(self) -> None:
         if self.convert not in CONVERTS:
             raise InputError(f"convert={self.convert!r}: choose one of {', '.join(CONVERTS)}")
+        if self.token_kernel is not None and self.token_kernel not in TOKEN_STEPS:
+            raise InputError(f"token_kernel={self.token_kernel!r}: choose one of {', '.join(TOKEN_STEPS)}")
         if self.mmq is not None and self.mmq not in MMQ_CHAINS:
             raise InputError(f"mmq={self.mmq!r}: choose one of {', '.join(MMQ_CHAINS)}")
         if self.mmq is not None and (self.wgmma or self.activations != "f16"):

@@ -9,7 +9,6 @@ it; where the GEMM can add, gate or rotate by itself, it does.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -97,13 +96,32 @@ class CudaRuntime:
         self._pending: tuple[int, int, Activations] | None = None
         self._gated: tuple[Any, Stack] | None = None
         self._forms = self._decode_forms()
-        self._token: TokenStep | None = None
-        if route.token_kernel:
-            with contextlib.suppress(ConfigRefused):  # the separate kernels take every model
-                self._token = TokenStep(
-                    config, self.weights, device,
-                    self._positions, self._rope_table, self._keys, self._values,
-                )  # fmt: skip
+        self._token = self._token_step(tell)
+
+    @property
+    def decode(self) -> str:
+        """How a token is decoded, as records keep it."""
+        return "one kernel an operation" if self._token is None else "one kernel a token"
+
+    def _token_step(self, tell: Callable[[str], None]) -> TokenStep | None:
+        """The kernel for a whole token, where the route wants it. What it does not take is told, and left to
+        the separate kernels, which take every model."""
+        if self.route.token_kernel is None or not self._pdl:
+            return None
+        caches = self._keys, self._values
+        try:
+            return TokenStep(
+                self.config,
+                self.weights,
+                self.device,
+                self._positions,
+                self._rope_table,
+                *caches,
+                self.route.token_kernel,
+            )
+        except ConfigRefused as error:
+            tell(f"decode takes one kernel an operation; {error}")
+            return None
 
     def _angles(self, model: Model) -> tuple[np.ndarray, int, float]:
         inv_freq, scale = frequencies(self.config, model.rope_freqs)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.token import TokenConfig, decode_token
+from minfer.cuda.token import TOKEN_STEPS, TokenConfig, decode_token
+from minfer.cuda.token.config import most_blocks
 from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
 from minfer.engine.backend import Weights
 from minfer.engine.cuda.activations import Activations
@@ -24,7 +25,8 @@ FORMATS = ("Q4_K", "Q6_K")
 
 
 class TokenStep:
-    """One token through all layers. Raises ConfigRefused where the kernel has no place for the model."""
+    """One token through all layers, by a step of the kernel's ladder (`TOKEN_STEPS`). Raises ConfigRefused
+    where the kernel has no place for the model."""
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class TokenStep:
         rope_table: Any,
         keys: list[Any],
         values: list[Any],
+        step: str,
     ):
         self.config, self.device = config, device
         _check(weights, device)
@@ -44,14 +47,15 @@ class TokenStep:
         output = self._matrix(weights.output.runs[0])
         entries = model_schedule(layers, device.offset(weights.output_norm), output)
         rope = config.rope
+        q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         self._config = made = TokenConfig(
             config.n_heads, config.n_kv_heads, config.head_dim, rope.dimension_count, config.hidden,
-            config.ffn, len(entries), rope.interleaved, weights.layers[0].qkv.bias is not None, device.sms,
+            config.ffn, len(entries), rope.interleaved, weights.layers[0].qkv.bias is not None,
+            min(device.sms, most_blocks(config.hidden, q_dim, config.ffn)), **TOKEN_STEPS[step],
         )  # fmt: skip
         schedule = table(entries, made)
         self._schedule = device.empty(schedule.shape, np.uint32)
         device.write(self._schedule, schedule)
-        q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         self._residual = device.empty(made.sums_shape(config.hidden), np.float32) if made.tagged else None
         self._qkv = device.empty(made.sums_shape(q_dim + 2 * kv_dim), np.float32)
         self._records = [device.empty(made.exchanged_bytes(n), np.uint8) for n in (q_dim, config.ffn)]
