@@ -107,13 +107,14 @@ def _attention_hopper() -> Iterator[HopperCase]:
 
 
 def _w4a16() -> Iterator[Case]:
-    from minfer.cuda.w4a16 import W4A16Config
+    from minfer.cuda.w4a16 import PAIR, W4A16Config
     from tests.cuda.w4a16_cases import Product
 
     yield Product.random(W4A16Config("Q4_K", 128, 4), 70, 72, 3).case(2)
     yield Product.random(W4A16Config("Q6_K", 152, 4, store="direct"), 70, 67, 2).case(2)
     yield Product.random(W4A16Config("Q4_K", 128, 4, gated=True), 130, 2 * 136, 1).case(2)
     yield Product.random(W4A16Config("Q4_K", 192, 4, consumers=3), 200, 200, 2).case(2)
+    yield Product.random(W4A16Config(PAIR, 128, 4), 70, (128, 72), 3).case(1)
 
 
 def _w4a8() -> Iterator[Case]:
