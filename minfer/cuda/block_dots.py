@@ -20,6 +20,7 @@ from minfer.cuda.blocks import spread_bits
 from minfer.cuda.instruction import device_function
 
 LOW = 0x0F0F0F0F
+HIGH = 0xF0F0F0F0
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class BlockDot:
 
 @device_function
 def _nibble_dots(word, low, high, low_sum, high_sum):
-    """Low nibbles times `low`, high nibbles times `high`, added to the two sums."""
+    """Adds low nibbles times `low`, and 16 times high nibbles (they are not shifted) times `high`."""
     return (
         ptx.dp4a(word & uint32(LOW), low, low_sum),
-        ptx.dp4a((word >> uint32(4)) & uint32(LOW), high, high_sum),
+        ptx.dp4a_u8s8(word & uint32(HIGH), high, high_sum),
     )
 
 
@@ -94,7 +95,7 @@ def _dot_q4_k(block, x, part):
         low, high = _nibble_dots(w3, a3, b3, low, high)
     d0, d1, s0, s1 = ptx.ld_shared_v4_f32(record + uint32(64))
     scales, minima = k4_scales(h1, h2, h3, part)
-    return _scaled_k4(h0, scales, minima, low, high, d0, d1, s0, s1)
+    return _scaled_k4(h0, scales, minima, low, high >> 4, d0, d1, s0, s1)
 
 
 @device_function
@@ -145,9 +146,14 @@ def two_words(address):
 
 @device_function
 def six_bits(low, high):
-    """Four weights of 6 bits less 32: nibbles `low`, and the two bits above them in place in `high`.
-    Bytewise, since (q + 0x60) ^ 0x80 = q - 32 (mod 256) and q + 0x60 does not carry."""
-    return ((low | (high & uint32(0x30303030))) + uint32(0x60606060)) ^ uint32(0x80808080)
+    """Four weights of 6 bits: nibbles `low`, and the two bits above them in place in `high`."""
+    return low | (high & uint32(0x30303030))
+
+
+@device_function
+def six_bit_dot(weights, values, total):
+    """Adds four weights of 6 bits, less 32, times four int8: as the weights times them and -32 times them."""
+    return ptx.dp4a_u8s8(weights, values, ptx.dp4a(uint32(0xE0E0E0E0), values, total))
 
 
 @device_function
@@ -168,21 +174,21 @@ def _dot_q6_k(block, x, part):
     d0, d1 = ptx.ld_shared_v2_f32(record + uint32(64))
     a0, a1 = ptx.ld_shared_v2_u32(at)
     b0, b1 = ptx.ld_shared_v2_u32(at + uint32(32))
-    v = ptx.dp4a(six_bits(p1 & mask, z1 << four), a1, ptx.dp4a(six_bits(p0 & mask, z0 << four), a0, 0))
+    v = six_bit_dot(six_bits(p0 & mask, z0 << four), a0, 0)
+    v = six_bit_dot(six_bits(p1 & mask, z1 << four), a1, v)
     total += d0 * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales))
     two = uint32(2)
-    v = ptx.dp4a(six_bits(r1 & mask, z1 << two), b1, ptx.dp4a(six_bits(r0 & mask, z0 << two), b0, 0))
+    v = six_bit_dot(six_bits(r0 & mask, z0 << two), b0, 0)
+    v = six_bit_dot(six_bits(r1 & mask, z1 << two), b1, v)
     total += d1 * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales + uint32(2)))
     d0, d1 = ptx.ld_shared_v2_f32(record + uint32(144))
     a0, a1 = ptx.ld_shared_v2_u32(at + uint32(80))
     b0, b1 = ptx.ld_shared_v2_u32(at + uint32(112))
-    v = ptx.dp4a(six_bits((p1 >> four) & mask, z1), a1, ptx.dp4a(six_bits((p0 >> four) & mask, z0), a0, 0))
+    v = six_bit_dot(six_bits((p0 >> four) & mask, z0), a0, 0)
+    v = six_bit_dot(six_bits((p1 >> four) & mask, z1), a1, v)
     total += d0 * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales + uint32(4)))
-    v = ptx.dp4a(
-        six_bits((r1 >> four) & mask, z1 >> two),
-        b1,
-        ptx.dp4a(six_bits((r0 >> four) & mask, z0 >> two), b0, 0),
-    )
+    v = six_bit_dot(six_bits((r0 >> four) & mask, z0 >> two), b0, 0)
+    v = six_bit_dot(six_bits((r1 >> four) & mask, z1 >> two), b1, v)
     total += d1 * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales + uint32(6)))
     return ptx.unpack_f16x2_lo(ptx.ld_shared_u16(block + uint32(208))) * total
 
@@ -259,7 +265,7 @@ def _dot_q4_0(block, x, half):
     for i in range(4):
         low, high = _nibble_dots(words[i], values[i], values[4 + i], low, high)
     d, s = _scale_sum(x, half)
-    return _half_at(block) * (d * ptx.cvt_rn_f32_s32(low + high) - float32(8) * s)
+    return _half_at(block) * (d * ptx.cvt_rn_f32_s32(low + (high >> 4)) - float32(8) * s)
 
 
 @device_function
@@ -273,7 +279,8 @@ def _dot_q4_1(block, x, half):
         word = ptx.ld_shared_u32(block + uint32(4 + 4 * i))
         low, high = _nibble_dots(word, values[i], values[4 + i], low, high)
     d, s = _scale_sum(x, half)
-    return ptx.unpack_f16x2_lo(header) * d * ptx.cvt_rn_f32_s32(low + high) + ptx.unpack_f16x2_hi(header) * s
+    total = low + (high >> 4)
+    return ptx.unpack_f16x2_lo(header) * d * ptx.cvt_rn_f32_s32(total) + ptx.unpack_f16x2_hi(header) * s
 
 
 @device_function

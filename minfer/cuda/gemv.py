@@ -1,9 +1,9 @@
 """Decode GEMV straight from quantized blocks: y = dequantize(W) x, one token.
 
 Weights are read once, so everything serves the memory stream. A warp owns groups of rows, whose bytes are
-contiguous; it copies them by cp.async, 16 bytes a lane, into a ring of slots of its own in shared memory:
-some 100 KB are in flight in a block, for no registers, and no warp waits for another. Blocks are then
-multiplied out of shared memory with dp4a (`minfer.cuda.block_dots`), whatever their alignment. The
+contiguous; it copies them (`minfer.cuda.gemv_copies`) into a ring of slots of its own in shared memory: some
+200 KB are in flight in an SM, for no registers, and no warp waits for another. Blocks are then multiplied
+out of shared memory with dp4a (`minfer.cuda.block_dots`), whatever their alignment. The
 activations are q8 records (`minfer.cuda.q8`), staged once a block; f16, bf16 and f32 weights take f32
 activations and FMAs instead.
 """
@@ -14,9 +14,10 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.dependent import dependent_start, least_arch
+from minfer.cuda.dependent import least_arch
 from minfer.cuda.gemv_config import GemvConfig
-from minfer.cuda.instruction import device_function
+from minfer.cuda.gemv_copies import copies
+from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 
 __all__ = ["PLANES_7B", "GemvConfig", "gemv", "shipped"]
@@ -36,51 +37,16 @@ def gemv(config: GemvConfig) -> Kernel:
     unit_x = 320 if wide else dot.weights * 4
     rows, slices, warps, slots = config.rows, config.slices, config.warps, config.slots
     blocks, slice_blocks, unit = config.blocks, config.slice_blocks, config.unit_bytes
-    row_bytes, part_bytes = config.row_bytes, config.slice_bytes
     across = config.lane_groups // rows  # units of one row at a time
     row_lanes = across * lanes
     steps = -(-slice_blocks // across)
-    whole = slices * slice_blocks == blocks and slice_blocks % across == 0
-    slot_bytes, x_bytes, threads = config.slot_bytes, config.x_bytes, config.threads
-    copy_rounds = -(-(slot_bytes // 16) // 32)
-    x_rounds = -(-(x_bytes // 16) // threads)
-    added, dependent, start = config.addend, config.pdl, dependent_start(config.pdl)
+    even = slices * slice_blocks == blocks
+    whole = even and slice_blocks % across == 0
+    row_bytes, slot_bytes, x_bytes = config.row_bytes, config.slot_bytes, config.x_bytes
+    added = config.addend
     shuffles = row_lanes.bit_length() - 1
-    wait_ring = ptx.cp_async_wait_group(slots - 1)
-    wait_first = ptx.cp_async_wait_group(slots)
-    wait_all = ptx.cp_async_wait_group(0)
-
-    @device_function
-    def stage_x(shared, source):
-        for i in range(x_rounds):
-            chunk = int32(cuda.threadIdx.x) + i * threads
-            if chunk < x_bytes // 16:
-                ptx.cp_async_cg_16(shared + uint32(chunk * 16), source + uint64(chunk * 16), uint32(16))
-        ptx.cp_async_commit()
-
-    @device_function
-    def place(matrix, row, part):
-        """Address of slice `part` of a row."""
-        return matrix + uint64(row) * uint64(row_bytes) + uint64(part * part_bytes)
-
-    @device_function
-    def copy(slot, matrix, od, group, part, wanted):
-        """Start the copy of a row group's slice, if it is wanted; one commit in any case."""
-        if wanted:
-            row = group * rows
-            address = place(matrix, row, part)
-            length = int32(min(rows, od - row)) * row_bytes
-            if slices > 1:
-                length = min(int32(part_bytes), int32(row_bytes - part * part_bytes))
-            start = address & uint64(0xFFFFFFFFFFFFFFF0)
-            # From the line's start: what is to be copied, and how far the matrix goes.
-            span = int32(address - start) + length
-            left = int32(min(matrix + uint64(od) * uint64(row_bytes) - start, uint64(0x40000000)))
-            for i in range(copy_rounds):
-                at = (int32(ptx.lane_id()) + i * 32) * 16
-                if at < span:
-                    ptx.cp_async_cg_16(slot + uint32(at), start + uint64(at), uint32(min(16, left - at)))
-        ptx.cp_async_commit()
+    way = copies(config)
+    place, begin, copy, staged, arrived = way.place, way.begin, way.copy, way.staged, way.arrived
 
     @device_function
     def unit_dot(copied, x, first, count, index, part):
@@ -96,6 +62,7 @@ def gemv(config: GemvConfig) -> Kernel:
         return device_dot(block, x + uint32(index * unit_x), part)
 
     @device_function
+    @unrolled
     def multiply(weights, x, addend, y, od):
         shared = ptx.shared_address(cuda.shared.array(0, uint8))
         thread = int32(cuda.threadIdx.x)
@@ -112,51 +79,40 @@ def gemv(config: GemvConfig) -> Kernel:
         turns = 0
         if first < last:
             turns = (last - first + (warps - 1)) // warps * slices
-        if not dependent:
-            stage_x(shared, x)
+        begin(shared, ring, x)
         for n in range(slots):
-            copy(
-                ring + uint32(n * slot_bytes), weights, od, first + n // slices * warps, n % slices, n < turns
-            )
-        if dependent:
-            start()
-            stage_x(shared, x)
-            wait_all()
-        else:
-            wait_first()
-        cuda.syncthreads()
+            slot = ring + uint32(n * slot_bytes)
+            copy(slot, weights, od, first + n // slices * warps, n % slices, n < turns)
+        staged(shared, x)
         row_in_group = lane // row_lanes
         unit_in_step = (lane & (row_lanes - 1)) // lanes
         part = lane & (lanes - 1)
         total = float32(0)
-        slot = uint32(0)
+        slot = ring
+        parity = uint32(0)
         for n in range(turns):
             group = first + n // slices * warps
             slice_ = n % slices
             row = group * rows + row_in_group
-            wait_ring()
-            ptx.syncwarp()
-            here = ring + slot + uint32(row_in_group * row_bytes)
+            arrived(slot, parity)
+            here = slot + uint32(row_in_group * row_bytes)
             here += uint32(place(weights, group * rows, slice_) & uint64(15))
-            count = min(int32(slice_blocks), int32(blocks - slice_ * slice_blocks))
+            count = int32(slice_blocks)
+            if not even:
+                count = min(count, int32(blocks - slice_ * slice_blocks))
             if row < od:
-                for step in range(steps):
+                for step in unroll(steps):
                     index = unit_in_step + step * across
                     if whole or index < count:
                         total += unit_dot(here, shared, slice_ * slice_blocks, count, index, part)
             ptx.syncwarp()
             following = n + slots
-            copy(
-                ring + slot,
-                weights,
-                od,
-                first + following // slices * warps,
-                following % slices,
-                following < turns,
-            )
+            wanted = following < turns
+            copy(slot, weights, od, first + following // slices * warps, following % slices, wanted)
             slot += uint32(slot_bytes)
-            if slot == uint32(slots * slot_bytes):
-                slot = uint32(0)
+            if slot == ring + uint32(slots * slot_bytes):
+                slot = ring
+                parity ^= uint32(1)
             if slice_ == slices - 1:
                 for step in range(shuffles):
                     total += ptx.shfl_xor_f32(total, uint32(1 << step))
@@ -182,10 +138,10 @@ def gemv(config: GemvConfig) -> Kernel:
         name="gemv",
         config=config,
         function=gemv_rows,
-        threads=threads,
+        threads=config.threads,
         shared_bytes=config.shared_bytes,
         arguments=arguments,
-        min_arch=least_arch(dependent),
+        min_arch=least_arch(config.pdl),
         min_blocks=config.resident,  # shared memory allows no more, so registers need not be spared for more
     )
 
@@ -214,8 +170,8 @@ _SHAPES = (
 
 # Q6_K repacked, at the 7B's down and output matrices.
 PLANES_7B = (
-    GemvConfig("Q6_K", 18944, slices=4, warps=7, pdl=True, layout="planes"),
-    GemvConfig("Q6_K", 3584, rows=2, warps=8, pdl=True, layout="planes"),
+    GemvConfig("Q6_K", 18944, slices=2, warps=10, pdl=True, resident=1, layout="planes"),
+    GemvConfig("Q6_K", 3584, rows=4, warps=8, pdl=True, resident=1, layout="planes"),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minfer.cuda.block_dots import DOTS, BlockDot
 from minfer.cuda.blocks import BLOCKS, block_of
@@ -13,6 +13,10 @@ from minfer.cuda.q8 import q8_record_bytes
 
 SHARED_LIMIT = 99 * 1024
 """A block's on the smallest devices (sm_86, sm_89, sm_120); two such blocks fit an H100's SM."""
+SM_90_SHARED = 228 * 1024
+"""An SM's of sm_90, of which each block takes 1 KB more than it asks for."""
+BARRIER_BYTES = 16
+"""What an mbarrier takes beside what it guards, which is aligned to 16 bytes."""
 SLOT_BYTES = 8192
 """What `for_shape` makes slots of at most, about."""
 
@@ -29,8 +33,8 @@ class GemvConfig:
         warps: warps a block.
         slots: copies that a warp has in flight.
         addend: add a vector (a bias, or the residual stream).
-        pdl: programmatic dependent launch (sm_90): the weights stream in while the kernel before still runs;
-            launch with `pdl=True`.
+        pdl: programmatic dependent launch (sm_90): the weights stream in, by bulk copies, while the kernel
+            before still runs; launch with `pdl=True`.
         resident: blocks an SM that the grid is sized for.
         layout: "blocks", as they lie in a file, or "planes", repacked at load time by slices of these configs
             (`minfer.cuda.gemv_planes`; Q6_K).
@@ -68,9 +72,10 @@ class GemvConfig:
             raise ConfigRefused(
                 f"gemv: {self.slices} slices of {self.blocks} blocks leave the last one empty; take fewer"
             )
-        if self.shared_bytes > SHARED_LIMIT:
+        limit = SM_90_SHARED // self.resident - 1024 if self.pdl else SHARED_LIMIT
+        if self.shared_bytes > limit:
             raise ConfigRefused(
-                f"gemv: {self.shared_bytes} bytes of shared memory a block, the limit is {SHARED_LIMIT}: "
+                f"gemv: {self.shared_bytes} bytes of shared memory a block, the limit is {limit}: "
                 "take fewer rows, warps or slots, or more slices"
             )
 
@@ -125,10 +130,15 @@ class GemvConfig:
         return self.rows * self.slice_bytes
 
     @property
-    def slot_bytes(self) -> int:
-        """Bytes of a slot: a copy starts at the 16-byte line that holds its first byte."""
+    def body_bytes(self) -> int:
+        """Bytes of a slot that a copy fills: it starts at the 16-byte line that holds its first byte."""
         slack = 0 if self.layout == "planes" or self.unit_bytes % 16 == 0 else 15
         return -(-(self.copy_bytes + slack) // 16) * 16
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot: with its mbarrier, with pdl."""
+        return self.body_bytes + self.pdl * BARRIER_BYTES
 
     @property
     def x_bytes(self) -> int:
@@ -160,16 +170,40 @@ class GemvConfig:
     ) -> GemvConfig:
         """A good config for a matrix [od, dim]: slots of some kilobytes that keep all lanes busy, and
         enough of them in flight. Raises ConfigRefused where a row of this format cannot be."""
-        slices = _slices(format, dim)
+        slices = _slices(format, dim, SM_90_SHARED if pdl else SHARED_LIMIT)
         rows = _rows(format, dim, od, sms) if slices == 1 else 1
-        one = cls(format, dim, rows, slices, warps=1, slots=1)
+        one = cls(format, dim, rows, slices, 1, 1, addend, pdl, resident=1)
+        if pdl:
+            return one._overlapping(_ceil(od, rows), sms)
         for slots, warps in ((2, 8), (2, 7), (2, 6), (2, 5), (2, 4), (1, 8), (1, 4), (1, 2), (1, 1)):
             if one.x_bytes + warps * slots * one.slot_bytes <= SHARED_LIMIT:
-                return cls(format, dim, rows, slices, warps, slots, addend, pdl)
+                return replace(one, warps=warps, slots=slots, resident=2)
         raise ConfigRefused(
             f"gemv: {one.x_bytes} bytes of activations and slots of {one.slot_bytes} do not fit "
             f"{SHARED_LIMIT} bytes of shared memory: rows of {dim} are too long"
         )
+
+    def _overlapping(self, groups: int, sms: int) -> GemvConfig:
+        """This config, of one warp and slot, for a matrix of so many row groups.
+
+        A large matrix takes whole SMs: one block of as many slots as fit. A small one is in flight as a
+        whole, a row group a warp, in blocks small enough for the next kernel's to fit beside them.
+        """
+        whole = self.slices * self.slot_bytes
+        small = [
+            replace(self, warps=share, slots=self.slices, resident=resident)
+            for resident in (3, 2, 1)
+            if (share := _ceil(groups, resident * sms)) <= 24 // max(resident, 2)  # or registers are few
+            and self.slices <= 4
+            and resident * (self.x_bytes + share * whole + 1024) <= SM_90_SHARED // 2
+        ]
+        if small:
+            return max(small, key=lambda c: groups / (c.resident * c.warps))
+        share = _ceil(groups, sms)
+        slots = 2 if self.x_bytes + 8 * self.slot_bytes <= SM_90_SHARED - 1024 else 1
+        most = (SM_90_SHARED - 1024 - self.x_bytes) // (slots * self.slot_bytes)
+        turns = _ceil(share, max(1, min(16, most)))
+        return replace(self, warps=_ceil(share, turns), slots=slots)
 
 
 def _ceil(a: int, b: int) -> int:
@@ -187,21 +221,21 @@ def _x_bytes(format: str, dim: int) -> int:
     return q8_record_bytes(dim) if DOTS[format].quantized else dim * 4
 
 
-def _slices(format: str, dim: int) -> int:
-    """Slices that bring a copy of one row down to SLOT_BYTES, and to what lets 6 warps have two slots; among
-    up to twice as many, the number that idles the fewest lanes."""
+def _slices(format: str, dim: int, shared: int) -> int:
+    """Slices that bring a copy of one row down to SLOT_BYTES, and to what lets 6 warps have two slots in so
+    many bytes; among up to twice as many, the number that idles the fewest lanes."""
     units, size, lanes = _units(format, dim)
-    room = max(size, min(SLOT_BYTES, (SHARED_LIMIT - _x_bytes(format, dim)) // 12))
+    room = max(size, min(SLOT_BYTES, (shared - _x_bytes(format, dim)) // 12))
     least = _ceil(units * size, room)
     legal = [s for s in range(least, 2 * least + 1) if s == 1 or (s - 1) * _ceil(units, s) < units]
     return min(legal or [1], key=lambda s: (s * _ceil(_ceil(units, s), lanes), s))
 
 
 def _rows(format: str, dim: int, od: int, sms: int) -> int:
-    """Rows at a time whose copy is within SLOT_BYTES, that leave work for 8 warps an SM, and idle the fewest
+    """Rows at a time whose copy is within SLOT_BYTES, that leave work for 12 warps an SM, and idle the fewest
     lanes; of equals the most."""
     units, size, lanes = _units(format, dim)
     legal = [
-        2**i for i in range(lanes.bit_length()) if 2**i * units * size <= SLOT_BYTES and od >> i >= 8 * sms
+        2**i for i in range(lanes.bit_length()) if 2**i * units * size <= SLOT_BYTES and od >> i >= 12 * sms
     ]
     return max(legal or [1], key=lambda rows: (units / _ceil(units, lanes // rows) / (lanes // rows), rows))

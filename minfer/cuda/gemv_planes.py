@@ -12,6 +12,10 @@ that one copy brings) holds, one behind the other and each aligned to 16 bytes:
 
 Lane (half, j) of 4 takes columns 16 j ... 16 j + 15 of its half's four sub-blocks: 16 weights of one scale
 each, in 11 loads, those of weights without conflicts. A slice ends on 16 bytes; nothing else is added.
+
+On an H200 the 7B's down matrix takes 16.3 to 16.7 us in planes, 18.9 in blocks (its bytes alone 12.4), the
+output matrix 107 to 114 against 113 to 118. No engine repacks: the kernel for a whole token
+(`minfer.cuda.token`) reads blocks as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import numpy as np
 from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
-from minfer.cuda.block_dots import LOW, BlockDot, six_bits
+from minfer.cuda.block_dots import LOW, BlockDot, six_bit_dot, six_bits
 from minfer.cuda.instruction import device_function
 
 BLOCK_BYTES = 210
@@ -60,10 +64,10 @@ def _planes(blocks: np.ndarray) -> np.ndarray:
 def _sixteen(low, high, at, total):
     """16 weights, as their nibbles and the two bits above them in place, times the 16 int8 at `at`."""
     a0, a1, a2, a3 = ptx.ld_shared_v4_u32(at)
-    total = ptx.dp4a(six_bits(low[0], high[0]), a0, total)
-    total = ptx.dp4a(six_bits(low[1], high[1]), a1, total)
-    total = ptx.dp4a(six_bits(low[2], high[2]), a2, total)
-    return ptx.dp4a(six_bits(low[3], high[3]), a3, total)
+    total = six_bit_dot(six_bits(low[0], high[0]), a0, total)
+    total = six_bit_dot(six_bits(low[1], high[1]), a1, total)
+    total = six_bit_dot(six_bits(low[2], high[2]), a2, total)
+    return six_bit_dot(six_bits(low[3], high[3]), a3, total)
 
 
 @device_function

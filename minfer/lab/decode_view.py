@@ -110,11 +110,18 @@ _GEMV = re.compile(r"gemv (\w+) (\d+)x(\d+)( pdl)?: GB/s")
 _NAMES = {shape: name for name, shape in SHAPES.items()} | {(152064, 3584): "lm_head"}
 
 
+def gemv_read(records: Sequence[Record]) -> float:
+    """Bytes a second that the run of `gemv_rows` read without multiplying; READ where it did not."""
+    record = newest_like(records, "gemv ", " pdl: GB/s")
+    name = "read: GB/s"
+    return READ if record is None or name not in record.measured else record.figure(name) * 1e9
+
+
 def gemv_rows(records: Sequence[Record]) -> list[dict]:
     """The products of a token as one GEMV each, by the newest run that timed them: product, format, MB, us,
-    GB/s alone and overlapping its neighbours (pdl), and the share of the measured read. Smallest first."""
+    GB/s alone and overlapping its neighbours (pdl), and the share of `gemv_read`. Smallest first."""
     record = newest_like(records, "gemv ", " pdl: GB/s")
-    rows = []
+    rows, read = [], gemv_read(records)
     for name in {} if record is None else record.measured:
         match = _GEMV.fullmatch(name)
         if not match or not match[4]:
@@ -130,7 +137,7 @@ def gemv_rows(records: Sequence[Record]) -> list[dict]:
                 "us": record.figure(name.replace("GB/s", "us")),
                 "alone (GB/s)": record.figure(alone) if alone in record.measured else None,
                 "overlapping (GB/s)": speed,
-                "of the read": speed * 1e9 / READ,
+                "of the read": speed * 1e9 / read,
             }
         )
     return sorted(rows, key=lambda row: row["MB"])
@@ -152,7 +159,7 @@ def repacked_rows(records: Sequence[Record]) -> list[dict]:
 
 def draw_gemv(records: Sequence[Record]) -> Picture:
     """`gemv_rows` as bars under the measured read."""
-    rows = gemv_rows(records)
+    rows, read = gemv_rows(records), gemv_read(records) / 1e9
     if not rows:
         return nothing("the bandwidth of GEMVs")
     fig, (ax,) = style.figure(9.6, 3.8)
@@ -164,11 +171,11 @@ def draw_gemv(records: Sequence[Record]) -> Picture:
                 look["color"] = "white" if colour == style.BLUE else style.INK
                 ax.text(place + shift, row[key] - 50, f"{row[key]:,.0f}", **look)
         ax.bar(0, 0, color=colour, label=key.partition(" (")[0])
-    ax.axhline(READ / 1e9, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
-    ax.text(-0.45, READ / 1e9 + 60, f"measured read, {READ / 1e9:,.0f} GB/s", fontsize=8.5, color=style.RED)
+    ax.axhline(read, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
+    ax.text(-0.45, read + 60, f"measured read, {read:,.0f} GB/s", fontsize=8.5, color=style.RED)
     names = [f"{row['product']} {row['format']}\n{row['MB']:,.1f} MB" for row in rows]
     ax.set_xticks(range(len(rows)), names, color=style.INK)
-    ax.set_ylim(0, READ / 1e9 * 1.16)
+    ax.set_ylim(0, read * 1.16)
     ax.yaxis.set_major_formatter("{x:,.0f}")
     ax.grid(axis="x", visible=False)
     style.label(ax, "product, smallest first", "bytes of the blocks (GB/s)")

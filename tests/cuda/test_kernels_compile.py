@@ -120,9 +120,11 @@ def test_tensor_core_variants_use_tensor_cores():
     assert scalar["cp.async"] == shared["cp.async"] > 0
 
 
-def test_gemv_streams_by_cp_async_and_multiplies_by_dp4a():
+def test_gemv_streams_asynchronously_and_multiplies_by_dp4a():
     counts = clean(gemv(GemvConfig.for_shape("Q4_K", 3584, 37888)), "sm_80").instructions
     assert counts["cp.async"] and counts["dp4a"]
+    counts = clean(gemv(GemvConfig.for_shape("Q4_K", 3584, 37888, pdl=True)), "sm_90a").instructions
+    assert counts["cp.async.bulk"] and counts["mbarrier"]
 
 
 def test_the_proof_kernel_multiplies_on_tensor_cores():

@@ -1,5 +1,7 @@
 """The decode GEMV on a GPU: every format and the models' shapes."""
 
+from dataclasses import replace
+
 import pytest
 
 from minfer.cuda import runtime
@@ -18,15 +20,23 @@ SHAPES += (
 )
 
 
+def run(config: GemvConfig, od: int, grid: int | None = None) -> None:
+    """By the kernel of every architecture, and by sm_90's where it can run."""
+    for pdl in (False, True):
+        case = gemv_case(replace(config, pdl=pdl), od, grid=grid)
+        if not case.kernel.not_applicable(runtime.device().arch):
+            case.run_on_gpu()
+
+
 def config_for(format: str, dim: int, od: int, **options) -> GemvConfig:
     return GemvConfig.for_shape(format, dim, od, sms=runtime.device().sms, **options)
 
 
 @pytest.mark.parametrize(("format", "dim", "od"), SHAPES)
 def test_shapes_of_models(format, dim, od):
-    gemv_case(config_for(format, dim, od), od).run_on_gpu()
+    run(config_for(format, dim, od), od)
     if od * dim < 20e6:  # the reference of the largest takes seconds
-        gemv_case(config_for(format, dim, od, addend=True), od).run_on_gpu()
+        run(config_for(format, dim, od, addend=True), od)
 
 
 @pytest.mark.parametrize("format", DOTS)
@@ -34,7 +44,7 @@ def test_shapes_of_models(format, dim, od):
 def test_ragged_rows(format, od):
     for units in (1, 3, 20):
         dim = units * max(DOTS[format].weights, 32)
-        gemv_case(config_for(format, dim, od), od).run_on_gpu()
+        run(config_for(format, dim, od), od)
 
 
 @pytest.mark.parametrize("config", PLANES_7B, ids=str)
@@ -50,4 +60,4 @@ def test_grids_and_rings(format):
         for slots in (1, 2, 4):
             config = GemvConfig(format, dim, rows=rows, slices=slices, warps=3, slots=slots)
             for grid in (1, 5, 300):
-                gemv_case(config, 129, grid=grid).run_on_gpu()
+                run(config, 129, grid)

@@ -29,9 +29,10 @@ def test_decode_attention():
         assert races(case) == []
 
 
+@pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize(("format", "rows", "slots"), [("Q4_K", 2, 2), ("Q6_K", 1, 1), ("Q5_0", 4, 3)])
-def test_gemv(format, rows, slots):
-    config = GemvConfig(format, 512, rows=rows, warps=2, slots=slots)
+def test_gemv(format, rows, slots, pdl):
+    config = GemvConfig(format, 512, rows=rows, warps=2, slots=slots, pdl=pdl)
     assert races(gemv_cases.gemv_case(config, 19, grid=2)) == []
 
 

@@ -22,11 +22,10 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
-from minfer.cuda.block_dots import LOW, k4_scales, load_8_words
+from minfer.cuda.block_dots import HIGH, LOW, k4_scales, load_8_words
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.records import Layout
 
-HIGH = 0xF0F0F0F0
 MAGIC_BITS = 0x4B400000
 MAGIC = 12582912.0  # 1.5 * 2**23
 
