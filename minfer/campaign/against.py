@@ -18,7 +18,7 @@ SHAPES = {"q+k+v": (4608, 3584), "o": (3584, 3584), "gate+up": (37888, 3584), "d
 ATTENTION = "attention"
 HEADS, KV_HEADS, HEAD_DIM = 28, 4, 128
 """Of the attention that is compared, Qwen2.5-7B's."""
-WEIGHTS = ("F16", "Q4_K", "Q6_K", "")
+WEIGHTS = ("F16", "Q4_K", "Q6_K", "Q4_K+Q6_K", "")
 """Forms of a product's weights, in the order of tables; attention has none."""
 
 

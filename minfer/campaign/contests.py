@@ -16,8 +16,8 @@ from minfer.campaign.against import ATTENTION, HEAD_DIM, HEADS, KV_HEADS, SHAPES
 
 COLD_BYTES = 160e6  # of weights that take turns: more than any L2 holds
 GRAPH_S = 1.5e-3  # of work in a graph
-BLOCKS = (*(("Q4_K", name) for name in SHAPES), ("Q6_K", "down"))
-"""The products that a Q4_K_M file has blocks for, and W4A16 reads."""
+BLOCKS = (*(("Q4_K", name) for name in SHAPES), ("Q6_K", "down"), ("Q4_K+Q6_K", "q+k+v"))
+"""The products that a Q4_K_M file has blocks for, and W4A16 reads; the last one's v is in another format."""
 SCALES = {"Q4_K": (0, 2), "Q6_K": (208,)}
 """Byte offsets of a block's f16 scales."""
 
@@ -96,32 +96,43 @@ def f16_product(torch: Any, name: str, nt: int, od: int, depth: int) -> Contest:
 
 
 def block_product(torch: Any, format: str, name: str, nt: int, od: int, depth: int) -> Contest:
-    """W4A16 on blocks, and cuBLAS on an f16 copy of them."""
+    """W4A16 on blocks, of two formats those of q and k and those of v, and cuBLAS on an f16 copy of them."""
     from minfer.cuda import runtime
     from minfer.cuda.dequantize import DequantizeConfig, dequantize
-    from minfer.cuda.w4a16 import choose, w4a16
+    from minfer.cuda.w4a16 import PAIR, choose, choose_pair, w4a16
 
-    sms = runtime.device().sms
-    config = choose(format, nt, od, depth, sms, width=od)
-    config.check(nt, od, depth, od)
+    sms, kv = runtime.device().sms, KV_HEADS * HEAD_DIM
+    paired, parts = format == PAIR, format.split("+")
+    rows = (od - kv, kv) if paired else (od,)
+    left = rows[0] if paired else 0
+    if paired:
+        config = choose_pair(nt, rows, depth, sms, width=od, left=left)
+    else:
+        config = choose(format, nt, od, depth, sms, width=od)
+    config.check(nt, od, depth, od, left)
     loaded, boxes = runtime.load(w4a16(config)), config.boxes
-    expand = dequantize(DequantizeConfig(format, depth))
     a, ours, theirs = _operands(torch, nt, od, depth)
-    first = random_blocks(torch, format, od, depth)
-    blocks = [first, *(random_blocks(torch, format, od, depth) for _ in range(copies(first.nbytes) - 1))]
+
+    def draw() -> tuple[Any, ...]:
+        return tuple(random_blocks(torch, part, n, depth) for part, n in zip(parts, rows, strict=True))
+
+    first = draw()
+    blocks = [first, *(draw() for _ in range(copies(sum(packed.nbytes for packed in first)) - 1))]
     weights = [torch.empty(od, depth, device="cuda", dtype=torch.float16) for _ in blocks]
     torch.cuda.synchronize()
-    for packed, half in zip(blocks, weights, strict=True):
-        runtime.launch(expand, expand.config.grid(od), packed, half)
+    for each, half in zip(blocks, weights, strict=True):
+        for part, packed, target in zip(parts, each, half.split(rows), strict=True):
+            expand = dequantize(DequantizeConfig(part, depth))
+            runtime.launch(expand, expand.config.grid(len(packed)), packed, target)
     runtime.device().synchronize()
 
-    def bind(packed: Any) -> Call:
-        arrays = {"a": a, "w": packed, "c": ours}
+    def bind(each: tuple[Any, ...]) -> Call:
+        arrays = {"a": a} | dict(zip(("w", "other"), each, strict=False)) | {"c": ours}
         seen = [runtime.tensor_map(x, *boxes[key]) if key in boxes else x for key, x in arrays.items()]
-        grid, sizes = config.grid(nt, od, sms), (nt, od, depth, 0, od, config.group(nt))
-        return _on_torchs_stream(torch, loaded.prepare(grid, *seen, *sizes), ours)
+        sizes = nt, rows[0], depth, 0, od, config.group(nt), *((kv, left) if paired else ())
+        return _on_torchs_stream(torch, loaded.prepare(config.grid(nt, od, sms), *seen, *sizes), ours)
 
-    calls = [bind(packed) for packed in blocks]
+    calls = [bind(each) for each in blocks]
     peers = {"cuBLAS": _matmuls(torch, a, weights, theirs)}
     return Contest(name, nt, od, depth, str(config), format, calls, peers, _error(a, weights[-1]))
 

@@ -139,8 +139,8 @@ def products_us_per_gmac(wall: Wall) -> float:
 
 
 MIXED_WIDTHS = (
-    "Bits between two formats' are a mean over layers. The routes w4a16 and w4a8 multiply q, k and v as one, "
-    "from an f16 copy in the layers where v is of another format than q and k."
+    "Bits between two formats' are a mean over layers. Where w4a16 or w4a8 show more than 7 for q, k and v, "
+    "the wall is from when layers with v in another format than q and k had an f16 copy of the three."
 )
 """A footnote to `byte_width_rows`."""
 

@@ -160,7 +160,7 @@ def block_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]:
             "TFLOPS": row.tflops[0],
             "of cuBLAS": row.ratio,
         }
-        for row, _ in _compared(records, regime, "Q4_K", "Q6_K")
+        for row, _ in _compared(records, regime, "Q4_K", "Q6_K", "Q4_K+Q6_K")
     ]
 
 

@@ -50,7 +50,7 @@ def test_byte_widths_and_what_ifs():
         ("f16", "gate+up", "16.00"),
         ("mmq_raw", "gate+up", "4.50"),
     ]
-    assert "w4a16 and w4a8 multiply q, k and v as one, from an f16 copy" in widths.note
+    assert "Where w4a16 or w4a8 show more than 7 for q, k and v" in widths.note
     targets = doc.target_table([H200, RAW])
     assert targets.columns == ("route", "as measured", "at f16's", "at mmq_raw's")
     assert targets.rows[0] == ("f16", "20,000", "20,000", "20,000")

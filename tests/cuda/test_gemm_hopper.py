@@ -17,15 +17,14 @@ def test_shared_memory():
 
 
 def test_a_tile_of_a_gated_product_has_half_of_each_matrix():
-    config = GemmHopperConfig(cluster=2, epilogue="swiglu")
+    config = GemmHopperConfig(epilogue="swiglu")
     assert (config.out_m, config.loads, config.boxes["b"]) == (128, 2, (128, 64))
-    assert GemmHopperConfig(epilogue="swiglu").loads == 2
-    assert config.tiles(2048, 18944) == (8, 148)
+    assert config.tiles(2048, 18944) == (16, 148)
 
 
 def test_a_rotated_tile_is_brought_in_runs_where_pairs_are_far_apart():
     far, near = Heads(28, 4, 128), Heads(28, 4, 128, interleaved=True)
-    one, other = (GemmHopperConfig(192, 4, 1, "f16", "rope", 192, heads) for heads in (far, near))
+    one, other = (GemmHopperConfig(192, 4, "f16", "rope", 192, heads) for heads in (far, near))
     assert (one.loads, one.boxes["b"]) == (6, (32, 64))
     assert (other.loads, other.boxes["b"]) == (1, (192, 64))
     assert GemmHopperConfig(128, epilogue="rope", heads=Heads(14, 2, 64)).loads == 1
@@ -39,7 +38,7 @@ def test_rotation_keeps_the_tile_that_is_fastest():
 
 
 def test_a_rotated_product_has_the_heads_width():
-    config = GemmHopperConfig(192, 4, 1, "f16", "rope", 192, Heads(28, 4, 128))
+    config = GemmHopperConfig(192, 4, "f16", "rope", 192, Heads(28, 4, 128))
     config.check(1, 4608, 3584)
     with pytest.raises(ConfigRefused, match="q, k and v of neox heads=28/4 hd=128 have 4608 rows"):
         config.check(1, 4600, 3584)
@@ -72,7 +71,6 @@ def test_f32_results_have_narrower_chunks():
 def test_names_tell_variants_apart():
     configs = [
         GemmHopperConfig(),
-        GemmHopperConfig(cluster=2),
         GemmHopperConfig(out="f32"),
         GemmHopperConfig(out="f32", epilogue="add"),
         GemmHopperConfig(epilogue="swiglu"),
@@ -85,10 +83,9 @@ def test_names_tell_variants_apart():
     assert len({str(config) for config in configs}) == len(configs)
 
 
-def test_grids_are_persistent_and_whole_clusters():
+def test_grids_are_persistent():
     assert GemmHopperConfig().grid(2048, 37888, 132) == (132, 1, 1)
     assert GemmHopperConfig().grid(130, 256, 132) == (2, 1, 1)
-    assert GemmHopperConfig(cluster=2).grid(300, 256, 131) == (4, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -119,24 +116,21 @@ def test_a_group_holds_about_2048_tokens():
     [
         ((40,), "tile_m = 40: must be a multiple of 8 from 64"),
         ((196,), "tile_m = 196"),
-        ((136, 4, 2), "tile_m = 136: must be a multiple of 16"),
-        ((120, 4, 1, "f16", "swiglu"), "tile_m = 120: must be a multiple of 16 from 128"),
+        ((120, 4, "f16", "swiglu"), "tile_m = 120: must be a multiple of 16 from 128"),
         ((128.0,), "tile_m = 128.0 is no whole number"),
-        ((200, 3, 1, "f16", "store", 256), "tile_m = 200: must be a multiple of 8 from 64 to 192"),
-        ((192, 3, 2, "f16", "store", 256), "clusters of 2 with 256 tokens"),
-        ((192, 3, 1, "f16", "store", 64), "tile_n = 64 is not one of 128, 192, 256"),
-        ((256, 4, 1, "f64"), "out = 'f64' is not one of f16, f32"),
-        ((256, 4, 1, "f16", "gelu"), "epilogue = 'gelu'"),
-        ((256, 4, 1, "f16", "add"), "add is for f32 results"),
+        ((200, 3, "f16", "store", 256), "tile_m = 200: must be a multiple of 8 from 64 to 192"),
+        ((192, 3, "f16", "store", 64), "tile_n = 64 is not one of 128, 192, 256"),
+        ((256, 4, "f64"), "out = 'f64' is not one of f16, f32"),
+        ((256, 4, "f16", "gelu"), "epilogue = 'gelu'"),
+        ((256, 4, "f16", "add"), "add is for f32 results"),
         ((272,), "tile_m = 272"),
-        ((256, 4, 1, "f16", "rope"), "rope takes Heads"),
-        ((256, 4, 1, "f16", "store", 128, Heads(2, 1, 64)), "no other epilogue has any"),
-        ((256, 4, 2, "f16", "rope", 128, Heads(2, 1, 64)), "clusters of 2: take f16"),
-        ((144, 5, 1, "f16", "rope", 128, Heads(2, 1, 64)), "a tile of 128 x 144: tile_m must be a multiple"),
-        ((192, 3, 1, "f16", "rope", 256, Heads(2, 1, 64)), "a tile of 256 x 192"),
+        ((256, 4, "f16", "rope"), "rope takes Heads"),
+        ((256, 4, "f16", "store", 128, Heads(2, 1, 64)), "no other epilogue has any"),
+        ((256, 4, "f32", "rope", 128, Heads(2, 1, 64)), "out = f32: take f16"),
+        ((144, 5, "f16", "rope", 128, Heads(2, 1, 64)), "a tile of 128 x 144: tile_m must be a multiple"),
+        ((192, 3, "f16", "rope", 256, Heads(2, 1, 64)), "a tile of 256 x 192"),
         ((256, 1), "1 stages"),
         ((256, 5), "use fewer stages"),
-        ((256, 4, 4), "cluster = 4 is not one of 1, 2"),
     ],
 )
 def test_configs_that_cannot_run_are_refused(arguments, message):
@@ -146,8 +140,8 @@ def test_configs_that_cannot_run_are_refused(arguments, message):
 
 ASSEMBLED = (
     GemmHopperConfig(),
-    GemmHopperConfig(224, 4, 2),
-    GemmHopperConfig(cluster=2, epilogue="swiglu"),
+    GemmHopperConfig(224, 4),
+    GemmHopperConfig(epilogue="swiglu"),
     GemmHopperConfig(200, 4, out="f32", epilogue="add", tile_n=192),
     GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256),
     GemmHopperConfig(192, 4, epilogue="rope", tile_n=192, heads=Heads(28, 4, 128, bias=True)),

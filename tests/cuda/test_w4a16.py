@@ -1,11 +1,13 @@
 """The W4A16 GEMM's configs, and its kernels compiled without a GPU."""
 
+import math
+
 import pytest
 
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.runtime import compile_kernel
-from minfer.cuda.w4a16 import W4A16Config, choose, w4a16
+from minfer.cuda.w4a16 import PAIR, W4A16Config, choose, choose_pair, w4a16
 
 
 def test_shared_memory():
@@ -38,6 +40,16 @@ def test_three_consumers_save_a_wave():
     assert choose("Q6_K", 2048, 4608, 3584).consumers == 2
 
 
+def test_a_pair_fills_whole_waves():
+    """q and k of the 7B with v in Q6_K: 32 and 4 times 11 tiles are 3 x 132."""
+    config = choose_pair(2048, (4096, 512), 3584, width=4608, left=4096)
+    assert (config.format, config.tokens, config.store) == (PAIR, 192, "tma")
+    assert sum(math.prod(config.tiles(2048, od)) for od in (4096, 512)) == 3 * 132
+    assert config.boxes["w"][1] == 144 and config.landing_arrivals == 99
+    assert config.slot_bytes % 128 == 0 and config.slot_bytes >= W4A16Config("Q6_K").slot_bytes
+    assert choose_pair(2048, (512, 4000), 3584, width=4512, left=4000).store == "direct"
+
+
 def test_few_rows_take_narrow_tiles():
     assert choose("Q6_K", 2048, 512, 3584).tokens == 64
     assert choose("Q6_K", 2048, 3584, 18944).tokens == 232
@@ -54,7 +66,7 @@ def test_the_choice_is_shipped_and_stores_any_width():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "Q5_K"}, "one of Q4_K, Q6_K"),
+        ({"format": "Q5_K"}, "one of Q4_K, Q6_K, Q4_K.Q6_K"),
         ({"consumers": 4}, "4 consumers"),
         ({"tokens": 264}, "264 tokens"),
         ({"tokens": 56}, "56 tokens"),
@@ -62,6 +74,7 @@ def test_the_choice_is_shipped_and_stores_any_width():
         ({"stages": 5}, "5 stages, 2 slots: must be the 4 k-tiles of a block, or of two"),
         ({"slots": 1}, "4 stages, 1 slots"),
         ({"stages": 8}, "use fewer stages"),
+        ({"format": PAIR, "tokens": 64, "gated": True}, "neither gated nor has it a bias"),
     ],
 )
 def test_configs_that_cannot_run_are_refused(changes, message):
@@ -74,12 +87,15 @@ def test_products_that_do_not_fit_are_refused():
     for shape, message in (((1, 1, 128, 8), "multiple of 256"), ((1, 1, 256, 12), "direct store")):
         with pytest.raises(ConfigRefused, match=message):
             W4A16Config().check(*shape)
+    with pytest.raises(ConfigRefused, match="192 outputs beside others: TMA stores tiles of 128"):
+        W4A16Config(PAIR, 64).check(1, 256, 256, 256, left=192)
 
 
 ASSEMBLED = {
     choose("Q4_K", 2048, 4608, 3584): 128,
     choose("Q4_K", 2048, 37888, 3584): 168,
     choose("Q6_K", 2048, 3584, 18944): 168,
+    choose_pair(2048, (4096, 512), 3584): 168,
 }
 """Config -> its registers."""
 
@@ -92,5 +108,5 @@ def test_assembled_without_spills_and_serialisation(config, registers):
     assert resources.spill_bytes == resources.stack_bytes == 0
     assert resources.warnings == ()
     assert resources.registers == registers
-    assert resources.instructions["wgmma"] == 16
+    assert resources.instructions["wgmma"] == 16 * len(config.parts)
     assert "USETMAXREG" in compiled.sass

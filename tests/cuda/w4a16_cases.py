@@ -25,25 +25,40 @@ class Product:
 
     config: W4A16Config
     a: np.ndarray
-    blocks: np.ndarray
+    blocks: tuple[np.ndarray, ...]
     bias: np.ndarray | None
     c: np.ndarray
     wanted: np.ndarray
     bound: np.ndarray
+    #: Of a pair, whose outputs come first in C, "Q4_K" or "Q6_K".
+    left: str = "Q4_K"
 
     @classmethod
-    def random(cls, config: W4A16Config, nt: int, od: int, blocks: int, width: int | None = None) -> Product:
-        """od: rows of weights; a gated C has half as many columns."""
-        draw = np.random.default_rng([nt, od, blocks])
+    def random(
+        cls,
+        config: W4A16Config,
+        nt: int,
+        od: int | tuple[int, int],
+        blocks: int,
+        width: int | None = None,
+        left: str = "Q4_K",
+    ) -> Product:
+        """od: rows of weights, of a pair those of either format; a gated C has half as many columns."""
+        ods = od if isinstance(od, tuple) else (od,)
+        draw = np.random.default_rng([nt, *ods, blocks])
         depth = 256 * blocks
         # Gated products of two must stay below f16's largest number.
         a = (draw.standard_normal((nt, depth)) * (0.02 if config.gated else 1)).astype(np.float16)
-        packed, values = random_matrix(config.format, od, depth)
-        left, weights = a.astype(np.float64), values.astype(np.float64)
+        matrices = [
+            random_matrix(name, n, depth) for name, n in zip(config.format.split("+"), ods, strict=True)
+        ]
+        packed = tuple(blocks for blocks, _ in matrices)
+        in_order = matrices if left == "Q4_K" else matrices[::-1]
+        inputs, weights = a.astype(np.float64), np.concatenate([w for _, w in in_order]).astype(np.float64)
         # |scale| * 63 and dmin * 63 bound what is rounded; the random scales reach 0.02 * 63 * 15 and more.
-        largest = np.abs(weights).reshape(od, -1, 256).max(axis=2).repeat(256, axis=1)
-        wanted, magnitude = left @ weights.T, np.abs(left) @ np.abs(weights).T
-        bound = 1e-6 + 2e-6 * magnitude + 4 * 2.0**-11 * np.sqrt((left**2) @ (largest**2).T)
+        largest = np.abs(weights).reshape(sum(ods), -1, 256).max(axis=2).repeat(256, axis=1)
+        wanted, magnitude = inputs @ weights.T, np.abs(inputs) @ np.abs(weights).T
+        bound = 1e-6 + 2e-6 * magnitude + 4 * 2.0**-11 * np.sqrt((inputs**2) @ (largest**2).T)
         bias = None
         if config.gated:
             (gate, up), (gate_off, up_off) = np.split(wanted, 2, axis=1), np.split(bound, 2, axis=1)
@@ -53,12 +68,12 @@ class Product:
             bound = 1.1 * gate_off * np.abs(up) + np.abs(gate * sigmoid) * up_off + 1.1 * gate_off * up_off
             bound += 1e-6 * np.abs(wanted) + 1e-6
         if config.bias:
-            bias = draw.standard_normal(od).astype(np.float32)
+            bias = draw.standard_normal(sum(ods)).astype(np.float32)
             wanted = wanted + bias
         if config.out == "f16":
             bound = bound + 2.0**-11 * np.abs(wanted)
         c = np.full((nt, width or wanted.shape[1]), np.nan, DTYPES[config.out])
-        return cls(config, a, packed, bias, c, wanted, bound)
+        return cls(config, a, packed, bias, c, wanted, bound, left)
 
     @property
     def kernel(self) -> Kernel:
@@ -67,20 +82,25 @@ class Product:
     def arguments(self, tensor_map: Callable[..., Any], a: Any, blocks: Any, bias: Any, c: Any) -> tuple:
         """The kernel's arguments over these arrays; `tensor_map` is the simulator's or the runtime's."""
         boxes, config = self.config.boxes, self.config
-        (nt, depth), od, width = self.a.shape, self.wanted.shape[1], self.c.shape[1]
-        config.check(nt, od, depth, width)
+        (nt, depth), width, rows = self.a.shape, self.c.shape[1], [len(w) for w in self.blocks]
+        od = rows[0] // 2 if config.gated else rows[0]
+        first = 0 if self.left == "Q4_K" else rows[1]
+        config.check(nt, self.wanted.shape[1], depth, width, *([first or od] if len(rows) == 2 else []))
 
         def seen(name, array):
             return tensor_map(array, *boxes[name]) if name in boxes else array
 
-        arrays = (seen("a", a), seen("w", blocks), *((bias,) if config.bias else ()), seen("c", c))
-        return (*arrays, nt, od, depth, 0, width, config.group(nt))
+        weights = (seen("w", blocks[0]), *blocks[1:])
+        arrays = (seen("a", a), *weights, *((bias,) if config.bias else ()), seen("c", c))
+        second = (rows[1], 0 if first else od) if len(rows) == 2 else ()
+        return (*arrays, nt, od, depth, first, width, config.group(nt), *second)
 
     def grid(self, multiprocessors: int) -> tuple[int, int, int]:
         return self.config.grid(*self.wanted.shape, multiprocessors)
 
     def case(self, multiprocessors: int) -> Case:
         """The launch over so many multiprocessors."""
+        boxes = self.config.boxes
         values = self.arguments(lambda array, *box: array, self.a, self.blocks, self.bias, self.c)
         named = dict(zip((a.name for a in self.kernel.passed), values, strict=True))
         name = f"{self.c.shape[0]}x{self.wanted.shape[1]}x{self.a.shape[1]}"
@@ -90,8 +110,8 @@ class Product:
             named,
             {"c": self.check},
             name=name,
-            whole_chunks=() if "w" in self.config.boxes else ("w",),
-            boxes=self.config.boxes,
+            whole_chunks=tuple(name for name in ("w", "other") if name in named and name not in boxes),
+            boxes=boxes,
         )
 
     def check(self, c: np.ndarray) -> None:

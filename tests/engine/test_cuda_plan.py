@@ -151,6 +151,13 @@ def test_mmq_routes_keep_no_f16_copy():
     assert mmq.activations["converted"] == 2048 * 3584 // 32 * 40
 
 
+def test_w4a16_keeps_no_f16_copy_though_v_is_of_another_format():
+    w4a16 = Route("w4a16", wgmma=True, hopper_attention=True, w4a16=True)
+    made = plan(141 * GB, n_ctx=2048, route=w4a16)
+    assert made.saved == plan(141 * GB).parts["weights as f16"] and made.total < 5.2e9
+    assert str(made).endswith("free; no f16 copy of the weights, 13.05 GB saved")
+
+
 def test_matrices_that_no_mmq_kernel_takes_get_a_scratch():
     layers = [[*some[:3], [MatrixShape("F16", 3584, 18944)]] for some in LAYERS]
     made = plan_memory(

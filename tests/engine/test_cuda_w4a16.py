@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
+from minfer.cuda.w4a16 import PAIR
 from minfer.engine.cuda import weights
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
 from minfer.engine.cuda.devices import DryDevice, SimulatedDevice
+from minfer.engine.cuda.launches import TensorMaps, kernel, origin
 from minfer.engine.cuda.plan import RESERVE_BYTES
 from minfer.engine.cuda.routes import Route, choose_route
-from minfer.engine.cuda.w4a16 import takes
+from minfer.engine.cuda.w4a16 import W4A16Products, takes
+from minfer.engine.cuda.weights import Run, Stack
 from minfer.engine.errors import EngineError, InputError
 from minfer.engine.host.runtime import HostBackend
 from minfer.engine.session import Session
 from minfer.model.model import Model
+from tests.cuda.block_data import random_matrix
 from tests.engine.conftest import DATA
 from tests.engine.cuda_models import BLOCKS_K, VOCAB, micro_model
 
@@ -33,32 +39,32 @@ def test_choice():
         choose_route("w4a16", "sm_121a", {})
     with pytest.raises(InputError, match="set wgmma"):
         Route("a", w4a16=True)
-    assert takes([("Q4_K", 256), ("Q4_K", 256)]) and takes([("Q6_K", 512)])
-    assert not takes([("Q4_K", 256), ("Q6_K", 256)])  # two formats at once
-    assert not takes([("Q5_K", 256)]) and not takes([("Q4_K", 288)])
+    assert takes([("Q4_K", 256), ("Q6_K", 256)]) and takes([("Q6_K", 512)])
+    assert not takes([("Q4_K", 256), ("Q5_K", 256)]) and not takes([("Q4_K", 288)])
 
 
-def test_f16_copies_of_mixed_stacks_alone():
+def test_no_f16_copies():
     model = Model.load(DATA / "qwen2-k.gguf")
     f16, plan = (dry(name).plan(model, 256, 128) for name in ("f16", "w4a16"))
-    whole, copies = f16.parts["weights as f16"], plan.parts["weights as f16"]
-    # v is Q6_K in half of the layers, q and k are Q4_K.
-    config = model.config
-    qkv = 2 * config.hidden * (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
-    assert 0 < copies <= config.n_layers * qkv and copies % qkv == 0 and plan.saved == whole - copies
-    assert str(plan).endswith(f"f16 copies of some weights, {plan.saved / 1e6:.2f} MB saved")
-    assert not plan.copies([("Q4_K", 256)]) and plan.copies([("Q4_K", 256), ("Q6_K", 256)])
+    assert "weights as f16" not in plan.parts and plan.saved == f16.parts["weights as f16"]
+    assert str(plan).endswith(f"no f16 copy of the weights, {plan.saved / 1e6:.2f} MB saved")
+    assert not plan.copies([("Q4_K", 256), ("Q6_K", 256)]) and plan.copies([("Q4_K", 256), ("Q5_K", 256)])
     backend = dry("w4a16")
     session = Session(model, backend, n_ctx=256, chunk=128)
     backend.device.launches.clear()
     session.forward(range(100))
-    names = [kernel.name for kernel in backend.device.launches]
-    assert not {"gemm_f16", "dequantize", "convert_f32_f16", "swiglu"} & set(names[:-20])
-    assert names.count("gemm_hopper") * qkv <= copies
-    gated = [kernel.config.gated for kernel in backend.device.launches if kernel.name == "w4a16"]
-    assert sum(gated) == model.config.n_layers - 1 and len(gated) >= 3 * sum(gated)
+    launches = backend.device.launches
+    others = {"gemm_f16", "gemm_hopper", "dequantize", "convert_f32_f16", "swiglu"}
+    assert not others & {made.name for made in launches[:-20]}
+    configs = [made.config for made in launches if made.name == "w4a16"]
+    assert sum(config.gated for config in configs) == model.config.n_layers - 1
+    # v and down are Q6_K in half of the layers: v beside q and k in one launch.
+    assert {config.format for config in configs} == {"Q4_K", "Q6_K", PAIR}
     needed = needed_kernels(model, backend.route, backend.plan(model, 256, 128), "sm_90a", 132)
-    assert {kernel.name for kernel in needed} >= {"w4a16", "gemv"}
+    assert {made.name for made in needed} >= {"w4a16", "gemv"}
+    for made in needed:  # other processes compile them
+        factory, config = pickle.loads(pickle.dumps(origin(made)))
+        assert kernel(factory, config) is made
 
 
 def test_auto_takes_it_where_f16_copies_do_not_fit():
@@ -78,9 +84,29 @@ def test_auto_takes_it_where_f16_copies_do_not_fit():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", ["f16", "f32"])
+@pytest.mark.parametrize("formats", ["Q4_K Q6_K", "Q6_K Q4_K", "Q4_K Q6_K Q4_K"])
+def test_runs_side_by_side(formats, form):
+    """Two runs are one launch, three are three, each over what the one before left behind its own columns."""
+    device, draw = SimulatedDevice(arch="sm_90a"), np.random.default_rng(1)
+    runs, values = [], []
+    for format, rows in zip(formats.split(), (128, 72, 40), strict=False):
+        blocks, exact = random_matrix(format, rows, 512)
+        runs.append(Run(format, rows, 512, blocks))
+        values.append(exact)
+    stack = Stack(tuple(runs), sum(run.rows for run in runs), 512)
+    a = draw.standard_normal((9, 512)).astype(np.float16)
+    c = np.full((9, stack.rows), np.nan, {"f16": np.float16, "f32": np.float32}[form])
+    W4A16Products(device, TensorMaps(device)).multiply(c, a, stack, form)
+    assert len(device.launches) == (1 if len(runs) == 2 else 3)
+    wanted = a.astype(np.float64) @ np.concatenate(values).astype(np.float64).T
+    assert np.linalg.norm(c - wanted) < 5e-4 * np.linalg.norm(wanted)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 def test_logits(tmp_path, monkeypatch, fused):
-    """Formats of all kinds: Q4_K and Q6_K as blocks, both side by side and Q8_0 as a copy or through the
+    """Formats of all kinds: Q4_K and Q6_K as blocks, also side by side; Q8_0 as a copy or through the
     scratch."""
     from minfer.engine.cuda import products, routes
 
@@ -99,7 +125,7 @@ def test_logits(tmp_path, monkeypatch, fused):
         got, wanted = (session.forward(IDS[first:last]) for session in (gpu, host))
         assert np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)) < 0.01
         configs = [kernel.config for kernel in device.launches if kernel.name == "w4a16"]
-        assert {config.format for config in configs} == {"Q4_K", "Q6_K"}
+        assert {config.format for config in configs} == {"Q4_K", "Q6_K", PAIR}
         assert any(config.gated for config in configs) == fused
         assert any(config.store == "direct" for config in configs)
 

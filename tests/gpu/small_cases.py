@@ -42,10 +42,10 @@ def _gemm_hopper() -> Iterator[Case]:
     from tests.cuda.gemm_hopper_cases import hopper_case, rope_case
 
     yield hopper_case(GemmHopperConfig(64, 3), 100, 72, 72, multiprocessors=1)
-    yield hopper_case(GemmHopperConfig(80, 2, cluster=2), 300, 168, 136)
+    yield hopper_case(GemmHopperConfig(80, 2), 300, 168, 136)
     yield hopper_case(GemmHopperConfig(224, 4), 130, 232, 8)
     yield hopper_case(GemmHopperConfig(72, 2, out="f32", epilogue="add"), 70, 136, 72)
-    yield hopper_case(GemmHopperConfig(128, 2, 2, epilogue="swiglu"), 300, 72, 72)
+    yield hopper_case(GemmHopperConfig(128, 2, epilogue="swiglu"), 300, 72, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu"), 140, 80, 72)
     yield hopper_case(GemmHopperConfig(80, 2, tile_n=192), 200, 88, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), 140, 80, 72)
@@ -107,13 +107,14 @@ def _attention_hopper() -> Iterator[HopperCase]:
 
 
 def _w4a16() -> Iterator[Case]:
-    from minfer.cuda.w4a16 import W4A16Config
+    from minfer.cuda.w4a16 import PAIR, W4A16Config
     from tests.cuda.w4a16_cases import Product
 
     yield Product.random(W4A16Config("Q4_K", 128, 4), 70, 72, 3).case(2)
     yield Product.random(W4A16Config("Q6_K", 152, 4, store="direct"), 70, 67, 2).case(2)
     yield Product.random(W4A16Config("Q4_K", 128, 4, gated=True), 130, 2 * 136, 1).case(2)
     yield Product.random(W4A16Config("Q4_K", 192, 4, consumers=3), 200, 200, 2).case(2)
+    yield Product.random(W4A16Config(PAIR, 128, 4), 70, (128, 72), 3).case(1)
 
 
 def _w4a8() -> Iterator[Case]:

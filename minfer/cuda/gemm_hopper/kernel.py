@@ -11,8 +11,6 @@ of an output are in one thread), or what stands between q, k, v and attention ("
 KV store, see `minfer.cuda.gemm_hopper.heads`).
 
 - The tile is chosen for each problem so that its count fills whole waves of multiprocessors (`choose`).
-- The blocks of a cluster share one tile of B: each loads its part of it, by multicast to all (no longer
-  chosen, see below).
 - Larger tiles move fewer bytes a FLOP, and the wall is power: 256 x 192 is 1-2 % faster than 128 x 256 at
   the same cycles.
 - What is the same in a whole warp goes through `ptx.uniform`, so that descriptors live in uniform registers.
@@ -22,18 +20,24 @@ KV store, see `minfer.cuda.gemm_hopper.heads`).
 What was tried on an H200 and lost: two blocks that share a tile, each with half of the depth, and exchange
 sums (24.2 us where 128 x 112 tiles took 21.3: 3584 x 3584 at 512 tokens); stream-k, the last wave's tiles cut
 along k with the sums handed on through L2 (291 us where 128 x 256 takes 279: 3584 x 3584 at 8192 tokens; 0.7
-percent slower where no tile is cut); programmatic dependent launches that load weights ahead (5 percent fewer
-cycles at 512 tokens, the same time: the clock fell); k-tiles of 128 (half the barriers, but three stages: 110
-us instead of 95); clusters of 4 (30 of them fit); clusters of 2 (up to 4 percent slower at 128 tokens a tile,
-no faster at 256; the hardware deals them out to all GPCs in turn, but dealing their tiles out by GPC changes
-nothing); another order of tiles (the best of five within a percent of this one; a random one takes a quarter
-more time at 3584 x 18944 and 512 tokens).
+percent slower where no tile is cut); k-tiles of 128 (half the barriers, but three stages: 110 us instead of
+95); clusters of 4 (30 of them fit); another order of tiles (the best of five within a percent of this one;
+one whose neighbours share A and not B 1 percent slower at 512 tokens; a random one takes a quarter more time
+at 3584 x 18944 and 512 tokens); clusters of 2, which share a tile of A or of B by multicast (512 tokens: 2-4
+percent slower; 2048: 1; 8192: no faster): the hardware deals them out to all GPCs in turn, where requests for
+the other operand no longer meet on their way to L2; programmatic dependent launches that load weights ahead
+(512 tokens: 2-5 percent fewer cycles, 0-1 percent less time): a block starts where one has ended, so that
+neighbours in the order of tiles are apart.
 
 What is left: without any loads (and with wrong results) the same kernels take 86 us of 95 (3584 x 18944 at
 512 tokens), 672 of 702 (37888 x 3584 at 2048), 1323 of 1397 (3584 x 18944 at 8192), where cuBLAS takes 93,
 716 and 1397: wgmma alone, at the power limit, is 6-8 percent faster than cuBLAS. A wave that leaves
 multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3 percent more waves and 5.5
-percent more time (37888 x 3584 at 2048 tokens).
+percent more time (37888 x 3584 at 2048 tokens). The clock follows what L2 is asked for (3584 x 18944 at 512
+tokens): 25.6 million sectors at 1492 MHz, cuBLAS's 16.8 at 1516; clusters of 2 that share A and take their
+tile by the number of their multiprocessor, 20.4 at 1517. Dependent launches of single blocks that do so take
+1-3 percent less time than these at 512 tokens, but only as long as every multiprocessor gets exactly one
+block, which nothing guarantees.
 """
 
 from __future__ import annotations
@@ -66,16 +70,13 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     from minfer.cuda.tile.hopper import store_tile
     from minfer.cuda.tile.scheduler import tile_xy
 
-    tile_n, tile_m, tile_k, cluster = config.tile_n, config.tile_m, config.tile_k, config.cluster
+    tile_n, tile_m, tile_k = config.tile_n, config.tile_m, config.tile_k
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
     barriers_start, ring_bytes = config.barriers_start, config.stages * config.stage_bytes
     out_m, loads, gated = config.out_m, config.loads, config.epilogue == "swiglu"
-    # A consumer's rows of A, in blocks of 64; the rows of B of one load.
+    # A consumer's rows of A, in blocks of 64; what one load brings of B.
     row_blocks, consumer_rows = config.warpgroups.row_blocks, 64 * config.warpgroups.row_blocks
-    consumer_bytes, b_share = consumer_rows * tile_k * 2, tile_m // loads
-    share_bytes, everyone = b_share * tile_k * 2, (1 << cluster) - 1
-    # Loads of the gate's rows, before those of the up matrix; loads of this block.
-    gate_loads, own_loads = loads // 2, loads // cluster
+    consumer_bytes, load_bytes = consumer_rows * tile_k * 2, tile_m // loads * tile_k * 2
     store_bytes = config.store_buffers * BUFFER_BYTES
     block_sums, accumulators = tile_m // 2, row_blocks * tile_m // 2
     initialise, advance = config.ring.initialise, config.ring.advance
@@ -96,56 +97,38 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     descriptor, address, pin = ptx.wgmma_descriptor, ptx.global_address, ptx.pin(block_sums, "f32")
 
     @device_function
-    def release(barrier, thread):
-        """One arrival from a consumer at the mbarrier of each block of the cluster."""
-        if cluster > 1:
-            if thread < cluster:
-                ptx.mbarrier_arrive_cluster(barrier, thread)
-        else:
-            ptx.mbarrier_arrive_if(barrier, thread == 0)
-
-    @device_function
-    def first_b(column, load, od):
-        """First row of B of a tile's load."""
-        row = types.int32(column * out_m + load * b_share)
-        if gated:
-            # Past the gate's loads come those of the up matrix, `od` rows further on.
-            up = load >= gate_loads
-            row = types.int32(column * out_m + (load - gate_loads * up) * b_share + od * up)
-        return row
+    def release(empty, thread):
+        """A consumer's arrival: it has read the stage."""
+        ptx.mbarrier_arrive_if(empty, thread == 0)
 
     @device_function
     @unrolled
-    def load_b(b_map, place, full, k, b_row, rank, od):
-        """A tile of B, or this block's part of it for the whole cluster."""
-        b_place = place + a_bytes + rank * share_bytes
+    def load_b(b_map, place, full, k, b_row, od):
+        """A tile of B."""
         if split:
             for piece in unroll(pieces):
                 first, second = starts((b_row >> 6) + piece)
-                run_place = b_place + 2 * piece * share_bytes
+                run_place = place + 2 * piece * load_bytes
                 ptx.tma_load_2d(run_place, b_map, full, k * tile_k, first)
-                ptx.tma_load_2d(run_place + share_bytes, b_map, full, k * tile_k, second)
-        elif cluster > 1:
-            ptx.tma_load_2d_multicast(b_place, b_map, full, k * tile_k, b_row, everyone)
+                ptx.tma_load_2d(run_place + load_bytes, b_map, full, k * tile_k, second)
         else:
-            ptx.tma_load_2d(b_place, b_map, full, k * tile_k, b_row)
+            ptx.tma_load_2d(place, b_map, full, k * tile_k, b_row)
             if gated:
-                ptx.tma_load_2d(b_place + share_bytes, b_map, full, k * tile_k, b_row + od)
+                ptx.tma_load_2d(place + load_bytes, b_map, full, k * tile_k, b_row + od)
 
     @device_function
-    def produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, od):
+    def produce(a_map, b_map, base, barriers, tile, step, rows, columns, k_tiles, group, od):
         stage, parity = types.uint32(0), types.uint32(1)
         while tile < rows * columns:
             row, column = tile_xy(tile, rows, columns, group)
-            a_row = types.int32((row * cluster + rank) * tile_n)
-            b_row = first_b(column, rank * own_loads, od)
+            a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
             k = types.int32(0)
             while k < k_tiles:
                 full, place = barriers + 8 * stage, base + stage * stage_bytes
                 ptx.mbarrier_wait(full + 8 * stages, parity)
                 ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
                 ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
-                load_b(b_map, place, full, k, b_row, rank, od)
+                load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od)
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             tile = types.int32(tile + step)
@@ -167,7 +150,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             store(part, target, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(target, base, barriers, rank, tile, step, rows, columns, k_tiles, group, consumer, thread):
+    def consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, thread):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         sums = cuda.local.array(accumulators, dtype=types.float32)
         for i in range(accumulators):
@@ -194,7 +177,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 k = types.int32(k + 1)
             wait_sums(sums)
             release(barriers + 8 * (stages + previous), thread)
-            first_row = (row * cluster + rank) * tile_n + consumer * consumer_rows + warp * 16
+            first_row = row * tile_n + consumer * consumer_rows + warp * 16
             finish(sums, target, buffer, first_row, column * out_m, lane)
             tile = types.int32(tile + step)
         if lane == 0:
@@ -212,35 +195,25 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             target = ptx.tensor_map_address(c)
         thread = cuda.threadIdx.x
         warpgroup = ptx.uniform(thread >> 7)
-        # This block's rows of the cluster's tile.
-        rank = types.int32(0)
-        if cluster > 1:
-            rank = types.int32(ptx.cluster_rank())
         if thread == 0:
             ptx.prefetch_tensor_map(a_map)
             ptx.prefetch_tensor_map(b_map)
             if not rotated:
                 ptx.prefetch_tensor_map(target)
             initialise(barriers)
-        if cluster > 1:
-            ptx.cluster_sync()
-        else:
-            cuda.syncthreads()
-        rows = types.int32((nt + (cluster * tile_n - 1)) // (cluster * tile_n))
+        cuda.syncthreads()
+        rows = types.int32((nt + (tile_n - 1)) // tile_n)
         columns = types.int32((od + (out_m - 1)) // out_m)
         k_tiles = types.int32((depth + (tile_k - 1)) // tile_k)
-        tile, step = types.int32(cuda.blockIdx.x // cluster), types.int32(cuda.gridDim.x // cluster)
+        tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
         if warpgroup == 0:
             fewer()
             if thread == 0:
-                produce(a_map, b_map, base, barriers, rank, tile, step, rows, columns, k_tiles, group, od)
+                produce(a_map, b_map, base, barriers, tile, step, rows, columns, k_tiles, group, od)
         else:
             more()
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
-            consume(target, base, barriers, rank, tile, step, rows, columns, k_tiles, group, consumer, within)
-        if cluster > 1:
-            # No block leaves while a peer may still arrive at its mbarriers.
-            ptx.cluster_sync()
+            consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, within)
 
     return Kernel(
         name="gemm_hopper",
@@ -269,27 +242,25 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
-        cluster=cluster,
     )
 
 
 def shipped() -> list[Kernel]:
     """Every tile that `choose` may pick, also with the epilogues of a model's layers (q, k and v of
-    Qwen2.5-7B and SmolLM2-135M); the first one in clusters too."""
+    Qwen2.5-7B and SmolLM2-135M)."""
     plain = [GemmHopperConfig(m, stages, tile_n=n) for n, m, stages in TILES]
-    pairs = [GemmHopperConfig(256, 4, 2, epilogue=epilogue) for epilogue in ("store", "swiglu")]
     sums = [
-        GemmHopperConfig(m, stages, 1, "f32", "add", n)
+        GemmHopperConfig(m, stages, "f32", "add", n)
         for n, m, stages in TILES
         if m in (256, 224, 192, 112, 64)
     ]
     gates = [
-        GemmHopperConfig(m, stages, 1, "f16", "swiglu", n)
+        GemmHopperConfig(m, stages, "f16", "swiglu", n)
         for n, m, stages in ((128, 256, 4), (128, 192, 4), (128, 144, 5), (192, 192, 4), (256, 192, 3))
     ]
     rotated = [
-        GemmHopperConfig(m, stages, 1, "f16", "rope", n, Heads(28, 4, 128, bias=True))
+        GemmHopperConfig(m, stages, "f16", "rope", n, Heads(28, 4, 128, bias=True))
         for n, m, stages in ((192, 192, 4), (128, 256, 4), (128, 64, 8))
     ]
-    rotated.append(GemmHopperConfig(128, 6, 1, "f16", "rope", 128, Heads(9, 3, 64, interleaved=True)))
-    return [make_gemm_hopper(config) for config in (*plain, *pairs, *sums, *gates, *rotated)]
+    rotated.append(GemmHopperConfig(128, 6, "f16", "rope", 128, Heads(9, 3, 64, interleaved=True)))
+    return [make_gemm_hopper(config) for config in (*plain, *sums, *gates, *rotated)]

@@ -10,12 +10,14 @@ from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.tile.hopper import BOX_COLUMNS
 from minfer.cuda.tile.transposed import CHUNK_ROWS
 from minfer.cuda.w4a16.formats import QUARTERS, PackedFormat
-from minfer.cuda.w4a16.packed_tile import CONSUMER_ROWS, CONSUMERS, MOVERS, REGISTERS, PackedTile
+from minfer.cuda.w4a16.packed_tile import CONSUMER_ROWS, CONSUMERS, MOVERS, REGISTERS, ROWS, PackedTile
 from minfer.cuda.w4a16.q4_k import q4_k
 from minfer.cuda.w4a16.q6_k import q6_k
 
 #: Name -> (rows of a tile) -> the format.
 FORMATS = {"Q4_K": q4_k, "Q6_K": q6_k}
+#: Two matrices, one of each format, whose outputs stand side by side.
+PAIR = "Q4_K+Q6_K"
 OUTPUTS = ("f16", "f32")
 STORES = ("tma", "direct")
 
@@ -25,7 +27,7 @@ class W4A16Config(PackedTile):
     """Tile of 64 weight rows a consumer x `tokens`, k-tiles of 64.
 
     Attributes:
-        format: of the weights, "Q4_K" or "Q6_K".
+        format: of the weights, "Q4_K", "Q6_K" or "Q4_K+Q6_K": two matrices, one of each.
         tokens: the tile's, a multiple of 8 from 64 to 256.
         stages: k-tiles of activations in flight, 4 or 8: those of one or two blocks.
         slots: blocks of 256 weights a row in flight.
@@ -55,7 +57,7 @@ class W4A16Config(PackedTile):
 
     def __post_init__(self):
         check_types("w4a16", self)
-        for name, allowed in (("format", FORMATS), ("out", OUTPUTS), ("store", STORES)):
+        for name, allowed in (("format", (*FORMATS, PAIR)), ("out", OUTPUTS), ("store", STORES)):
             if getattr(self, name) not in allowed:
                 raise ConfigRefused(
                     f"w4a16: {name} = {getattr(self, name)!r}: must be one of {', '.join(allowed)}"
@@ -68,6 +70,8 @@ class W4A16Config(PackedTile):
             raise ConfigRefused(f'w4a16: {self.out} cannot be stored by TMA here: take store="direct"')
         if self.gated and (self.store != "tma" or self.bias):
             raise ConfigRefused("w4a16: a gated product is stored by TMA and has no bias")
+        if self.format == PAIR and (self.gated or self.bias):
+            raise ConfigRefused(f"w4a16: {PAIR}: a pair of matrices is neither gated nor has it a bias")
         if self.stages not in (QUARTERS, 2 * QUARTERS) or self.slots < 2:
             raise ConfigRefused(
                 f"w4a16: {self.stages} stages, {self.slots} slots: must be the 4 k-tiles of a block, or of "
@@ -90,8 +94,9 @@ class W4A16Config(PackedTile):
         return text + (" bias" if self.bias else "") + (" gated" if self.gated else "")
 
     @property
-    def packed(self) -> PackedFormat:
-        return FORMATS[self.format](self.rows)
+    def parts(self) -> tuple[PackedFormat, ...]:
+        """The format, or both of a pair."""
+        return tuple(FORMATS[name](self.rows) for name in self.format.split("+"))
 
     @property
     def stage_bytes(self) -> int:
@@ -100,13 +105,14 @@ class W4A16Config(PackedTile):
 
     @property
     def slot_bytes(self) -> int:
-        """A slot: the blocks and their expanded scales."""
-        return self.packed.slot_bytes
+        """A slot: the blocks and their expanded scales; boxes start at whole 128 bytes."""
+        size, whole = max(packed.slot_bytes for packed in self.parts), 128 if "w" in self.boxes else 16
+        return -(-size // whole) * whole
 
     @property
     def landing_arrivals(self) -> int:
         """One, or one a warp, when it has noted where blocks start, and each thread's copies."""
-        return 1 if self.packed.by_tma else MOVERS + 32 * MOVERS
+        return 1 if all(packed.by_tma for packed in self.parts) else MOVERS + 32 * MOVERS
 
     @property
     def buffers(self) -> int:
@@ -117,21 +123,27 @@ class W4A16Config(PackedTile):
     def boxes(self) -> dict[str, tuple[int, int, int]]:
         """Argument -> (rows, columns, swizzle) of its tensor map's boxes; weights are bytes."""
         boxes = {"a": (self.tokens, BOX_COLUMNS, 128)}
-        if self.packed.by_tma:
-            boxes["w"] = (self.outputs, self.packed.block_bytes, 0)
+        if self.parts[0].by_tma:
+            boxes["w"] = (self.outputs, self.parts[0].block_bytes, 0)
         if self.store == "tma":
             columns = self.outputs // self.consumers
             boxes["c"] = (CHUNK_ROWS, columns, 2 * columns)
         return boxes
 
-    def check(self, nt: int, od: int, depth: int, width: int) -> None:
-        """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C."""
+    def check(self, nt: int, od: int, depth: int, width: int, left: int = 0) -> None:
+        """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C, `left` how
+        many of a pair's outputs are those of the matrix that comes first in C."""
         check_sizes("w4a16", nt=nt, od=od, id=depth, width=width)
         if depth % 256:
             raise ConfigRefused(f"w4a16: id = {depth} is no multiple of 256 ({self.format} rows)")
         if self.store == "tma" and width % 8:
             raise ConfigRefused(
                 f"w4a16: rows of {width} f16: TMA stores rows of whole 16 bytes: take the direct store"
+            )
+        if self.store == "tma" and left % self.outputs:
+            raise ConfigRefused(
+                f"w4a16: {left} outputs beside others: TMA stores tiles of {self.outputs}, over the others: "
+                "take the direct store"
             )
 
 
@@ -146,7 +158,9 @@ TWO_CONSUMERS = (
     (96, 8, 3, True, 2),
     (64, 8, 3, True, 2),
 )
-TILES = {"Q4_K": ((192, 4, 2, True, 3), *TWO_CONSUMERS), "Q6_K": TWO_CONSUMERS}
+TILES = {"Q4_K": ((192, 4, 2, True, 3), *TWO_CONSUMERS), "Q6_K": TWO_CONSUMERS, PAIR: TWO_CONSUMERS}
+#: Cycles of a k-tile that its unpacking takes beside one consumer's products.
+UNPACKING = {"Q4_K": 370, "Q6_K": 530}
 
 
 def choose(
@@ -165,14 +179,44 @@ def choose(
     A k-tile costs its wgmmas (2 cycles a token for a consumer's 64 weight rows), or those of one consumer and
     a number of cycles for its unpacking, a tile about 1500 cycles outside its main loop: a fit to times of an
     H200, which says nothing about what overlaps."""
-    unpacking = 370 if format == "Q4_K" else 530
 
     def cost(tile: tuple) -> int:
-        tokens, consumers = tile[0], tile[-1]
-        tiles = -(-nt // tokens) * -(-od * (1 + gated) // (consumers * CONSUMER_ROWS))
-        k_tile = max(2 * consumers * tokens, 2 * tokens + unpacking)
-        return -(-tiles // multiprocessors) * (depth // 64 * k_tile + 1500)
+        tiles = _tiles(tile, nt, od * (1 + gated))
+        return -(-tiles // multiprocessors) * _cycles(format, tile, depth)
 
     tile = min(TILES[format], key=cost)
     store = "tma" if out == "f16" and width % 8 == 0 else "direct"
     return W4A16Config(format, *tile, out=out, store=store, gated=gated)
+
+
+def choose_pair(
+    nt: int,
+    ods: tuple[int, int],
+    depth: int,
+    multiprocessors: int = 132,
+    out: str = "f16",
+    width: int = 8,
+    left: int = 0,
+) -> W4A16Config:
+    """`choose` for a pair of `ods` outputs, of Q4_K and of Q6_K; `left`: those of the one that comes first in
+    C. The slowest block has its share of the tiles of Q6_K and fills its waves with others."""
+
+    def cost(tile: tuple) -> int:
+        first, second = (_tiles(tile, nt, od) for od in ods)
+        waves, late = -(-(first + second) // multiprocessors), -(-second // multiprocessors)
+        return (waves - late) * _cycles("Q4_K", tile, depth) + late * _cycles("Q6_K", tile, depth)
+
+    tile = min(TILES[PAIR], key=cost)
+    store = "tma" if out == "f16" and width % 8 == 0 and left % ROWS == 0 else "direct"
+    return W4A16Config(PAIR, *tile, out=out, store=store)
+
+
+def _tiles(tile: tuple, nt: int, rows: int) -> int:
+    """Tiles over nt tokens and so many weight rows."""
+    return -(-nt // tile[0]) * -(-rows // (tile[-1] * CONSUMER_ROWS))
+
+
+def _cycles(format: str, tile: tuple, depth: int) -> int:
+    """Of one tile."""
+    tokens, consumers = tile[0], tile[-1]
+    return depth // 64 * max(2 * consumers * tokens, 2 * tokens + UNPACKING[format]) + 1500

@@ -14,6 +14,7 @@ from minfer.cuda import ptx
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.tile.scheduler import tile_xy
 from minfer.cuda.w4a16.config import W4A16Config
+from minfer.cuda.w4a16.formats import PackedFormat
 from minfer.cuda.w4a16.packed_tile import MOVERS
 
 THREADS = 32 * MOVERS
@@ -51,9 +52,10 @@ def row_skew(config: W4A16Config) -> DeviceFunction:
     return skew
 
 
-def _copy_box(config: W4A16Config) -> DeviceFunction:
-    block_bytes, half, gated = config.packed.block_bytes, config.outputs * config.packed.pitch, config.gated
-    box_bytes = config.rows * config.packed.pitch
+def _copy_box(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
+    """One thread's box, or two; where copies of rows arrive in the same ring, all that these arrive, too."""
+    block_bytes, half, gated = packed.block_bytes, config.outputs * packed.pitch, config.gated
+    box_bytes, alone = config.rows * packed.pitch, config.landing_arrivals == 1
 
     @device_function
     def copy(source, slot, landed, row, block, od, pitch, thread):
@@ -62,15 +64,18 @@ def _copy_box(config: W4A16Config) -> DeviceFunction:
             ptx.tma_load_2d(slot, source, landed, block * block_bytes, row)
             if gated:
                 ptx.tma_load_2d(slot + half, source, landed, block * block_bytes, od + row)
+        if not alone:
+            ptx.cp_async_mbarrier_arrive(landed)
+            ptx.mbarrier_arrive_if(landed, (thread & 31) == 0 and thread != 0)
 
     return copy
 
 
-def _copy_rows(config: W4A16Config, exact: bool) -> DeviceFunction:
+def _copy_rows(config: W4A16Config, packed: PackedFormat, exact: bool) -> DeviceFunction:
     """(source, slot, row, block, od, pitch, line, part): a thread's chunks `part` and `part + 7` of a tile's
     rows `line`, `line + 13`, ... `exact`: some rows may lie past the matrix's end, or their chunks reach
     beyond it. Then rows past the end take the last row again: their outputs are not stored."""
-    packed, rows, gated, block_bytes = config.packed, config.rows, config.gated, config.packed.block_bytes
+    rows, gated, block_bytes = config.rows, config.gated, packed.block_bytes
     half, row_bytes, whole = rows // 2, packed.pitch, 0xFFFFFFFFFFFFFFF0
     row_of = matrix_row(config)
 
@@ -102,10 +107,10 @@ def _copy_rows(config: W4A16Config, exact: bool) -> DeviceFunction:
     return copy
 
 
-def _copy_chunks(config: W4A16Config) -> DeviceFunction:
+def _copy_chunks(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
     """Seven threads a row; the last five of all only arrive."""
-    outputs, block_bytes, note_start = config.outputs, config.packed.block_bytes, config.packed.note_start
-    inner, outer = _copy_rows(config, False), _copy_rows(config, True)
+    outputs, block_bytes, note_start = config.outputs, packed.block_bytes, packed.note_start
+    inner, outer = _copy_rows(config, packed, False), _copy_rows(config, packed, True)
 
     @device_function
     def copy(source, slot, landed, row, block, od, pitch, thread):
@@ -127,13 +132,16 @@ def _copy_chunks(config: W4A16Config) -> DeviceFunction:
     return copy
 
 
-def move_weights(config: W4A16Config) -> DeviceFunction:
+def move_weights(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
     """(source, first slot, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group,
-    thread): bring the blocks of all tiles of this thread block. `source` is the address of the weights'
-    tensor map (Q4_K) or of the weights, whose rows are `pitch` bytes apart."""
+    thread, slot, parity) -> (tile, slot, parity): bring the blocks of all tiles of this thread block.
+
+    `source` is the address of the weights' tensor map (Q4_K) or of the weights, whose rows are `pitch` bytes
+    apart. The cursor (at first 1, 1) is that of the slot `slots` - 1 before the first block's; returned are
+    the first tile past the last one, and the cursor for what follows."""
     slots, slot_bytes, rows, outputs = config.slots, config.slot_bytes, config.rows, config.outputs
-    place, expand = config.packed.place, config.packed.expand
-    copy = _copy_box(config) if config.packed.by_tma else _copy_chunks(config)
+    place, expand = packed.place, packed.expand
+    copy = _copy_box(config, packed) if packed.by_tma else _copy_chunks(config, packed)
     advance, skew = config.slot_ring.advance, row_skew(config)
 
     @device_function
@@ -148,12 +156,12 @@ def move_weights(config: W4A16Config) -> DeviceFunction:
 
     @device_function
     def move(
-        source, first, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group, thread
-    ):
+        source, first, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group, thread,
+        slot, parity,
+    ):  # fmt: skip
         tiles = types.int32(token_tiles * output_tiles)
         total = types.int32(ptx.udiv_u32(tiles - tile + step - 1, step) * blocks)
         # Blocks are copied slots - 1 ahead of where they are expanded: into the slot before that one.
-        slot, parity = types.uint32(1), types.uint32(1)
         row, block = types.int32(0), types.int32(0)
         done = types.int32(1 - slots)
         while done < total:
@@ -177,5 +185,8 @@ def move_weights(config: W4A16Config) -> DeviceFunction:
                     tile = types.int32(tile + step)
             slot, parity = advance(slot, parity)
             done = types.int32(done + 1)
+        # The slot of a block that would come next: `slots` - 1 before it means one behind, a lap earlier.
+        slot, parity = advance(slot, types.uint32(parity ^ 1))
+        return tile, slot, parity
 
     return move

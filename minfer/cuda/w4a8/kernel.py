@@ -265,7 +265,10 @@ def w4a8(config: W4A8Config) -> Kernel:
         if warpgroup == 0:
             fewer()
             if thread == 0:
-                bring(a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group)
+                bring(
+                    a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group,
+                    types.uint32(0), types.uint32(1),
+                )  # fmt: skip
             if thread >= 32:
                 landed = types.uint32(barriers + slot_barriers)
                 ready, first_slot = types.uint32(barriers + ready_start), types.uint32(base + slots_start)

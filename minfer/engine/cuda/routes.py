@@ -9,8 +9,7 @@
                 is fastest since. No f16 copy of the weights; see `minfer.engine.cuda.mmq` for what takes the
                 place of a kernel that cannot run
     w4a16       Hopper's GEMM straight from Q4_K and Q6_K blocks, which become f16 in registers: as exact as
-                f16-wgmma, without an f16 copy of the weights; sm_90 only. Other formats are copied, as are
-                matrices of two formats that are multiplied at once
+                f16-wgmma, without an f16 copy of the weights; sm_90 only. Other formats are copied
     w4a8        the same, but gate and up of Q4_K, half of all work, are multiplied in int8: faster, and less
                 exact (0.9 % of the product's rms instead of 0.04 %)
     auto        f16-wgmma on sm_90, or w4a16 where its f16 copies do not fit; else f16

@@ -6,21 +6,17 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from minfer.cuda.w4a16 import FORMATS, W4A16Config, choose, w4a16
+from minfer.cuda.w4a16 import FORMATS, W4A16Config, choose, choose_pair, w4a16
 from minfer.engine.cuda.launches import launch_for
 
 if TYPE_CHECKING:
     from minfer.engine.cuda.devices import Device
-    from minfer.engine.cuda.weights import Stack
+    from minfer.engine.cuda.weights import Run, Stack
 
 
 def takes(shapes: Sequence[tuple[str, int]]) -> bool:
-    """Whether a launch reads all of these (format, columns), multiplied at once.
-
-    They must be of one format: a launch for v's few rows alone, where q and k are Q4_K and v is Q6_K, takes
-    as long as a third of q and k (H200). Their f16 copy is small beside what is saved elsewhere."""
-    (format, columns), *others = dict.fromkeys(shapes)
-    return not others and format in FORMATS and columns % 256 == 0
+    """Whether launches read all of these (format, columns), multiplied at once."""
+    return all(format in FORMATS and columns % 256 == 0 for format, columns in shapes)
 
 
 class W4A16Products:
@@ -36,28 +32,49 @@ class W4A16Products:
 
     def gates(self, stack: Stack) -> bool:
         """Whether a stack of gate and up can be multiplied and activated at once."""
-        return self.takes(stack) and stack.rows % 16 == 0
+        return self.takes(stack) and len(stack.runs) == 1 and stack.rows % 16 == 0
 
     def multiply(self, c: Any, a: Any, stack: Stack, form: str) -> None:
-        """c = a . stack^T; a: f16 (tokens, columns), c: (tokens, rows) of form "f16" or "f32"."""
-        self._launch(c, a, stack, stack.rows, form)
+        """c = a . stack^T; a: f16 (tokens, columns), c: (tokens, rows) of form "f16" or "f32". Two runs are
+        one launch, more of them one each."""
+        if len(stack.runs) == 2:
+            self._multiply_pair(c, a, stack.runs, form)
+            return
+        first = 0
+        for run in stack.runs:
+            # In this order: a launch may write rubbish to the columns behind its own.
+            self._launch(c, a, run, run.rows, form, first)
+            first += run.rows
 
     def gate(self, c: Any, a: Any, stack: Stack) -> None:
         """c = silu(a . gate^T) * (a . up^T), f16 (tokens, rows / 2)."""
-        self._launch(c, a, stack, stack.rows // 2, "f16", gated=True)
-
-    def _launch(self, c: Any, a: Any, stack: Stack, rows: int, form: str, gated: bool = False) -> None:
         (run,) = stack.runs
+        self._launch(c, a, run, run.rows // 2, "f16", gated=True)
+
+    def _multiply_pair(self, c: Any, a: Any, runs: Sequence[Run], form: str) -> None:
+        (nt, depth), width, left = a.shape, c.shape[1], runs[0].rows
+        starts = {runs[0].format: 0, runs[1].format: left}
+        first, second = sorted(runs, key=lambda run: run.format)
+        ods, sms = (first.rows, second.rows), self.device.sms
+        product = launch_for(w4a16, _choose_pair, (nt, width, sms), nt, ods, depth, sms, form, width, left)
+        seen = self._seen(product.config, a=a, w=first.blocks, other=second.blocks, c=c)
+        sizes = nt, first.rows, depth, starts[first.format], width, product.config.group(nt)
+        product.on(self.device, *seen, *sizes, second.rows, starts[second.format])
+
+    def _launch(
+        self, c: Any, a: Any, run: Run, rows: int, form: str, first: int = 0, gated: bool = False
+    ) -> None:
         (nt, depth), width, sms = a.shape, c.shape[1], self.device.sms
         product = launch_for(
             w4a16, _choose, (nt, rows, sms), run.format, nt, rows, depth, sms, form, width, gated
         )
-        boxes = product.config.boxes
-        seen = [
-            self._tensor_map(array, boxes[name]) if name in boxes else array
-            for name, array in (("a", a), ("w", run.blocks), ("c", c))
-        ]
-        product.on(self.device, *seen, nt, rows, depth, 0, width, product.config.group(nt))
+        seen = self._seen(product.config, a=a, w=run.blocks, c=c)
+        product.on(self.device, *seen, nt, rows, depth, first, width, product.config.group(nt))
+
+    def _seen(self, config: W4A16Config, **arrays: Any) -> list[Any]:
+        """The arrays as the kernel takes them."""
+        boxes = config.boxes
+        return [self._tensor_map(x, boxes[name]) if name in boxes else x for name, x in arrays.items()]
 
 
 def _choose(
@@ -65,4 +82,12 @@ def _choose(
 ) -> W4A16Config:
     config = choose(format, nt, rows, depth, sms, form, width, gated)
     config.check(nt, rows, depth, width)
+    return config
+
+
+def _choose_pair(
+    nt: int, ods: tuple[int, int], depth: int, sms: int, form: str, width: int, left: int
+) -> W4A16Config:
+    config = choose_pair(nt, ods, depth, sms, form, width, left)
+    config.check(nt, sum(ods), depth, width, left)
     return config

@@ -1,0 +1,208 @@
+"""The warpgroups that multiply: they unpack weights while the tensor cores work on those before."""
+
+from __future__ import annotations
+
+from numba import cuda
+from numba.cuda import types
+
+from minfer.cuda import ptx
+from minfer.cuda.elementwise.activation import silu_product_by
+from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
+from minfer.cuda.tile.scheduler import tile_xy
+from minfer.cuda.tile.transposed import store_accumulators_transposed, store_tile_transposed
+from minfer.cuda.w4a16.config import W4A16Config
+from minfer.cuda.w4a16.formats import PAIRS, QUARTERS, WORDS, PackedFormat
+from minfer.cuda.w4a16.movers import row_skew
+
+
+def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> DeviceFunction:
+    """(bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks, nt, od, first, width, group,
+    pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile, lap, parity, slot, slot_parity):
+    multiply and store all tiles of this thread block, one at least, of weights in this format.
+
+    The cursors of both rings (at first 0, 0, 0, 0) are those of the first block; what is returned is the
+    first tile past the last one, and the cursors for what follows. `last`: nothing follows."""
+    tokens, outputs = config.tokens, config.outputs
+    stages, stage_bytes = config.stages, config.stage_bytes
+    slots, slot_bytes = config.slots, config.slot_bytes
+    buffers_start, slots_start = config.buffers_start, config.slots_start
+    slot_barriers = config.ring.size_bytes
+    ready_start, constant_start = config.ready_start, config.constant_start
+    accumulators, words, magic = tokens // 2, packed.words, packed.magic
+    # The ring holds whole blocks, so that a quarter's stage is known when the kernel is compiled.
+    laps, block_stages = stages // QUARTERS, QUARTERS
+    stored_by_tma, biased = config.store == "tma", config.bias
+    # Gates and the ups that belong to them are rows g and g + 8 of the fragments.
+    combine = silu_product_by if config.gated else None
+    gated, consumer_outputs = config.gated, outputs // config.consumers
+    # Weight rows of a warp, and from row g of its fragments to row g + 8.
+    warp_rows, apart = (8, outputs) if gated else (16, 8)
+    buffers_bytes = max(0, config.buffers) * config.chunk_bytes
+    element_bytes = 2 if config.out == "f16" else 4
+    advance_slot = config.slot_ring.advance
+    prepare, finish, begin = packed.prepare, packed.finish, packed.begin
+    begins, read_by = begin is not None, packed.read_by
+    locate, skew_of = packed.place, row_skew(config)
+    ahead = config.ahead
+    # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
+    multiply_first = ptx.wgmma(tokens, a="registers", k_steps=4, accumulate="operand")
+    multiply = ptx.wgmma(tokens, a="registers", k_steps=4)
+    wait_last = ptx.wgmma_wait(1, accumulators)
+    wait_sums, pin = ptx.wgmma_wait(0, accumulators), ptx.pin(WORDS)
+    store_tile = store_tile_transposed(tokens, config.buffers, combine) if stored_by_tma else None
+    store_elements = store_accumulators_transposed(tokens, config.out)
+    descriptor = ptx.wgmma_descriptor
+
+    @device_function
+    def add_bias(sums, low, high):
+        for j in range(tokens // 8):
+            sums[4 * j] += low
+            sums[4 * j + 1] += low
+            sums[4 * j + 2] += high
+            sums[4 * j + 3] += high
+
+    @device_function
+    def bias_of(bias, row, od):
+        return ptx.ld_global_nc_f32(bias + types.uint64(min(row, od - 1)) * types.uint64(4))
+
+    @device_function
+    def next_lap(lap, parity):
+        """The first stage of the next block, and its parity."""
+        if laps == 1:
+            return lap, types.uint32(parity ^ 1)
+        after = types.uint32(lap ^ block_stages)
+        return after, types.uint32(parity ^ (after == 0))
+
+    @device_function
+    def last_stage(lap):
+        """The last stage of the block before the one that starts at `lap`."""
+        if laps == 1:
+            return types.uint32(block_stages - 1)
+        return types.uint32((lap ^ block_stages) + (block_stages - 1))
+
+    @device_function
+    def release(barriers, stage, thread):
+        ptx.mbarrier_arrive_if(barriers + 8 * (stages + stage), thread == 0)
+
+    @device_function
+    @unrolled
+    def consume(
+        bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks,
+        nt, od, first, width, group, pitch, consumer, thread,
+        lap, parity, slot, slot_parity,
+    ):  # fmt: skip
+        lane, warp = thread & 31, ptx.uniform(thread >> 5)
+        row = types.int32(consumer * consumer_outputs + warp * warp_rows + (lane >> 2))
+        byte = types.uint32((lane & 3) * 2)
+        sums = cuda.local.array(accumulators, dtype=types.float32)
+        even = cuda.local.array(WORDS, dtype=types.uint32)
+        odd = cuda.local.array(WORDS, dtype=types.uint32)
+        numbers = cuda.local.array(WORDS, dtype=types.uint32)
+        pairs = cuda.local.array(PAIRS, dtype=types.uint32)
+        raw = cuda.local.array(words, dtype=types.uint32)
+        for i in range(accumulators):
+            sums[i] = types.float32(0)
+        low_bias, high_bias = types.float32(0), types.float32(0)
+        a_start = descriptor(base, 16)
+        slots_at, ready = types.uint32(base + slots_start), types.uint32(barriers + ready_start)
+        constant = types.uint32(barriers + constant_start)
+        buffer = types.uint32(base + buffers_start + consumer * buffers_bytes)
+        if magic:
+            # The lane's number, below 32, keeps the assembler from using a uniform register.
+            raw[words - 1] = ptx.ld_shared_u32(constant + 4) + (ptx.lane_id() >> 5)
+        token_tile, output_tile = types.int32(0), types.int32(0)
+        near_skew, far_skew = skew_of(row, od, pitch), skew_of(row + apart, od, pitch)
+        ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
+        start = types.uint32(slots_at + slot * slot_bytes)
+        near, near_scales = locate(start, row, near_skew)
+        far, far_scales = locate(start, row + apart, far_skew)
+        if begins:
+            begin(raw, near, far, byte)
+        for eighth in unroll(2):
+            prepare(numbers, pairs, raw, near, far, byte, near_scales, far_scales, eighth)
+        finish(even, numbers, pairs)
+        pin(even)
+        while tile < token_tiles * output_tiles:
+            block = types.int32(0)
+            while block < blocks:
+                for quarter in unroll(QUARTERS):
+                    ptx.mbarrier_wait(barriers + 8 * (lap + quarter), parity)
+                    activations = a_start + (lap + quarter) * (stage_bytes >> 4)
+                    if quarter == 0:
+                        multiply_first(sums, even, activations, block)
+                    elif quarter == 2:
+                        multiply(sums, even, activations)
+                    else:
+                        multiply(sums, odd, activations)
+                    if not ahead:
+                        wait_last(sums)
+                    # The next k-tile's weights while this one is multiplied.
+                    for half in unroll(2):
+                        eighth = (2 * quarter + 2 + half) % 8
+                        prepare(numbers, pairs, raw, near, far, byte, near_scales, far_scales, eighth)
+                    if quarter == read_by:
+                        ptx.syncwarp()
+                        free = lane == 0
+                        if not last:
+                            # What is read of the last slot once more is read before it is overwritten.
+                            free &= block + 1 < blocks or tile + step < token_tiles * output_tiles
+                        ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), free)
+                    if quarter == 2:
+                        # At the very end the last block is unpacked once more, for nothing.
+                        if block + 1 < blocks or tile + step < token_tiles * output_tiles:
+                            slot, slot_parity = advance_slot(slot, slot_parity)
+                            ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
+                        place = types.uint32(slots_at + slot * slot_bytes)
+                        near, near_scales = locate(place, row, near_skew)
+                        far, far_scales = locate(place, row + apart, far_skew)
+                        if begins:
+                            begin(raw, near, far, byte)
+                    if ahead:
+                        pin(numbers)
+                        wait_last(sums)
+                    # The k-tile before is done: its stage and its fragments are free.
+                    if quarter > 0:
+                        release(barriers, lap + (quarter - 1), thread)
+                    elif block > 0:
+                        release(barriers, last_stage(lap), thread)
+                    else:
+                        # Divisions that run under the tensor cores' work.
+                        x, y = tile_xy(tile, token_tiles, output_tiles, group)
+                        token_tile, output_tile = ptx.uniform(x), ptx.uniform(y)
+                        if biased:
+                            low_bias = bias_of(bias, output_tile * outputs + row, od)
+                            high_bias = bias_of(bias, output_tile * outputs + row + 8, od)
+                    if quarter % 2 == 0:
+                        finish(odd, numbers, pairs)
+                        pin(odd)
+                    else:
+                        finish(even, numbers, pairs)
+                        pin(even)
+                block = types.int32(block + 1)
+                lap, parity = next_lap(lap, parity)
+            wait_sums(sums)
+            release(barriers, last_stage(lap), thread)
+            if biased:
+                add_bias(sums, low_bias, high_bias)
+            token, column = token_tile * tokens, output_tile * outputs + consumer * consumer_outputs
+            if stored_by_tma:
+                store_tile(sums, c, buffer, token, first + column, thread, 1 + consumer, constant)
+            else:
+                store_elements(
+                    sums,
+                    c + types.uint64(first * element_bytes),
+                    width,
+                    token,
+                    column + warp * 16,
+                    nt,
+                    od,
+                    lane,
+                )
+            tile = types.int32(tile + step)
+        if not last:
+            ptx.syncwarp()
+            ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)
+        slot, slot_parity = advance_slot(slot, slot_parity)
+        return tile, lap, parity, slot, slot_parity
+
+    return consume
