@@ -1,8 +1,8 @@
 """How the decode GEMV's operands reach shared memory: by cp.async, or (with pdl) by bulk copies.
 
 A warp has a ring of slots of its own. One copy fills a slot: with a slice of a row group, from the 16-byte
-line that its first byte is in. `line_copies` is for every architecture: each lane copies 16 bytes at a time,
-some 20 instructions of a warp for 512 bytes. `bulk_copies` is sm_90's: one lane starts a single copy for a
+line that its first byte is in. cp.async is for every architecture: each lane copies 16 bytes at a time,
+some 20 instructions of a warp for 512 bytes. Bulk copies are sm_90's: one lane starts a single copy for a
 whole slot, and an mbarrier behind the slot's bytes completes with it. The activations come by cp.async in
 either case: so they need not queue behind the ring's bulk copies (1-2 % of a GEMV), and the first product
 waits for them and for its own slot only.
@@ -49,8 +49,7 @@ def copies(config: GemvConfig) -> Copies:
     """The way of this config."""
     place = _place(config)
     span = _span(config, place)
-
-    ways = bulk_copies(config, span) if config.pdl else line_copies(config, span)
+    ways = _bulk_copies(config, span) if config.pdl else _line_copies(config, span)
     return Copies(place, *ways)
 
 
@@ -98,7 +97,7 @@ def _stage(config: GemvConfig) -> Callable:
     return stage
 
 
-def line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
+def _line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
     """(begin, copy, staged, arrived) by cp.async: x is the first group, then a copy is a group."""
     row_bytes = config.row_bytes
     copy_rounds = -(-(config.body_bytes // 16) // 32)
@@ -134,7 +133,7 @@ def line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
     return begin, copy, staged, arrived
 
 
-def bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
+def _bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
     """(begin, copy, staged, arrived) by bulk copies; the block overlaps the kernel before."""
     row_bytes, body_bytes, slot_bytes = config.row_bytes, config.body_bytes, config.slot_bytes
     slots, ragged = config.slots, config.row_bytes % 16 != 0
