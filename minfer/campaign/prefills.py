@@ -104,6 +104,7 @@ class _Sharing(CudaBackend):
         plan = self._plan = self.plan(model, n_ctx, chunk)
         loaded, tell = self._shared.loaded, self._shared.tell
         made = CudaRuntime(model, self.device, self.route, plan, progress, tell, loaded)
+        self._decode = {"decode": made.decode}
         if loaded is None:
             tell(f"{self._shared.name}: {plan}")
             self._shared.loaded = made.loaded

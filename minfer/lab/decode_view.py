@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes
 from minfer.campaign.against import SHAPES
-from minfer.campaign.records import Record
+from minfer.campaign.records import GpuTests, Record
 from minfer.campaign.wall_record import newest_walls
+from minfer.cuda.token import TOKEN_STEPS
 from minfer.lab import decomposition_view, style
 from minfer.lab.figures import DEVICE, newest, newest_like, nothing, origin
 from minfer.lab.picture import Picture
@@ -83,21 +84,26 @@ def draw_launches(records: Sequence[Record], kernels: int) -> Picture:
     return Picture(fig, f"Milliseconds of launching {kernels} kernels in five ways", rows)
 
 
-STEPS = {
-    "one kernel an operation": "7B token, one kernel an operation: ms",
-    "one kernel": "7B token, one kernel: ms",
-}
-"""How a token is launched -> the figure of its graph's device time."""
+STEPS = ("one kernel an operation", *TOKEN_STEPS)
+"""How a token is launched: as separate kernels, or as one, by the steps of its ladder."""
+
+
+def _figure(way: str) -> str:
+    return f"7B token, {way}: ms"
+
+
+def _newest_steps(records: Sequence[Record]) -> GpuTests | None:
+    return newest(records, *map(_figure, STEPS))
 
 
 def step_rows(records: Sequence[Record]) -> list[dict]:
     """The device time of a token of the 7B by how it is launched: ms, tokens a second of that time alone, and
     the share of it that reading the weights at the measured bandwidth takes. Empty: no record."""
-    record = newest(records, *STEPS.values())
+    record = _newest_steps(records)
     if record is None:
         return []
     least = decode_bytes(QWEN25_7B, TYPES, CONTEXT) / READ * 1e3
-    times = {way: record.figure(name) for way, name in STEPS.items()}
+    times = {way: record.figure(_figure(way)) for way in STEPS}
     return [
         {"launched as": way, "ms": ms, "tok/s": 1e3 / ms, "of the read": least / ms}
         for way, ms in times.items()
@@ -194,13 +200,13 @@ def time_rows(records: Sequence[Record]) -> list[dict]:
 
     q, k and v count as if all in Q4_K (half of the layers hold v as Q6_K).
     """
-    run = newest(records, *STEPS.values())
+    run = _newest_steps(records)
     speeds = {(row["product"], row["format"]): row["us"] for row in gemv_rows(records)}
     kinds = [(stack, "Q4_K") for stack in ("q+k+v", "o", "gate+up")] * QWEN25_7B.layers
     kinds += [("down", kind) for kind in TYPES["down"]] + [("lm_head", TYPES["lm_head"][0])]
     if run is None or set(kinds) - speeds.keys():
         return []
-    whole = run.figure(STEPS["one kernel an operation"])
+    whole = run.figure(_figure(STEPS[0]))
     least = decode_bytes(QWEN25_7B, TYPES, CONTEXT) / READ * 1e3
     products = sum(speeds[kind] for kind in kinds) / 1e3
     parts = {
@@ -231,7 +237,7 @@ def draw_time(records: Sequence[Record]) -> Picture:
     ax.grid(axis="y", visible=False)
     style.label(ax, "one decoded token (ms)")
     style.legend_below(fig, ax)
-    note = origin(newest(records, *STEPS.values()))
+    note = origin(_newest_steps(records))
     style.title(ax, "A token of one kernel an operation", note)
     return Picture(fig, "A decoded token's milliseconds: reading, slower products, all else", rows)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes
 from minfer.campaign.records import GpuTests, Wall, load_records
+from minfer.cuda.token import TOKEN_STEPS
 from minfer.lab import decode_view, token_view
 from minfer.lab.token_view import READ, TYPES, token
 
@@ -67,9 +68,11 @@ def test_launches(records, sound):
 
 def test_one_kernel_beside_many(records):
     run = next(record for record in records if isinstance(record, GpuTests))
-    names = list(decode_view.STEPS.values())
-    rows = decode_view.step_rows([replace(run, measured=dict(zip(names, (2.0, 1.25), strict=True)))])
-    assert [row["tok/s"] for row in rows] == [500, 800]
+    measured = {f"7B token, {way}: ms": 1.25 for way in decode_view.STEPS}
+    measured["7B token, one kernel an operation: ms"] = 2.0
+    rows = decode_view.step_rows([replace(run, measured=measured)])
+    assert [row["launched as"] for row in rows] == ["one kernel an operation", *TOKEN_STEPS]
+    assert {row["tok/s"] for row in rows[1:]} == {800} and rows[0]["tok/s"] == 500
     assert rows[1]["of the read"] == pytest.approx(1 / 0.00125 / 970, rel=0.01)
     assert decode_view.step_rows([]) == []
 
