@@ -39,7 +39,8 @@ class Source(StrEnum):
 def decompose(
     model: ModelOption,
     phase: Annotated[
-        Phase, typer.Option(help="A prefill of many tokens, or one decoded token.")
+        Phase,
+        typer.Option(help="A prefill of many tokens, or one decoded token, one kernel an operation."),
     ] = Phase.prefill,
     route: RouteOption = "auto",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of the prefill.")] = 2048,

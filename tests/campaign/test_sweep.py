@@ -45,6 +45,7 @@ def test_each_variant_runs_what_it_says(gpu):
     assert list(results) == ["f16", *NAMES]
     for result in results.values():
         assert result.test == "pp100" and len(result.samples_ns) == 3 and result.regime == "burst"
+        assert result.settings["decode"] in ("one kernel a token", "one kernel an operation")
     weights = {name: result.settings["weights"] for name, result in results.items()}
     assert weights == dict.fromkeys(results, "resident") | {
         "weights-scratch": "scratch", "weights-blocks": "blocks"

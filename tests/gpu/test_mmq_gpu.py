@@ -24,7 +24,9 @@ from tests.cuda.parity import Case
 
 TOKENS = (*range(1, 10), 33, 127, 128, 129, 743, 2048)
 SHIPPED = shipped_configs()
-CHECKED = [make(name) for name in WEIGHT_TYPES for make in (r1, narrow)] + [fast("Q4_K"), fast("Q6_K")]
+SEED = [make(name, kd) for name in WEIGHT_TYPES for make in (r1, narrow, wide) for kd in (4, 8)]
+SWEPT = list(dict.fromkeys(SEED + SHIPPED))
+CHECKED = [*SEED, fast("Q4_K"), fast("Q6_K")]
 
 
 def case(config: MmqConfig, nt: int, od: int, depth: int) -> Case:
@@ -47,13 +49,13 @@ def test_integer_accumulators(config):
     mmq_case(config.checking(), 33, 71, depth_of(config, 3)).run_on_gpu()
 
 
-@pytest.mark.parametrize("config", SHIPPED, ids=lambda c: str(c).replace(" ", "-"))
+@pytest.mark.parametrize("config", SWEPT, ids=lambda c: str(c).replace(" ", "-"))
 def test_numbers_of_tokens(config):
     for nt in TOKENS:
         case(config, nt, 200, 1024).run_on_gpu()
 
 
-@pytest.mark.parametrize("weight_type", ["Q4_K", "Q6_K", "Q5_0"])
+@pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
 def test_variants_agree(weight_type):
     """R1, narrow and wide, at both depths, are the same numbers; the fast ones differ by their minima or
     folded scales, and by the order of stream-k's sums."""

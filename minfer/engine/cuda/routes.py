@@ -1,4 +1,4 @@
-"""Routes: which kernels a prefill takes.
+"""Routes: which kernels a prefill takes, and how a token is decoded.
 
     f16         mma.sync GEMMs (128x128x64 or 128x256x64, 3 stages, swizzled) over f16 weights; from sm_80 on
     f16-wgmma   Hopper's GEMM (wgmma, TMA) over f16 weights; sm_90 only. On its way out it adds to the f32
@@ -13,6 +13,9 @@
     w4a8        the same, but gate and up of Q4_K, half of all work, are multiplied in int8: faster, and less
                 exact (0.9 % of the product's rms instead of 0.04 %)
     auto        f16-wgmma on sm_90, or w4a16 where its f16 copies do not fit; else f16
+
+A decoded token reads the blocks on every route: on sm_90 by one kernel for all of it, where that takes the
+model's formats and shapes, else by one kernel an operation.
 
 f16-wgmma, w4a16, w4a8 and, on sm_90, mmq_fast take Hopper's attention too, where a chunk of the prompt stays
 f16 from product to product.
@@ -50,7 +53,7 @@ _MMQ_SWITCHES = {"MINFER_MMQ_RAW": "mmq_raw", "MINFER_MMQ": "mmq"}  # the first 
 
 @dataclass(frozen=True)
 class Route:
-    """The kernels of a prefill.
+    """The kernels of a prefill, and of a token.
 
     Attributes:
         name: as printed and recorded.
