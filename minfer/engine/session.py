@@ -106,6 +106,7 @@ class Session:
         context of what was fed for those taken, and feeds nothing else meanwhile. Raises InputError as
         `forward` does, for `count` tokens, and EngineError if a logit is not a number.
         """
+        check_whole(count=count)
         return self._greedy(self._checked([token], count), count)
 
     def _greedy(self, ids: np.ndarray, count: int) -> Iterator[int]:

@@ -149,6 +149,9 @@ class FakeGpu(GpuDevice):
     def mark(self):
         return _nothing
 
+    def load(self, kernel):
+        pass
+
     def offset(self, array):
         return 0
 

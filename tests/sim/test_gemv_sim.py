@@ -166,6 +166,8 @@ def test_overlapping_configs_for_shapes():
                     assert c.resident * (c.shared_bytes + 1024) <= shared + 1024
     with pytest.raises(ConfigRefused, match="the limit is"):
         GemvConfig.for_shape("F32", 60000, 8, pdl=True)
+    with pytest.raises(ConfigRefused, match="rows of 26112 are too long"):
+        GemvConfig.for_shape("F16", 26112, 3584, addend=True, pdl=True, sms=188, shared=99 * 1024)
 
 
 def test_repacking_moves_bytes_and_adds_none_but_the_ends():

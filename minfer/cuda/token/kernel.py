@@ -263,6 +263,6 @@ def decode_token(config: TokenConfig) -> Kernel:
         arch_specific=True,
         min_blocks=1,
         # What depends on the lane alone is put aside while the block attends.
-        allowed_spill_bytes=32 if config.warps <= 12 else 256,
+        allowed_spill_bytes=256,
         cooperative=True,
     )

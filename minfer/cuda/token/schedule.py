@@ -86,8 +86,8 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's parts, offsets in bytes; qkv: the stacked rows of q, k and v, in one or two formats; gate_up:
-    the rows of gate above those of up."""
+    """A layer's parts, offsets in bytes; qkv: the stacked rows of q, k and v, a matrix for every run of one
+    format; gate_up: the rows of gate above those of up."""
 
     attn_norm: int
     ffn_norm: int

@@ -66,6 +66,10 @@ class Device(Protocol):
     def mark(self) -> Callable[[], None]:
         """Returns what waits for everything enqueued until now."""
 
+    def load(self, kernel: Kernel) -> None:
+        """Compile and load a kernel before its first launch: raises CompileError or LaunchRefused where that
+        would."""
+
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         """Enqueue a kernel."""
 
@@ -147,6 +151,9 @@ class GpuDevice:
     def mark(self) -> Callable[[], None]:
         return self._runtime.Event().record(self.stream).synchronize
 
+    def load(self, kernel: Kernel) -> None:
+        self._runtime.load(kernel)
+
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         self._runtime.load(kernel).enqueue(grid, args, self.stream, pdl)
 
@@ -214,6 +221,9 @@ class SimulatedDevice:
     def mark(self) -> Callable[[], None]:
         return lambda: None
 
+    def load(self, kernel: Kernel) -> None:
+        pass
+
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         from minfer.cuda import simulator
 
@@ -274,6 +284,9 @@ class DryDevice:
 
     def mark(self) -> Callable[[], None]:
         return lambda: None
+
+    def load(self, kernel: Kernel) -> None:
+        pass
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         self.launches.append(kernel)

@@ -19,9 +19,10 @@ import numpy as np
 from minfer.cuda import attention as attn
 from minfer.cuda import elementwise as ew
 from minfer.cuda.gemv import GemvConfig, gemv
-from minfer.cuda.kernel import ConfigRefused
+from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
 from minfer.cuda.q8 import q8_record_bytes
 from minfer.cuda.quantize import QuantizeQ8Config, quantize_q8
+from minfer.cuda.token import LAST_STEP
 from minfer.engine.backend import LayerWeights, Progress, Role, Weights
 from minfer.engine.cuda.activations import Activations, Storage
 from minfer.engine.cuda.chooser import Chooser
@@ -101,7 +102,10 @@ class CudaRuntime:
     @property
     def decode(self) -> str:
         """How a token is decoded, as records keep it."""
-        return "one kernel an operation" if self._token is None else "one kernel a token"
+        if self._token is None:
+            return "one kernel an operation"
+        step = self.route.token_kernel
+        return "one kernel a token" + ("" if step == LAST_STEP else f", {step}")
 
     def _token_step(self, tell: Callable[[str], None]) -> TokenStep | None:
         """The kernel for a whole token, where the route wants it. What it does not take is told, and left to
@@ -119,7 +123,7 @@ class CudaRuntime:
                 *caches,
                 self.route.token_kernel,
             )
-        except ConfigRefused as error:
+        except (ConfigRefused, CompileError, LaunchRefused) as error:
             tell(f"decode takes one kernel an operation; {error}")
             return None
 

@@ -26,7 +26,7 @@ FORMATS = ("Q4_K", "Q6_K")
 
 class TokenStep:
     """One token through all layers, by a step of the kernel's ladder (`TOKEN_STEPS`). Raises ConfigRefused
-    where the kernel has no place for the model."""
+    where the kernel has no place for the model, and CompileError or LaunchRefused where it cannot run."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class TokenStep:
             config.ffn, len(entries), rope.interleaved, weights.layers[0].qkv.bias is not None,
             min(device.sms, most_blocks(config.hidden, q_dim, config.ffn)), **TOKEN_STEPS[step],
         )  # fmt: skip
+        device.load(kernel(decode_token, made))
         schedule = table(entries, made)
         self._schedule = device.empty(schedule.shape, np.uint32)
         device.write(self._schedule, schedule)
@@ -113,14 +114,14 @@ class TokenStep:
 
     def _launch(self, logits: Any) -> None:
         config, origin = self._config, self.device.origin()
+        x, self._x = self._x, None
         self.device.launch(
             kernel(decode_token, config), config.grid,
             self._schedule, origin, origin.view(np.float32), origin.view(np.float16), origin.view(np.float16),
-            self._x, self._x if self._residual is None else self._residual, self._qkv, *self._records, logits,
+            x, x if self._residual is None else self._residual, self._qkv, *self._records, logits,
             *self._table, *self._split_sums, *self._counters,
             self.config.rms_eps, self.config.head_dim**-0.5,
         )  # fmt: skip
-        self._x = None
 
 
 def _check(weights: Weights, device: Device) -> None:
