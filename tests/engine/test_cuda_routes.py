@@ -84,6 +84,8 @@ def test_what_activations_are():
     assert Route("a", gemm=GemmConfig(a_source="f32_mirror")).activations == "f32"
     with pytest.raises(InputError, match="convert='twice'"):
         Route("a", convert="twice")
+    with pytest.raises(InputError, match="attention='FAP3': choose one of before P5; "):
+        Route("a", attention="FAP3")
     with pytest.raises(InputError, match="give a small config"):
         Route("a", wgmma=True, small=None)
 

@@ -51,6 +51,7 @@ def test_no_f16_copies():
     assert not plan.copies([("Q4_K", 256), ("Q6_K", 256)]) and plan.copies([("Q4_K", 256), ("Q5_K", 256)])
     backend = dry("w4a16")
     session = Session(model, backend, n_ctx=256, chunk=128)
+    assert backend.settings()["weights"] == "blocks"
     backend.device.launches.clear()
     session.forward(range(100))
     launches = backend.device.launches

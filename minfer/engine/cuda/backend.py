@@ -87,7 +87,7 @@ class CudaBackend:
     def settings(self) -> dict[str, str]:
         """The route's choices, and the memory plan's for the last model opened."""
         plan = self._plan
-        chosen = {} if plan is None else {"weights": plan.weights, "memory": f"{plan.total / 1e9:.2f} GB"}
+        chosen = {} if plan is None else {"weights": plan.read, "memory": f"{plan.total / 1e9:.2f} GB"}
         return self.route.settings() | chosen | self._decode
 
     def sensors(self) -> dict[str, float]:

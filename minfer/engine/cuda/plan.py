@@ -93,6 +93,11 @@ class MemoryPlan:
         """Whether the layers' matrices are kept as f16 too."""
         return self.weights == "resident"
 
+    @property
+    def read(self) -> str:
+        """What prefill reads, one of WAYS: the blocks, where the route leaves nothing to copy."""
+        return "blocks" if self.resident and COPIES not in self.parts else self.weights
+
     def copies(self, shapes: Sequence[tuple[str, int]]) -> bool:
         """Whether matrices of a layer of these (format, columns), multiplied at once, are kept as f16 too."""
         return self.resident and not (self.w4a16 and w4a16_takes(shapes))

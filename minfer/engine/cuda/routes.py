@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from minfer.cuda.attention import seed_steps
 from minfer.cuda.gemm import GemmConfig, seed_config
 from minfer.cuda.token import LAST_STEP, TOKEN_STEPS
 from minfer.engine.errors import EngineError, InputError
@@ -93,6 +94,8 @@ class Route:
     def __post_init__(self) -> None:
         if self.convert not in CONVERTS:
             raise InputError(f"convert={self.convert!r}: choose one of {', '.join(CONVERTS)}")
+        if self.attention not in (steps := seed_steps(1, 1)):
+            raise InputError(f"attention={self.attention!r}: choose one of {'; '.join(steps)}")
         if self.token_kernel is not None and self.token_kernel not in TOKEN_STEPS:
             raise InputError(f"token_kernel={self.token_kernel!r}: choose one of {', '.join(TOKEN_STEPS)}")
         if self.mmq is not None and self.mmq not in MMQ_CHAINS:
