@@ -177,7 +177,8 @@ class TestDecode:
         rows = speed_view.gemv_rows(RECORDS)
         assert {row["format"] for row in rows} == {"Q4_K", "Q6_K"}
         assert [row["us"] for row in rows] == sorted(row["us"] for row in rows)
-        assert max(row["GB/s"] for row in rows) == speed_view.fastest_read(RECORDS)[1]
+        # Of all reads, repacked weights among them.
+        assert max(row["GB/s"] for row in rows) <= speed_view.fastest_read(RECORDS)[1]
         assert rows[0]["GB/s"] < rows[-1]["GB/s"]
 
     def test_the_products_take_most_of_a_token(self):
