@@ -17,7 +17,6 @@ from minfer.campaign.timing import interleave
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.devices import GpuDevice
 from minfer.engine.cuda.routes import Route, choose_route
-from minfer.engine.cuda.runtime import CudaRuntime
 from minfer.engine.session import Session
 from minfer.model.model import Model
 
@@ -103,8 +102,7 @@ class _Sharing(CudaBackend):
         """See Backend.open. Kernels are not compiled ahead: see `minfer.campaign.precompile`."""
         plan = self._plan = self.plan(model, n_ctx, chunk)
         loaded, tell = self._shared.loaded, self._shared.tell
-        made = CudaRuntime(model, self.device, self.route, plan, progress, tell, loaded)
-        self._decode = {"decode": made.decode}
+        made = self._runtime(model, plan, progress, tell, loaded)
         if loaded is None:
             tell(f"{self._shared.name}: {plan}")
             self._shared.loaded = made.loaded

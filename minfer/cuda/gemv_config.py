@@ -175,11 +175,11 @@ class GemvConfig:
         slices = _slices(format, dim, shared if pdl else SHARED_LIMIT)
         rows = _rows(format, dim, od, sms) if slices == 1 else 1
         one = cls(format, dim, rows, slices, 1, 1, addend, pdl, resident=1)
-        if pdl and one.shared_bytes > shared:
-            raise ConfigRefused(
-                f"gemv: {one.shared_bytes} bytes of shared memory of {shared}: rows of {dim} are too long"
-            )
         if pdl:
+            if one.shared_bytes > shared:
+                raise ConfigRefused(
+                    f"gemv: {one.shared_bytes} bytes of shared memory of {shared}: rows of {dim} are too long"
+                )
             return one._overlapping(_ceil(od, rows), sms, shared)
         for slots, warps in ((2, 8), (2, 7), (2, 6), (2, 5), (2, 4), (1, 8), (1, 4), (1, 2), (1, 1)):
             if one.x_bytes + warps * slots * one.slot_bytes <= SHARED_LIMIT:

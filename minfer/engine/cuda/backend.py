@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from minfer.engine.backend import KvDtype, Progress
+from minfer.engine.backend import KvDtype, Progress, Weights
 from minfer.engine.errors import EngineError, InputError
 from minfer.model.model import Model
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from minfer.engine.cuda.plan import MemoryPlan
     from minfer.engine.cuda.routes import Route
     from minfer.engine.cuda.runtime import CudaRuntime
+    from minfer.engine.cuda.weights import Run
 
 HEAD_DIMS = (64, 128)
 _PACKAGES = ("numba", "numba-cuda", "numpy", "nvidia-cuda-nvcc")
@@ -140,7 +141,6 @@ class CudaBackend:
         """Plan the memory, compile and load the kernels, load the weights; see `Backend.open`."""
         from minfer.engine.cuda.compile_ahead import compile_ahead, load_ahead, needed_kernels
         from minfer.engine.cuda.devices import GpuDevice
-        from minfer.engine.cuda.runtime import CudaRuntime
 
         _check(model, kv_dtype)
         plan = self._plan = self.plan(model, n_ctx, chunk)
@@ -152,11 +152,24 @@ class CudaBackend:
             compile_ahead(needed, self.device.arch, self._on_plan, progress)
             load_ahead(needed, self.device.arch)
         try:
-            runtime = CudaRuntime(model, self.device, self.route, plan, progress, self._on_plan)
+            return self._runtime(model, plan, progress, self._on_plan)
         except MemoryError as error:
             raise EngineError(f"the model was planned to fit, and does not: {error}") from error
-        self._decode = {"decode": runtime.decode}
-        return runtime
+
+    def _runtime(
+        self,
+        model: Model,
+        plan: MemoryPlan,
+        progress: Progress | None,
+        tell: Callable[[str], None],
+        loaded: tuple[Weights, Run] | None = None,
+    ) -> CudaRuntime:
+        """The plan's runtime, on those weights if they are loaded; `settings` tells how it decodes."""
+        from minfer.engine.cuda.runtime import CudaRuntime
+
+        made = CudaRuntime(model, self.device, self.route, plan, progress, tell, loaded)
+        self._decode = {"decode": made.decode}
+        return made
 
 
 def _check(model: Model, kv_dtype: KvDtype) -> None:
