@@ -149,8 +149,8 @@ class W4A16Config(PackedTile):
             )
 
 
-#: (tokens, stages, slots, ahead, consumers) of the tiles that `choose` picks from. Three consumers take
-#: longer to unpack blocks of Q6_K than to multiply them.
+#: (tokens, stages, slots, ahead, consumers) of the tiles that `choose` picks from. Three consumers of
+#: Q6_K lose (`minfer.cuda.w4a16.kernel`).
 TWO_CONSUMERS = (
     (256, 4, 2, False, 2),
     (232, 4, 2, True, 2),
