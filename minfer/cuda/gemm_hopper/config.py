@@ -59,7 +59,8 @@ TILES = (
 @dataclass(frozen=True)
 class GemmHopperConfig:
     """Tile of `tile_n` tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight; C as `out`, by an
-    epilogue ("rope": for a product with q, k and v of `heads`)."""
+    epilogue ("rope": for a product with q, k and v of `heads`). pdl: a dependent launch, which loads B before
+    the kernel before it has ended, and whose blocks take seats (`minfer.cuda.tile.seats`)."""
 
     tile_m: int = 256
     stages: int = 4
@@ -67,6 +68,7 @@ class GemmHopperConfig:
     epilogue: str = "store"
     tile_n: int = 128
     heads: Heads | None = None
+    pdl: bool = False
 
     tile_k = BOX_COLUMNS
 
@@ -127,7 +129,8 @@ class GemmHopperConfig:
             text += f" {self.epilogue}"
         if self.heads is not None:
             text += f" {self.heads}"
-        return text + (f" -> {self.out}" if self.out != "f16" else "")
+        text += f" -> {self.out}" if self.out != "f16" else ""
+        return text + (" pdl" if self.pdl else "")
 
     @property
     def warpgroups(self) -> Warpgroups:
@@ -179,7 +182,8 @@ class GemmHopperConfig:
     def store_buffers(self) -> int:
         """Buffers of a chunk that a warp has for its part of C: what fits, at most all of its columns; with
         rope one, which no TMA store keeps in use."""
-        left = MAX_SHARED_BYTES - ALIGNMENT - 16 * self.stages - self.stages * self.stage_bytes
+        left = MAX_SHARED_BYTES - ALIGNMENT - self.ring.size_bytes - 16 * self.pdl
+        left -= self.stages * self.stage_bytes
         chunks = len(chunk_starts(self.out_m, chunk_columns(self.out)))
         most = 1 if self.epilogue == "rope" else chunks
         return min(most, left // (self.warps * BUFFER_BYTES))
@@ -190,9 +194,14 @@ class GemmHopperConfig:
         return self.stages * self.stage_bytes + self.warps * self.store_buffers * BUFFER_BYTES
 
     @property
+    def place_start(self) -> int:
+        """Where the block's place lies, with pdl: behind the mbarriers."""
+        return self.barriers_start + self.ring.size_bytes
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory a block, with room to align its start to 1024 bytes."""
-        return self.barriers_start + self.ring.size_bytes + ALIGNMENT
+        return self.place_start + 16 * self.pdl + ALIGNMENT
 
     @cached_property
     def boxes(self) -> dict[str, tuple[int, int]]:
@@ -221,9 +230,9 @@ class GemmHopperConfig:
         return -(-nt // self.tile_n), -(-od // self.out_m)
 
     def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
-        """Blocks of a persistent launch: one a multiprocessor, at most one a tile."""
+        """Blocks of a persistent launch: one a multiprocessor; without seats at most one a tile."""
         rows, columns = self.tiles(nt, od)
-        return min(multiprocessors, rows * columns), 1, 1
+        return multiprocessors if self.pdl else min(multiprocessors, rows * columns), 1, 1
 
     def group(self, nt: int, od: int) -> int:
         """Tile rows a group of the schedule: about 2048 tokens."""

@@ -69,6 +69,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     from minfer.cuda.tile.activation import gate_columns
     from minfer.cuda.tile.hopper import store_tile
     from minfer.cuda.tile.scheduler import tile_xy
+    from minfer.cuda.tile.seats import seated, take_seat
 
     tile_n, tile_m, tile_k = config.tile_n, config.tile_m, config.tile_k
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
@@ -85,6 +86,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     # The first k-tile overwrites the sums; afterwards at most this stage's group is in flight.
     multiply = ptx.wgmma(tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1, row_blocks=row_blocks)
     wait_sums = ptx.wgmma_wait(0, accumulators)
+    pdl, place_start = config.pdl, config.place_start
     heads = config.heads
     rotated, biased = heads is not None, heads is not None and heads.bias
     split, pieces = rotated and heads.split, tile_m // PIECE
@@ -117,18 +119,42 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 ptx.tma_load_2d(place + load_bytes, b_map, full, k * tile_k, b_row + od)
 
     @device_function
+    def open_stage(b_map, base, barriers, stage, parity, k, b_row, od):
+        """Wait until a stage is free, and load its tile of B."""
+        full = barriers + 8 * stage
+        ptx.mbarrier_wait(full + 8 * stages, parity)
+        ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+        load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od)
+
+    @device_function
+    def open_early(b_map, base, barriers, tile, rows, columns, k_tiles, group, od):
+        """Open the stages for the first tile, then wait for the kernel before; how many are open."""
+        k = types.int32(0)
+        if tile < rows * columns:
+            row, column = tile_xy(tile, rows, columns, group)
+            b_row = types.int32(column * out_m)
+            while k < min(k_tiles, types.int32(stages)):
+                open_stage(b_map, base, barriers, types.uint32(k), types.uint32(1), k, b_row, od)
+                k = types.int32(k + 1)
+        ptx.griddepcontrol_wait()
+        return k
+
+    @device_function
     def produce(a_map, b_map, base, barriers, tile, step, rows, columns, k_tiles, group, od):
-        stage, parity = types.uint32(0), types.uint32(1)
+        stage, parity, opened = types.uint32(0), types.uint32(1), types.int32(0)
+        if pdl:
+            opened = open_early(b_map, base, barriers, tile, rows, columns, k_tiles, group, od)
         while tile < rows * columns:
             row, column = tile_xy(tile, rows, columns, group)
             a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
             k = types.int32(0)
             while k < k_tiles:
-                full, place = barriers + 8 * stage, base + stage * stage_bytes
-                ptx.mbarrier_wait(full + 8 * stages, parity)
-                ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+                if opened > 0:
+                    opened = types.int32(opened - 1)
+                else:
+                    open_stage(b_map, base, barriers, stage, parity, k, b_row, od)
+                place, full = base + stage * stage_bytes, barriers + 8 * stage
                 ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
-                load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od)
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             tile = types.int32(tile + step)
@@ -183,7 +209,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         if lane == 0:
             wait_stores()
 
-    def gemm_hopper(a, b, c, bias, table, q, k_cache, v_cache, nt, od, depth, group, position):
+    def gemm_hopper(a, b, c, bias, table, q, k_cache, v_cache, nt, od, depth, group, position, seats):
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
         base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
         barriers = types.uint32(base + barriers_start)
@@ -201,13 +227,19 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             if not rotated:
                 ptx.prefetch_tensor_map(target)
             initialise(barriers)
+        if pdl and thread == 32:
+            ptx.st_shared_u32(base + place_start, take_seat(address(seats)))
         cuda.syncthreads()
         rows = types.int32((nt + (tile_n - 1)) // tile_n)
         columns = types.int32((od + (out_m - 1)) // out_m)
         k_tiles = types.int32((depth + (tile_k - 1)) // tile_k)
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
+        if pdl:
+            tile = ptx.uniform(types.int32(ptx.ld_shared_u32(base + place_start)))
         if warpgroup == 0:
             fewer()
+            if pdl and thread == 32:
+                seated(address(seats))
             if thread == 0:
                 produce(a_map, b_map, base, barriers, tile, step, rows, columns, k_tiles, group, od)
         else:
@@ -238,6 +270,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             Argument("v_cache", "inout", "float16", align=16, present=rotated),
             *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "group")),
             Argument("position", "scalar", "int32", present=rotated),
+            Argument("seats", "inout", "uint32", present=pdl),
         ),
         min_arch=90,
         arch_specific=True,

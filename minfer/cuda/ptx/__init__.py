@@ -84,6 +84,7 @@ from minfer.cuda.ptx.hopper import (
 )
 from minfer.cuda.ptx.memory import (
     atom_add_global_u32,
+    atom_or_global_u32,
     fence_gpu,
     ld_global_f32,
     ld_global_nc_f32,
@@ -176,6 +177,7 @@ from minfer.cuda.ptx.wgmma import (
 
 __all__ = [
     "atom_add_global_u32",
+    "atom_or_global_u32",
     "bar_arrive",
     "bar_sync",
     "bitcast_f32_u32",
