@@ -262,4 +262,4 @@ def choose(
 
     tiles = [tile for tile in TILES if tile[1] >= 64 * halves]
     tile_n, tile_m, stages = min(tiles, key=cost)
-    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n)
+    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=True)

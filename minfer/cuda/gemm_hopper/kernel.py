@@ -131,7 +131,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         """Open the stages for the first tile, then wait for the kernel before; how many are open."""
         k = types.int32(0)
         if tile < rows * columns:
-            row, column = tile_xy(tile, rows, columns, group)
+            _, column = tile_xy(tile, rows, columns, group)
             b_row = types.int32(column * out_m)
             while k < min(k_tiles, types.int32(stages)):
                 open_stage(b_map, base, barriers, types.uint32(k), types.uint32(1), k, b_row, od)
