@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +33,7 @@ def gemm_ladder() -> tuple[Step, ...]:
     from minfer.cuda.w4a16 import choose as choose_w4a16
 
     square = {"tile_n": 128, "tile_m": 128, "layout": "swizzled"}
+    chosen = choose(NT, 4608, 3584)
     return (
         Step("64 x 64", GemmConfig(), "seed", "the seed's first tile"),
         Step("64 x 128", GemmConfig(tile_m=128), "seed", "A is shared by twice the outputs"),
@@ -47,7 +48,15 @@ def gemm_ladder() -> tuple[Step, ...]:
         ),
         Step("wgmma + TMA", GemmHopperConfig(), "wgmma", "operands from shared memory, a copying thread"),
         Step("full waves", GemmHopperConfig(192), "wgmma", "384 tiles fill three waves, 288 did not"),
-        Step("three consumers", choose(NT, 4608, 3584), "wgmma", "a fifth fewer bytes a FLOP, waves as full"),
+        Step(
+            "three consumers",
+            replace(chosen, pdl=False),
+            "wgmma",
+            "a fifth fewer bytes a FLOP, waves as full",
+        ),
+        Step(
+            "dependent launch", chosen, "wgmma", "weights are on their way before the kernel before has ended"
+        ),
         Step("W4A16", choose_w4a16("Q4_K", NT, 4608, 3584), "from blocks", "no f16 copy of the weights"),
     )
 

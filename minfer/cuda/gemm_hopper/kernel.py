@@ -42,6 +42,7 @@ block, which nothing guarantees.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from minfer.cuda.gemm_hopper.config import TILES, GemmHopperConfig
@@ -280,7 +281,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
 
 def shipped() -> list[Kernel]:
     """Every tile that `choose` may pick, also with the epilogues of a model's layers (q, k and v of
-    Qwen2.5-7B and SmolLM2-135M)."""
+    Qwen2.5-7B and SmolLM2-135M); one that is no dependent launch."""
     plain = [GemmHopperConfig(m, stages, tile_n=n) for n, m, stages in TILES]
     sums = [
         GemmHopperConfig(m, stages, "f32", "add", n)
@@ -296,4 +297,5 @@ def shipped() -> list[Kernel]:
         for n, m, stages in ((192, 192, 4), (128, 256, 4), (128, 64, 8))
     ]
     rotated.append(GemmHopperConfig(128, 6, "f16", "rope", 128, Heads(9, 3, 64, interleaved=True)))
-    return [make_gemm_hopper(config) for config in (*plain, *sums, *gates, *rotated)]
+    dependent = [replace(config, pdl=True) for config in (*plain, *sums, *gates, *rotated)]
+    return [make_gemm_hopper(config) for config in (*dependent, GemmHopperConfig())]
