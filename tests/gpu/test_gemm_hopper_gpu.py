@@ -139,4 +139,3 @@ def test_dependent_launches_keep_their_order_and_their_seats():
 def test_every_multiprocessor_has_a_place():
     places = device_seats().to_host()[ORDER:]
     assert sorted(places) == list(range(runtime.device().sms))
-    assert (device_seats().to_host()[ORDER:] == places).all()  # the same every time

@@ -69,6 +69,7 @@ class GemmHopperConfig:
     tile_n: int = 128
     heads: Heads | None = None
     pdl: bool = False
+    high: str = "constant"
 
     tile_k = BOX_COLUMNS
 
@@ -130,6 +131,7 @@ class GemmHopperConfig:
         if self.heads is not None:
             text += f" {self.heads}"
         text += f" -> {self.out}" if self.out != "f16" else ""
+        text += " high" if self.high != "constant" else ""
         return text + (" pdl" if self.pdl else "")
 
     @property

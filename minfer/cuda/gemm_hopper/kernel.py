@@ -85,7 +85,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     registers = config.warpgroups.registers
     fewer, more = ptx.setmaxnreg("dec", registers[0]), ptx.setmaxnreg("inc", registers[1])
     # The first k-tile overwrites the sums; afterwards at most this stage's group is in flight.
-    multiply = ptx.wgmma(tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1, row_blocks=row_blocks)
+    multiply = ptx.wgmma(tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1, row_blocks=row_blocks, high=config.high)
+    high_word, opaque = ptx.wgmma_high_word(), config.high == "operand"
     wait_sums = ptx.wgmma_wait(0, accumulators)
     pdl, place_start = config.pdl, config.place_start
     heads = config.heads
@@ -177,13 +178,14 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             store(part, target, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, thread):
+    def consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, thread, zeros):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         sums = cuda.local.array(accumulators, dtype=types.float32)
         for i in range(accumulators):
             sums[i] = types.float32(0)
         a_start = descriptor(base + consumer * consumer_bytes, 16)
         b_start = descriptor(base + a_bytes, 16)
+        high_a, high_b = types.uint32(high_word | zeros[0]), types.uint32(high_word | zeros[1])
         buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
         stage, parity, previous = types.uint32(0), types.uint32(0), types.uint32(0)
         row, column = types.int32(0), types.int32(0)
@@ -192,7 +194,10 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             while k < k_tiles:
                 ptx.mbarrier_wait(barriers + 8 * stage, parity)
                 offset = stage * (stage_bytes >> 4)
-                multiply(sums, a_start + offset, b_start + offset, k)
+                if opaque:
+                    multiply(sums, a_start + offset, b_start + offset, k, high_a, high_b)
+                else:
+                    multiply(sums, a_start + offset, b_start + offset, k)
                 if k > 0:
                     release(barriers + 8 * (stages + previous), thread)
                 else:
@@ -246,7 +251,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         else:
             more()
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
-            consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, within)
+            zeros = nt >> 31, od >> 31  # which the assembler does not know
+            consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, within, zeros)
 
     return Kernel(
         name="gemm_hopper",

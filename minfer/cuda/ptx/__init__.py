@@ -172,6 +172,7 @@ from minfer.cuda.ptx.wgmma import (
     pin,
     wgmma,
     wgmma_descriptor,
+    wgmma_high_word,
     wgmma_wait,
 )
 
@@ -329,5 +330,6 @@ __all__ = [
     "wait_global_u32",
     "wgmma",
     "wgmma_descriptor",
+    "wgmma_high_word",
     "wgmma_wait",
 ]
