@@ -81,7 +81,7 @@ def f16_product(torch: Any, name: str, nt: int, od: int, depth: int) -> Contest:
     config = choose(nt, od, depth, sms)
     loaded = runtime.load(make_gemm_hopper(config))
     a, ours, theirs = _operands(torch, nt, od, depth)
-    seats = device_seats()
+    seats = (device_seats(),) if config.pdl else ()
     weights = [
         torch.randn(od, depth, device="cuda", dtype=torch.float16) for _ in range(copies(2 * od * depth))
     ]
@@ -90,7 +90,7 @@ def f16_product(torch: Any, name: str, nt: int, od: int, depth: int) -> Contest:
         arrays = zip("abc", (a, b, ours), strict=True)
         maps = [runtime.tensor_map(array, *config.boxes[which]) for which, array in arrays]
         sizes = nt, od, depth, config.group(nt, od)
-        bound = loaded.prepare(config.grid(nt, od, sms), *maps, *sizes, seats, pdl=True)
+        bound = loaded.prepare(config.grid(nt, od, sms), *maps, *sizes, *seats, pdl=config.pdl)
         return _on_torchs_stream(torch, bound, ours)
 
     calls = [bind(b) for b in weights]

@@ -47,6 +47,8 @@ WARPGROUPS = {
     192: Warpgroups(3, 1, 200, (32, 160)),
     256: Warpgroups(2, 2, 192, (24, 240)),
 }
+#: Cycles up to which a product is a dependent launch: what that saves, a microsecond, is lost in longer ones.
+DEPENDENT_CYCLES = 300_000
 #: (tile_n, tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
 TILES = (
     *((128, m, 4) for m in (256, 240, 224, 192)),
@@ -69,7 +71,6 @@ class GemmHopperConfig:
     tile_n: int = 128
     heads: Heads | None = None
     pdl: bool = False
-    high: str = "constant"
 
     tile_k = BOX_COLUMNS
 
@@ -131,7 +132,6 @@ class GemmHopperConfig:
         if self.heads is not None:
             text += f" {self.heads}"
         text += f" -> {self.out}" if self.out != "f16" else ""
-        text += " high" if self.high != "constant" else ""
         return text + (" pdl" if self.pdl else "")
 
     @property
@@ -262,6 +262,7 @@ def choose(
         step = max(tile_n * tile_m / 32, (tile_n + tile_m) * 128 / 56)
         return waves(tile_n, tile_m) * (-(-depth // 64) * step + 1500)
 
-    tiles = [tile for tile in TILES if tile[1] >= 64 * halves]
-    tile_n, tile_m, stages = min(tiles, key=cost)
-    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=True)
+    best = min((tile for tile in TILES if tile[1] >= 64 * halves), key=cost)
+    tile_n, tile_m, stages = best
+    dependent = cost(best) <= DEPENDENT_CYCLES
+    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=dependent)

@@ -14,6 +14,11 @@ KV store, see `minfer.cuda.gemm_hopper.heads`).
 - Larger tiles move fewer bytes a FLOP, and the wall is power: 256 x 192 is 1-2 % faster than 128 x 256 at
   the same cycles.
 - What is the same in a whole warp goes through `ptx.uniform`, so that descriptors live in uniform registers.
+- A short product is a dependent launch (`minfer.cuda.dependent`): the producer loads its first tiles of B,
+  which the kernel before does not write, while that one ends. Blocks start wherever room becomes free first
+  then; by seats (`minfer.cuda.tile.seats`) neighbours in the order of tiles are neighbours on the chip.
+- The descriptors' high words come in registers: as constants they were 8 of a consumer's 38 instructions a
+  k-tile.
 - The ring's mbarriers are used without cluster scope (each such release or acquire is a fence of the whole
   GPU), and a consumer releases a stage one k-tile late, when its wgmmas have certainly read it.
 
@@ -25,19 +30,25 @@ percent slower where no tile is cut); k-tiles of 128 (half the barriers, but thr
 one whose neighbours share A and not B 1 percent slower at 512 tokens; a random one takes a quarter more time
 at 3584 x 18944 and 512 tokens); clusters of 2, which share a tile of A or of B by multicast (512 tokens: 2-4
 percent slower; 2048: 1; 8192: no faster): the hardware deals them out to all GPCs in turn, where requests for
-the other operand no longer meet on their way to L2; programmatic dependent launches that load weights ahead
-(512 tokens: 2-5 percent fewer cycles, 0-1 percent less time): a block starts where one has ended, so that
-neighbours in the order of tiles are apart.
+the other operand no longer meet on their way to L2; such clusters as dependent launches by seats (16 percent
+slower at 3584 x 18944 and 512 tokens, 60 at 3584 x 3584); dependent launches without seats (0.1 to 1.1
+percent less time at 512 tokens, with them 1.4 to 1.9), or with places by the multiprocessors' numbers (4 to 8
+percent more: those of a GPC do not follow each other); for 3584 columns at 8192 tokens tiles of 256 x 184,
+192 x 200, 256 x 192 and 256 x 152 (1 to 4 percent slower than 128 x 256, though they move 11 to 22 percent
+fewer bytes).
+
+What the last steps brought at 512 tokens, in bursts (percent for o, q+k+v, gate+up, down): tensor maps that
+have L2 fetch 128 bytes and not 256, 0.5, 0.4, 2.0, 0.5; dependent launches with seats then 0.5, 1.0, 0.1, 0.0
+(without that 1.7, 1.9, 0.6, 1.4 in one run, 0.9, 1.1, 0.6, 0.1 in another); high words in registers then 0.9,
+0.4, 0.3, 0.2. At 2048 tokens dependent launches bring 0.5 percent to o and q+k+v; longer products gain
+nothing.
 
 What is left: without any loads (and with wrong results) the same kernels take 86 us of 95 (3584 x 18944 at
 512 tokens), 672 of 702 (37888 x 3584 at 2048), 1323 of 1397 (3584 x 18944 at 8192), where cuBLAS takes 93,
 716 and 1397: wgmma alone, at the power limit, is 6-8 percent faster than cuBLAS. A wave that leaves
 multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3 percent more waves and 5.5
 percent more time (37888 x 3584 at 2048 tokens). The clock follows what L2 is asked for (3584 x 18944 at 512
-tokens): 25.6 million sectors at 1492 MHz, cuBLAS's 16.8 at 1516; clusters of 2 that share A and take their
-tile by the number of their multiprocessor, 20.4 at 1517. Dependent launches of single blocks that do so take
-1-3 percent less time than these at 512 tokens, but only as long as every multiprocessor gets exactly one
-block, which nothing guarantees.
+tokens): 26.1 million sectors at 1490 MHz, with promotion to 128 bytes 21.0 at 1500, cuBLAS's 17.2 at 1522.
 """
 
 from __future__ import annotations
@@ -53,12 +64,14 @@ from minfer.cuda.tile.hopper import ALIGNMENT, BUFFER_BYTES
 
 @cache
 def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
-    """The kernel of a config: (a, b, c, nt, od, depth, group), with epilogue "rope" (a, b, [bias,] table, q,
-    k_cache, v_cache, nt, od, depth, group, position).
+    """The kernel of a config: (a, b, c, nt, od, depth, group[, seats]), with epilogue "rope" (a, b, [bias,]
+    table, q, k_cache, v_cache, nt, od, depth, group, position[, seats]).
 
     a, b, c are tensor maps (`config.boxes`, 128-byte swizzle) of A [nt, depth] and B [od, depth], f16
     row-major, and C [nt, od] of `config.out`, od and depth multiples of 8; the sizes are int32; group is
-    `config.group(nt, od)`. The grid is `config.grid`. Every element of C is written; with epilogue "add" C
+    `config.group(nt, od)`. The grid is `config.grid`; with pdl it has as many blocks as the array `seats` has
+    seats, and B must not be what the kernel before has written, or the launch none that may overlap. Every
+    element of C is written; with epilogue "add" C
     += A B^T, each element rounded once. With "swiglu" B is [2 od, depth]: the gate's rows, then the up
     matrix's, and C = silu(gate) * up. With "rope" nothing is written as C: see
     `heads.store_heads`."""
@@ -85,8 +98,10 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     registers = config.warpgroups.registers
     fewer, more = ptx.setmaxnreg("dec", registers[0]), ptx.setmaxnreg("inc", registers[1])
     # The first k-tile overwrites the sums; afterwards at most this stage's group is in flight.
-    multiply = ptx.wgmma(tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1, row_blocks=row_blocks, high=config.high)
-    high_word, opaque = ptx.wgmma_high_word(), config.high == "operand"
+    multiply = ptx.wgmma(
+        tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1, row_blocks=row_blocks, high="operand"
+    )
+    high_word = ptx.wgmma_high_word()
     wait_sums = ptx.wgmma_wait(0, accumulators)
     pdl, place_start = config.pdl, config.place_start
     heads = config.heads
@@ -178,14 +193,13 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             store(part, target, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, thread, zeros):
+    def consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, thread, high):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         sums = cuda.local.array(accumulators, dtype=types.float32)
         for i in range(accumulators):
             sums[i] = types.float32(0)
         a_start = descriptor(base + consumer * consumer_bytes, 16)
         b_start = descriptor(base + a_bytes, 16)
-        high_a, high_b = types.uint32(high_word | zeros[0]), types.uint32(high_word | zeros[1])
         buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
         stage, parity, previous = types.uint32(0), types.uint32(0), types.uint32(0)
         row, column = types.int32(0), types.int32(0)
@@ -194,10 +208,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             while k < k_tiles:
                 ptx.mbarrier_wait(barriers + 8 * stage, parity)
                 offset = stage * (stage_bytes >> 4)
-                if opaque:
-                    multiply(sums, a_start + offset, b_start + offset, k, high_a, high_b)
-                else:
-                    multiply(sums, a_start + offset, b_start + offset, k)
+                multiply(sums, a_start + offset, b_start + offset, k, high[0], high[1])
                 if k > 0:
                     release(barriers + 8 * (stages + previous), thread)
                 else:
@@ -251,8 +262,9 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         else:
             more()
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
-            zeros = nt >> 31, od >> 31  # which the assembler does not know
-            consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, within, zeros)
+            # Sizes have no sign, which the assembler does not know: it keeps these words in registers.
+            high = types.uint32(high_word | (nt >> 31)), types.uint32(high_word | (od >> 31))
+            consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, within, high)
 
     return Kernel(
         name="gemm_hopper",
@@ -286,8 +298,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """Every tile that `choose` may pick, also with the epilogues of a model's layers (q, k and v of
-    Qwen2.5-7B and SmolLM2-135M); one that is no dependent launch."""
+    """Every tile that `choose` may pick as a dependent launch, also with the epilogues of a model's layers
+    (q, k and v of Qwen2.5-7B and SmolLM2-135M); and the large ones, which long products take, as none."""
     plain = [GemmHopperConfig(m, stages, tile_n=n) for n, m, stages in TILES]
     sums = [
         GemmHopperConfig(m, stages, "f32", "add", n)
@@ -303,5 +315,7 @@ def shipped() -> list[Kernel]:
         for n, m, stages in ((192, 192, 4), (128, 256, 4), (128, 64, 8))
     ]
     rotated.append(GemmHopperConfig(128, 6, "f16", "rope", 128, Heads(9, 3, 64, interleaved=True)))
-    dependent = [replace(config, pdl=True) for config in (*plain, *sums, *gates, *rotated)]
-    return [make_gemm_hopper(config) for config in (*dependent, GemmHopperConfig())]
+    every = (*plain, *sums, *gates, *rotated)
+    dependent = [replace(config, pdl=True) for config in every]
+    large = [config for config in every if config.tile_n * config.tile_m >= 128 * 224]
+    return [make_gemm_hopper(config) for config in (*dependent, *large)]

@@ -192,13 +192,14 @@ class Products:
         self.launch_hopper(gemm, a, stack, target, nt, od, depth, gemm.config.group(nt, od))
 
     def launch_hopper(self, gemm: Launch, a: Any, stack: Stack, *rest: Any) -> None:
-        """Launch a Hopper GEMM on a stack as f16; rest: its arguments between B and the seats. It reads the
-        stack before the kernel before it has ended, unless that one has just written it."""
+        """Launch a Hopper GEMM on a stack as f16; rest: its arguments between B and the seats. A dependent
+        launch reads the stack before the kernel before it has ended, unless that one has just written it."""
         if not self._copies or stack.half is None:
             gemm = replace(gemm, pdl=False)
         operands = ("a", a), ("b", self.halves(stack))
         maps = [self.tensor_map(array, gemm.config.boxes[name]) for name, array in operands]
-        gemm.on(self.device, *maps, *rest, self._seats)
+        seats = (self._seats,) if gemm.config.pdl else ()
+        gemm.on(self.device, *maps, *rest, *seats)
 
     def _make_seats(self) -> Any:
         """Seats for Hopper's GEMMs, one after the other on the device's stream."""

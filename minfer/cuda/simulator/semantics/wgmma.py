@@ -248,7 +248,9 @@ def wgmma(accumulators, a, b, /, *accumulate, **parameters):
     if word is not None:
         *accumulate, high_a, high_b = accumulate
         if (int(high_a), int(high_b)) != (word, word):
-            raise InvalidInstruction(f"wgmma: descriptors' high words {high_a:#x}, {high_b:#x}, not {word:#x}")
+            raise InvalidInstruction(
+                f"wgmma: descriptors' high words {high_a:#x}, {high_b:#x}, not {word:#x}"
+            )
     if lane.trace is not None:
         lane.trace.record(lane, Op.WGMMA, extra=parameters["n"])
     operand = a if isinstance(a, LocalArray) else int(a) & 0xFFFFFFFF
