@@ -133,10 +133,32 @@ def _line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
     return begin, copy, staged, arrived
 
 
+def make_bulk_copy(row_bytes: int) -> Callable:
+    """Device function (slot, full, line, size, end), for one thread: start the bulk copy of `size` bytes from
+    line `line` of a matrix that ends at `end`, of rows of so many bytes; the mbarrier `full` counts it."""
+    ragged = row_bytes % 16 != 0
+
+    @device_function
+    def bulk_copy(slot, full, line, size, end):
+        whole = (size + 15) & ~15
+        if ragged and end - line < uint64(whole):  # the matrix ends within a line: halves of it, then zeros
+            whole -= 16
+            for i in range(8):
+                at = whole + 2 * i
+                value = uint32(0)
+                if at < size:
+                    value = ptx.ld_global_u16(line + uint64(at))
+                ptx.st_shared_u16(slot + uint32(at), value)
+        ptx.mbarrier_arrive_expect_tx(full, uint32(whole))
+        ptx.bulk_load(slot, line, uint32(whole), full)
+
+    return bulk_copy
+
+
 def _bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
     """(begin, copy, staged, arrived) by bulk copies; the block overlaps the kernel before."""
     row_bytes, body_bytes, slot_bytes = config.row_bytes, config.body_bytes, config.slot_bytes
-    slots, ragged = config.slots, config.row_bytes % 16 != 0
+    slots, bulk_copy = config.slots, make_bulk_copy(row_bytes)
     stage, wait_all = _stage(config), ptx.cp_async_wait_group(0)
 
     @device_function
@@ -152,20 +174,8 @@ def _bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
     def copy(slot, matrix, od, group, part, wanted):
         if wanted and ptx.lane_id() == uint32(0):
             line, size = span(matrix, od, group, part)
-            whole = (size + 15) & ~15
-            if ragged:
-                left = matrix + uint64(od) * uint64(row_bytes) - line
-                if left < uint64(whole):  # the matrix ends within a line: halves of it, then zeros
-                    whole -= 16
-                    for i in range(8):
-                        at = whole + 2 * i
-                        value = uint32(0)
-                        if at < size:
-                            value = ptx.ld_global_u16(line + uint64(at))
-                        ptx.st_shared_u16(slot + uint32(at), value)
-            full = slot + uint32(body_bytes)
-            ptx.mbarrier_arrive_expect_tx(full, uint32(whole))
-            ptx.bulk_load(slot, line, uint32(whole), full)
+            end = matrix + uint64(od) * uint64(row_bytes)
+            bulk_copy(slot, slot + uint32(body_bytes), line, size, end)
 
     @device_function
     def staged(shared, x):

@@ -24,7 +24,7 @@ import numpy as np
 from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
-from minfer.cuda.block_dots import LOW, BlockDot, six_bit_dot, six_bits
+from minfer.cuda.block_dots import LOW, BlockDot
 from minfer.cuda.instruction import device_function
 
 BLOCK_BYTES = 210
@@ -61,13 +61,25 @@ def _planes(blocks: np.ndarray) -> np.ndarray:
 
 
 @device_function
+def _six_bits(low, high):
+    """Four weights of 6 bits: nibbles `low`, and the two bits above them in place in `high`."""
+    return low | (high & uint32(0x30303030))
+
+
+@device_function
+def _six_bit_dot(weights, values, total):
+    """Adds four weights of 6 bits, less 32, times four int8: as the weights times them and -32 times them."""
+    return ptx.dp4a_u8s8(weights, values, ptx.dp4a(uint32(0xE0E0E0E0), values, total))
+
+
+@device_function
 def _sixteen(low, high, at, total):
     """16 weights, as their nibbles and the two bits above them in place, times the 16 int8 at `at`."""
     a0, a1, a2, a3 = ptx.ld_shared_v4_u32(at)
-    total = six_bit_dot(six_bits(low[0], high[0]), a0, total)
-    total = six_bit_dot(six_bits(low[1], high[1]), a1, total)
-    total = six_bit_dot(six_bits(low[2], high[2]), a2, total)
-    return six_bit_dot(six_bits(low[3], high[3]), a3, total)
+    total = _six_bit_dot(_six_bits(low[0], high[0]), a0, total)
+    total = _six_bit_dot(_six_bits(low[1], high[1]), a1, total)
+    total = _six_bit_dot(_six_bits(low[2], high[2]), a2, total)
+    return _six_bit_dot(_six_bits(low[3], high[3]), a3, total)
 
 
 @device_function
