@@ -16,7 +16,7 @@ kernel's are there with a full ring: slower too, for want of bytes in flight.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from numba import cuda
 from numba.cuda.types import int32, uint32, uint64
@@ -26,21 +26,22 @@ from minfer.cuda.gemv_config import GemvConfig
 from minfer.cuda.instruction import device_function
 
 
-@dataclass(frozen=True)
-class Copies:
+class Copies(NamedTuple):
     """Device functions of one way to copy; all threads of a block call them.
 
     Attributes:
         place: (matrix, row, part): the address of slice `part` of a row.
-        begin: (shared, ring, x): before the first copy; `ring` is this warp's.
+        begin: (ring): before the first copy; `ring` is this warp's.
         copy: (slot, matrix, od, group, part, wanted): start the copy of a row group's slice, if wanted.
-        staged: (shared, x): after the first copies: wait for the activations.
+        stage: (shared, x): start the copy of the activations, after `GemvConfig.early` slots' copies.
+        staged: (): after the ring's first copies: wait for the activations.
         arrived: (slot, parity): wait for a slot's copy; the parity is 0 in the ring's first round, then 1.
     """
 
     place: Callable
     begin: Callable
     copy: Callable
+    stage: Callable
     staged: Callable
     arrived: Callable
 
@@ -98,16 +99,16 @@ def _stage(config: GemvConfig) -> Callable:
 
 
 def _line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
-    """(begin, copy, staged, arrived) by cp.async: x is the first group, then a copy is a group."""
+    """(begin, copy, stage, staged, arrived) by cp.async: a copy is a group, and x is one, behind `early`."""
     row_bytes = config.row_bytes
     copy_rounds = -(-(config.body_bytes // 16) // 32)
-    wait_first = ptx.cp_async_wait_group(config.slots)
+    wait_x = ptx.cp_async_wait_group(config.slots - config.early)
     wait_oldest = ptx.cp_async_wait_group(config.slots - 1)
     stage = _stage(config)
 
     @device_function
-    def begin(shared, ring, x):
-        stage(shared, x)
+    def begin(ring):
+        """Nothing to prepare."""
 
     @device_function
     def copy(slot, matrix, od, group, part, wanted):
@@ -121,8 +122,8 @@ def _line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
         ptx.cp_async_commit()  # wanted or not: waiting counts the groups
 
     @device_function
-    def staged(shared, x):
-        wait_first()
+    def staged():
+        wait_x()
         cuda.syncthreads()
 
     @device_function
@@ -130,7 +131,7 @@ def _line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
         wait_oldest()
         ptx.syncwarp()
 
-    return begin, copy, staged, arrived
+    return begin, copy, stage, staged, arrived
 
 
 def make_bulk_copy(row_bytes: int) -> Callable:
@@ -156,13 +157,13 @@ def make_bulk_copy(row_bytes: int) -> Callable:
 
 
 def _bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
-    """(begin, copy, staged, arrived) by bulk copies; the block overlaps the kernel before."""
+    """(begin, copy, stage, staged, arrived) by bulk copies; the block overlaps the kernel before."""
     row_bytes, body_bytes, slot_bytes = config.row_bytes, config.body_bytes, config.slot_bytes
     slots, bulk_copy = config.slots, make_bulk_copy(row_bytes)
-    stage, wait_all = _stage(config), ptx.cp_async_wait_group(0)
+    copy_x, wait_all = _stage(config), ptx.cp_async_wait_group(0)
 
     @device_function
-    def begin(shared, ring, x):
+    def begin(ring):
         ptx.griddepcontrol_launch_dependents()
         if ptx.lane_id() == uint32(0):
             for n in range(slots):
@@ -178,9 +179,12 @@ def _bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
             bulk_copy(slot, slot + uint32(body_bytes), line, size, end)
 
     @device_function
-    def staged(shared, x):
+    def stage(shared, x):
         ptx.griddepcontrol_wait()
-        stage(shared, x)
+        copy_x(shared, x)
+
+    @device_function
+    def staged():
         wait_all()
         cuda.syncthreads()
 
@@ -189,4 +193,4 @@ def _bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
         ptx.mbarrier_wait(slot + uint32(body_bytes), parity)
         ptx.syncwarp()
 
-    return begin, copy, staged, arrived
+    return begin, copy, stage, staged, arrived

@@ -61,14 +61,10 @@ def _planes(blocks: np.ndarray) -> np.ndarray:
 
 
 @device_function
-def _six_bits(low, high):
-    """Four weights of 6 bits: nibbles `low`, and the two bits above them in place in `high`."""
-    return low | (high & uint32(0x30303030))
-
-
-@device_function
-def _six_bit_dot(weights, values, total):
-    """Adds four weights of 6 bits, less 32, times four int8: as the weights times them and -32 times them."""
+def _four(low, high, values, total):
+    """Four weights times four int8: nibbles `low`, the two bits above them in place in `high`, less 32, which
+    is -32 times the int8."""
+    weights = low | (high & uint32(0x30303030))
     return ptx.dp4a_u8s8(weights, values, ptx.dp4a(uint32(0xE0E0E0E0), values, total))
 
 
@@ -76,10 +72,10 @@ def _six_bit_dot(weights, values, total):
 def _sixteen(low, high, at, total):
     """16 weights, as their nibbles and the two bits above them in place, times the 16 int8 at `at`."""
     a0, a1, a2, a3 = ptx.ld_shared_v4_u32(at)
-    total = _six_bit_dot(_six_bits(low[0], high[0]), a0, total)
-    total = _six_bit_dot(_six_bits(low[1], high[1]), a1, total)
-    total = _six_bit_dot(_six_bits(low[2], high[2]), a2, total)
-    return _six_bit_dot(_six_bits(low[3], high[3]), a3, total)
+    total = _four(low[0], high[0], a0, total)
+    total = _four(low[1], high[1], a1, total)
+    total = _four(low[2], high[2], a2, total)
+    return _four(low[3], high[3], a3, total)
 
 
 @device_function
