@@ -42,19 +42,14 @@ GEMV_SHAPES = (
 )
 
 
-def milliseconds(launches: list, queued: bool = False) -> float:
-    """Device time of one of the bound launches, run one after another in a graph: the median of 9 replays.
-
-    `queued`: each behind another replay. Without, the host starts the graph between the two events: some 20
-    microseconds, which a graph of a dozen short launches does not hide."""
+def milliseconds(launches: list) -> float:
+    """Device time of one of the bound launches, run one after another in a graph: the median of 9 replays."""
     with runtime.capture() as graph:
         for launch in launches:
             launch()
     stream = runtime.Stream()
     times = []
     for _ in range(10):
-        if queued:
-            graph.replay(stream)
         start = runtime.Event().record(stream)
         graph.replay(stream)
         end = runtime.Event().record(stream)
@@ -133,7 +128,7 @@ def test_read(measure):
     second = runtime.empty(words.shape, np.uint32).copy_from(first)
     loaded = runtime.load(reader(each))
     launches = [loaded.prepare((threads // 512, 1, 1), array, sums) for array in (first, second)]
-    time = milliseconds(launches * 2, queued=True)
+    time = milliseconds(launches * 2)
     assert np.bitwise_xor.reduce(sums.to_host()) == np.bitwise_xor.reduce(words)
     measure("read: GB/s", round(words.nbytes / time / 1e6))
 
@@ -175,7 +170,7 @@ def time_gemv(config: GemvConfig, od: int, measure, name: str, overlap: bool) ->
     x, y = runtime.to_device(records), runtime.to_device(np.full(od, np.nan, np.float32))
     grid = config.grid(od, runtime.device().sms)
     launches = [loaded.prepare(grid, weights, x, y, od, pdl=overlap) for weights in (first, *others)]
-    time = milliseconds(launches * 3, queued=True)
+    time = milliseconds(launches * 3)
     wanted = np.resize(reference.gemv(values, activations, None), od)
     size = (np.abs(values) @ np.abs(activations)).max()
     np.testing.assert_allclose(y.to_host(), wanted, rtol=0, atol=float(size) * 1e-6)
