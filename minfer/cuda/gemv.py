@@ -185,7 +185,7 @@ _SHAPES = (
 
 # Q6_K repacked, at the 7B's down and output matrices.
 PLANES_7B = (
-    GemvConfig("Q6_K", 18944, slices=2, warps=10, pdl=True, resident=1, layout="planes"),
+    GemvConfig("Q6_K", 18944, slices=2, warps=12, pdl=True, resident=1, layout="planes"),
     GemvConfig("Q6_K", 3584, rows=4, warps=8, pdl=True, resident=1, layout="planes"),
 )
 

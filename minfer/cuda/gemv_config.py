@@ -19,6 +19,8 @@ BARRIER_BYTES = 16
 """What an mbarrier takes beside what it guards, which is aligned to 16 bytes."""
 SLICE_BYTES = 8192
 """What `for_shape` slices rows into at most, about."""
+SCHEDULERS = 4
+"""Of an SM: warps of a block are dealt to them in turn."""
 ROWS_BYTES = 12288
 """What `for_shape` takes of whole rows at a time at most."""
 
@@ -200,7 +202,8 @@ class GemvConfig:
     def _overlapping(self, groups: int, sms: int, shared: int) -> GemvConfig:
         """This config, of one warp and slot, for a matrix of so many row groups.
 
-        A large matrix takes whole SMs: one block of as many slots as fit. A small one is in flight as a
+        A large matrix takes whole SMs: one block of as many slots as fit, and as many warps on each of its
+        schedulers. A small one is in flight as a
         whole, a row group a warp, in blocks small enough for the next kernel's to fit beside them.
         """
         whole = self.slices * self.slot_bytes
@@ -216,8 +219,11 @@ class GemvConfig:
         share = _ceil(groups, sms)
         slots = 2 if self.x_bytes + 8 * self.slot_bytes <= shared else 1
         most = (shared - self.x_bytes) // (slots * self.slot_bytes)
-        turns = _ceil(share, max(1, min(16, most)))
-        return replace(self, warps=_ceil(share, turns), slots=slots)
+        most = max(1, min(16, most))
+        warps = _ceil(share, _ceil(share, most))
+        if most >= SCHEDULERS:
+            warps = min(_ceil(warps, SCHEDULERS), most // SCHEDULERS) * SCHEDULERS
+        return replace(self, warps=warps, slots=slots)
 
 
 def _ceil(a: int, b: int) -> int:
