@@ -20,6 +20,7 @@ The kernels:
     attention             prefill, prefill on Hopper, decode
     elementwise, convert, quantize, dequantize   what lies between
     clock                 what clock the multiprocessors ran at
+    placement             which multiprocessors lie together
 """
 
 from minfer.cuda import sources as sources  # notes the files' dates before any other is imported

@@ -27,6 +27,7 @@ def small_sequences() -> Iterator[tuple[Case | HopperCase, ...]]:
         _dequantize,
         _w4a16,
         _w4a8,
+        _placement,
     )
     for cases in families:
         yield from (tuple(case) if isinstance(case, list) else (case,) for case in cases())
@@ -49,6 +50,7 @@ def _gemm_hopper() -> Iterator[Case]:
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu"), 140, 80, 72)
     yield hopper_case(GemmHopperConfig(80, 2, tile_n=192), 200, 88, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), 140, 80, 72)
+    yield hopper_case(GemmHopperConfig(80, 2, pdl=True), 300, 168, 136)
     split, interleaved = Heads(2, 1, 128, bias=True), Heads(2, 1, 64, interleaved=True)
     yield rope_case(GemmHopperConfig(192, 2, epilogue="rope", tile_n=192, heads=split), 200, 72)
     yield rope_case(GemmHopperConfig(64, 2, epilogue="rope", heads=interleaved), 70, 72)
@@ -195,3 +197,16 @@ def _dequantize() -> Iterator[Case]:
 
     for format in BLOCKS:
         yield dequantize_case(format, 3, 256)
+
+
+def _placement() -> Iterator[Case]:
+    import numpy as np
+
+    from minfer.cuda.placement import placement
+    from tests.cuda.parity import poisoned
+
+    def apart(where: np.ndarray) -> None:
+        assert len(set(where.tolist())) == len(where)
+
+    kernel, where = placement(), poisoned((3,), np.uint32)
+    yield Case(kernel, kernel.config.grid(3), {"where": where}, {"where": apart})
