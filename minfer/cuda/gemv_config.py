@@ -202,9 +202,9 @@ class GemvConfig:
     def _overlapping(self, groups: int, sms: int, shared: int) -> GemvConfig:
         """This config, of one warp and slot, for a matrix of so many row groups.
 
-        A large matrix takes whole SMs: one block of as many slots as fit, and as many warps on each of its
-        schedulers. A small one is in flight as a
-        whole, a row group a warp, in blocks small enough for the next kernel's to fit beside them.
+        A large matrix takes whole SMs: one block of as many slots as fit, with as many warps on each of the
+        schedulers. A small one is in flight as a whole, a row group a warp, in blocks small enough for the
+        next kernel's to fit beside them.
         """
         whole = self.slices * self.slot_bytes
         small = [
