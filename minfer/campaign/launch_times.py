@@ -138,19 +138,27 @@ def graph_ms(
     Args:
         copies: of the launches in the graph. rest: seconds before every replay.
     """
-    from minfer.cuda import runtime
 
-    with runtime.capture(device.stream) as graph:
+    def enqueue() -> None:
         for _ in range(copies):
             for launch in launches:
                 device.launch(launch.kernel, launch.grid, *launch.args, pdl=launch.pdl)
-    found = []
+
+    return device_ms(enqueue, device, samples=samples, rest=rest) / copies
+
+
+def device_ms(enqueue: Callable[[], None], device: Any, *, samples: int = 5, rest: float = 0.0) -> float:
+    """Milliseconds of device time of what `enqueue` puts on the device's stream, in a graph: the median of some
+    replays. rest: seconds before every replay."""
+    from minfer.cuda import runtime
+
+    replay, found = device.capture(enqueue), []
     for _ in range(samples + 1):
         time.sleep(rest)
         start = runtime.Event().record(device.stream)
-        graph.replay(device.stream)
+        replay()
         end = runtime.Event().record(device.stream)
-        found.append(end.since(start) / copies)
+        found.append(end.since(start))
     return statistics.median(found[1:])
 
 
