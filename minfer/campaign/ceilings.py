@@ -73,11 +73,11 @@ def ceilings_of(device: str, folder: Path = FOLDER) -> Ceilings | None:
 
 
 def measure_memory(device: Any, nbytes: int = ARRAY_BYTES, samples: int = 9) -> dict[str, int]:
-    """{"copy_gb_s", "read_gb_s"} of a GPU (`minfer.engine.cuda.devices.GpuDevice`): medians of `samples`, each
-    of two arrays of `nbytes` copied to each other, or read one after the other.
+    """{"copy_gb_s", "read_gb_s"} of a GPU (`minfer.engine.cuda.devices.GpuDevice`), the medians of `samples`:
+    one array of `nbytes` is copied to another (bytes read + written), then both are read.
 
     Raises:
-        RuntimeError: what was read is not what lay there, or the copies are not equal.
+        RuntimeError: what was read is not what lay there, or the copy is none.
     """
     import numpy as np
 
@@ -86,31 +86,29 @@ def measure_memory(device: Any, nbytes: int = ARRAY_BYTES, samples: int = 9) -> 
 
     config, pieces = MemoryConfig(), nbytes // PIECE_BYTES
     grid = config.grid(device.sms)
-    threads, read, copy = grid[0] * config.threads, read_memory(config), copy_memory(config)
+    read, copy = read_memory(config), copy_memory(config)
     words = np.random.default_rng(0).integers(0, 2**32, (pieces, 4), np.uint32)
-    wanted, sums = sums_of(words, threads), device.empty(threads, np.uint32)
-    arrays = first, second = [device.empty(words.shape, np.uint32) for _ in range(2)]
+    wanted = sums_of(words, grid[0] * config.threads)
+    first, second = (device.empty(words.shape, np.uint32) for _ in range(2))
+    sums = device.empty(wanted.shape, np.uint32)
     device.write(first, words)
-    for kernel in (read, copy):
+    for kernel, out in ((copy, second), (read, sums)):
         device.load(kernel)
+        device.clear(out)
 
-    def copy_both() -> None:
-        device.launch(copy, grid, first, second, pieces)
-        device.launch(copy, grid, second, first, pieces)
+    def copy_twice() -> None:
+        for _ in range(2):
+            device.launch(copy, grid, first, second, pieces)
 
     def read_both() -> None:
-        for array in arrays:
+        for array in (first, second):
             device.launch(read, grid, array, sums, pieces)
 
-    found = {}
-    for name, enqueue, moved in (("copy", copy_both, 4 * nbytes), ("read", read_both, 2 * nbytes)):
-        found[f"{name}_gb_s"] = round(moved / device_ms(enqueue, device, samples=samples) / 1e6)
-    for array in arrays:
-        device.clear(sums)
-        device.launch(read, grid, array, sums, pieces)
-        if not np.array_equal(device.read(sums), wanted):
-            raise RuntimeError("what was read or copied while it was timed is not what lay there")
-    return found
+    copied = 4 * nbytes / device_ms(copy_twice, device, samples=samples)
+    was_read = 2 * nbytes / device_ms(read_both, device, samples=samples)
+    if not np.array_equal(device.read(sums), wanted):
+        raise RuntimeError("what was copied and read while it was timed is not what lay there")
+    return {"copy_gb_s": round(copied / 1e6), "read_gb_s": round(was_read / 1e6)}
 
 
 def write_ceilings(device: str, rates: dict[str, int], folder: Path = FOLDER) -> Path:

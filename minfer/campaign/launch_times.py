@@ -148,8 +148,8 @@ def graph_ms(
 
 
 def device_ms(enqueue: Callable[[], None], device: Any, *, samples: int = 5, rest: float = 0.0) -> float:
-    """Milliseconds of device time of what `enqueue` puts on the device's stream, in a graph: the median of some
-    replays. rest: seconds before every replay."""
+    """Milliseconds of device time of what `enqueue` launches, in a graph: the median of some replays. rest:
+    seconds before every replay."""
     from minfer.cuda import runtime
 
     replay, found = device.capture(enqueue), []

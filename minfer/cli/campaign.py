@@ -1,4 +1,4 @@
-"""`minfer ceilings`, `minfer decompose` and `minfer report`: what memory can do, where a pass's time goes, and the
+"""`minfer ceilings`, `minfer decompose`, `minfer report`: what memory can do, where a pass's time goes, the
 campaign's tables."""
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def ceilings(
     record: Annotated[
         bool, typer.Option(help="Keep them: from then on they are what figures are compared with.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder to keep them in [default: data/reference].")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to keep them in [default: data/reference].")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure how fast a GPU's memory is copied (bytes read + written) and read, on arrays of 1 GiB."""

@@ -422,6 +422,29 @@ def mbarrier_probe(name: str) -> Probe:
     return Probe(_kernel(name, _compiled(source), inputs, 528, min_arch=90), inputs, 2 * THREADS)
 
 
+def mbarrier_wait_for_probe(name: str) -> Probe:
+    """Not yet completed, whatever the time; completed; and the parity that a fresh mbarrier passes for."""
+    source = "\n".join(
+        [
+            "def kernel(in0, out):",
+            "    tid = types.int32(cuda.threadIdx.x)",
+            "    bar = ptx.shared_address(cuda.shared.array(0, types.uint8))",
+            "    if tid == 0:",
+            "        ptx.mbarrier_init(bar, types.uint32(128))",
+            "    cuda.syncthreads()",
+            "    out[tid] = ptx.mbarrier_wait_for(bar, types.uint32(0), in0[tid])",
+            "    out[tid + 128] = ptx.mbarrier_wait_for(bar, types.uint32(1), in0[tid])",
+            "    cuda.syncthreads()",
+            "    ptx.mbarrier_arrive(bar)",
+            "    ptx.mbarrier_wait(bar, types.uint32(0))",
+            "    out[tid + 256] = ptx.mbarrier_wait_for(bar, types.uint32(0), in0[tid])",
+            "    out[tid + 384] = ptx.mbarrier_wait_for(bar, types.uint32(1), in0[tid])",
+        ]
+    )
+    inputs = (np.random.default_rng(0).integers(0, 20_000, THREADS, np.uint32),)  # nanoseconds
+    return Probe(_kernel(name, _compiled(source), inputs, 16, min_arch=90), inputs, 4 * THREADS)
+
+
 def copy_mbarrier_probe(name: str) -> Probe:
     """128 copies that an mbarrier counts as they land; each thread reads what another one copied."""
     source = "\n".join(
@@ -495,8 +518,8 @@ def probes() -> tuple[Probe, ...]:
     for lut in (0x6A, 0xE8, 0xEA):
         rng = np.random.default_rng(lut)
         found.append(register_probe(f"lop3_{lut:#x}", ptx.lop3(lut), [_words(rng) for _ in range(3)]))
-    found += [global_load_probe(name) for name in _names("ld_global")]
-    found += [global_store_probe(name) for name in _names("st_global")]
+    found += [global_load_probe(name) for name in _names("ld_global", "ld_relaxed")]
+    found += [global_store_probe(name) for name in _names("st_global", "st_relaxed")]
     found += [shared_load_probe(name) for name in _names("ld_shared")]
     found += [shared_store_probe(name) for name in _names("st_shared")]
     found += [ldmatrix_probe(name) for name in _names("ldmatrix")]
@@ -506,6 +529,7 @@ def probes() -> tuple[Probe, ...]:
         bulk_load_probe("bulk_load"),
         named_barrier_probe("bar_sync"),
         mbarrier_probe("mbarrier_arrive"),
+        mbarrier_wait_for_probe("mbarrier_wait_for"),
         copy_mbarrier_probe("cp_async_mbarrier_arrive"),
     ]
     found += [prefetch_probe("prefetch_global_l2")]
