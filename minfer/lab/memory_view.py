@@ -76,8 +76,8 @@ def shapes(preset: str = "qwen2.5-7b") -> Shapes:
 
 
 def plan(model: Shapes, where: Device, n_ctx: int, chunk: int, free: int, route: str = "auto") -> MemoryPlan:
-    """The plan of the cuda backend on a device with `free` bytes, by a route (auto: the one that it would take
-    there); of its ways to have the weights, those in which the GEMMs read f16, unless the route leaves
+    """The plan of the cuda backend on a device with `free` bytes, by a route (auto: the one that it would
+    take there); of its ways to have the weights, those in which the GEMMs read f16, unless the route leaves
     nothing to copy.
 
     Raises:
@@ -150,8 +150,8 @@ def memory_report(
 
 
 def need_rows(contexts: Iterable[int], chunk: int = 2048, preset: str = "qwen2.5-7b") -> list[dict]:
-    """GB on an H200 that must be free for each context length: with f16 copies of the weights, without, and on
-    the route w4a16, which multiplies the blocks themselves."""
+    """GB that must be free on an H200 for each context length: with f16 copies of the weights, without, and
+    on the route w4a16, which multiplies the blocks themselves."""
     rows, w4a16 = [], partial(plan, shapes(preset), device("h200"), free=NO_LIMIT, route="w4a16")
     for n_ctx in contexts:
         report = memory_report("h200", n_ctx, chunk, 0, preset)
