@@ -73,39 +73,38 @@ def ceilings_of(device: str, folder: Path = FOLDER) -> Ceilings | None:
 
 
 def measure_memory(device: Any, nbytes: int = ARRAY_BYTES, samples: int = 9) -> dict[str, int]:
-    """{"copy_gb_s", "read_gb_s"} of a GPU (`minfer.engine.cuda.devices.GpuDevice`), the medians of `samples`:
-    one array of `nbytes` is copied to another (bytes read + written), then both are read.
+    """{"copy_gb_s", "read_gb_s"} of a GPU (`minfer.engine.cuda.devices.GpuDevice`), medians of `samples`:
+    the driver copies one array of `nbytes` to another (bytes read + written), then a kernel reads both.
 
     Raises:
         RuntimeError: what was read is not what lay there, or the copy is none.
     """
     import numpy as np
 
-    from minfer.cuda.memory import PIECE_BYTES, MemoryConfig, copy_memory, read_memory
+    from minfer.cuda.memory import PIECE_BYTES, ReadMemoryConfig, read_memory
     from minfer.cuda.reference import read_memory as sums_of
 
-    config, pieces = MemoryConfig(), nbytes // PIECE_BYTES
-    grid = config.grid(device.sms)
-    read, copy = read_memory(config), copy_memory(config)
+    config, pieces = ReadMemoryConfig(), nbytes // PIECE_BYTES
+    kernel, grid = read_memory(config), config.grid(device.sms)
     words = np.random.default_rng(0).integers(0, 2**32, (pieces, 4), np.uint32)
     wanted = sums_of(words, grid[0] * config.threads)
     first, second = (device.empty(words.shape, np.uint32) for _ in range(2))
     sums = device.empty(wanted.shape, np.uint32)
     device.write(first, words)
-    for kernel, out in ((copy, second), (read, sums)):
-        device.load(kernel)
-        device.clear(out)
+    device.clear(second)
+    device.clear(sums)
+    device.load(kernel)
 
     def copy_twice() -> None:
         for _ in range(2):
-            device.launch(copy, grid, first, second, pieces)
+            second.copy_from(first, device.stream)
 
     def read_both() -> None:
         for array in (first, second):
-            device.launch(read, grid, array, sums, pieces)
+            device.launch(kernel, grid, array, sums, pieces)
 
     copied = 4 * nbytes / device_ms(copy_twice, device, samples=samples)
-    was_read = 2 * nbytes / device_ms(read_both, device, samples=samples)
+    was_read = 2 * nbytes / device_ms(device.capture(read_both), device, samples=samples)
     if not np.array_equal(device.read(sums), wanted):
         raise RuntimeError("what was copied and read while it was timed is not what lay there")
     return {"copy_gb_s": round(copied / 1e6), "read_gb_s": round(was_read / 1e6)}

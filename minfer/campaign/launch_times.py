@@ -144,19 +144,19 @@ def graph_ms(
             for launch in launches:
                 device.launch(launch.kernel, launch.grid, *launch.args, pdl=launch.pdl)
 
-    return device_ms(enqueue, device, samples=samples, rest=rest) / copies
+    return device_ms(device.capture(enqueue), device, samples=samples, rest=rest) / copies
 
 
 def device_ms(enqueue: Callable[[], None], device: Any, *, samples: int = 5, rest: float = 0.0) -> float:
-    """Milliseconds of device time of what `enqueue` launches, in a graph: the median of some replays. rest:
-    seconds before every replay."""
+    """Milliseconds of device time of what `enqueue` puts on the device's stream: the median of some times.
+    rest: seconds before each."""
     from minfer.cuda import runtime
 
-    replay, found = device.capture(enqueue), []
+    found = []
     for _ in range(samples + 1):
         time.sleep(rest)
         start = runtime.Event().record(device.stream)
-        replay()
+        enqueue()
         end = runtime.Event().record(device.stream)
         found.append(end.since(start))
     return statistics.median(found[1:])

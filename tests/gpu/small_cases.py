@@ -66,10 +66,10 @@ def _gemm_blocks() -> Iterator[Case]:
 
 
 def _memory() -> Iterator[Case]:
-    from minfer.cuda.memory import MemoryConfig
-    from tests.cuda.memory_cases import memory_cases
+    from minfer.cuda.memory import ReadMemoryConfig
+    from tests.cuda.memory_cases import read_case
 
-    yield from memory_cases(MemoryConfig(2, threads=32, blocks=1), 331)
+    yield read_case(ReadMemoryConfig(2, threads=32, blocks=1), 331)
 
 
 def _convert() -> Iterator[Case]:
