@@ -147,14 +147,22 @@ def graph_ms(
     return device_ms(device.capture(enqueue), device, samples=samples, rest=rest) / copies
 
 
-def device_ms(enqueue: Callable[[], None], device: Any, *, samples: int = 5, rest: float = 0.0) -> float:
+def device_ms(
+    enqueue: Callable[[], None], device: Any, *, samples: int = 5, rest: float = 0.0, queued: bool = False
+) -> float:
     """Milliseconds of device time of what `enqueue` puts on the device's stream: the median of some times.
-    rest: seconds before each."""
+
+    Args:
+        rest: seconds before each. queued: each behind another one, so that the device does not wait for the
+            host; else that is in it, some 20 microseconds of a graph.
+    """
     from minfer.cuda import runtime
 
     found = []
     for _ in range(samples + 1):
         time.sleep(rest)
+        if queued:
+            enqueue()
         start = runtime.Event().record(device.stream)
         enqueue()
         end = runtime.Event().record(device.stream)

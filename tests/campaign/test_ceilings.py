@@ -41,8 +41,8 @@ class Timed(SimulatedDevice):
     def empty(self, shape, dtype):
         return super().empty(shape, dtype).view(Array)
 
-    def device_ms(self, enqueue, device, samples):
-        assert device is self and samples == 9
+    def device_ms(self, enqueue, device, samples, queued):
+        assert device is self and samples == 9 and queued
         enqueue()
         return 2.0
 
