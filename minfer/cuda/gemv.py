@@ -45,8 +45,7 @@ def gemv(config: GemvConfig) -> Kernel:
     row_bytes, slot_bytes, x_bytes = config.row_bytes, config.slot_bytes, config.x_bytes
     added = config.addend
     shuffles = row_lanes.bit_length() - 1
-    way = copies(config)
-    place, begin, copy, stage, staged, arrived = way
+    place, begin, copy, stage, staged, arrived = copies(config)
     early = config.early
 
     @device_function
@@ -79,25 +78,11 @@ def gemv(config: GemvConfig) -> Kernel:
         if first < groups:
             turns = int32(ptx.udiv_u32(groups - first + (stride - 1), stride)) * slices
         begin(ring)
-        for n in range(early):
-            copy(
-                ring + uint32(n * slot_bytes),
-                weights,
-                od,
-                first + n // slices * stride,
-                n % slices,
-                n < turns,
-            )
-        stage(shared, x)
-        for n in range(early, slots):
-            copy(
-                ring + uint32(n * slot_bytes),
-                weights,
-                od,
-                first + n // slices * stride,
-                n % slices,
-                n < turns,
-            )
+        for n in unroll(slots):
+            slot = ring + uint32(n * slot_bytes)
+            copy(slot, weights, od, first + n // slices * stride, n % slices, n < turns)
+            if n == early - 1:
+                stage(shared, x)
         staged()
         row_in_group = lane // row_lanes
         unit_in_step = (lane & (row_lanes - 1)) // lanes

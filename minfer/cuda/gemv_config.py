@@ -19,10 +19,10 @@ BARRIER_BYTES = 16
 """What an mbarrier takes beside what it guards, which is aligned to 16 bytes."""
 SLICE_BYTES = 8192
 """What `for_shape` slices rows into at most, about."""
-SCHEDULERS = 4
-"""Of an SM: warps of a block are dealt to them in turn."""
 ROWS_BYTES = 12288
 """What `for_shape` takes of whole rows at a time at most."""
+SCHEDULERS = 4
+"""Of an SM: the warps of a block are dealt to them in turn."""
 
 
 @dataclass(frozen=True)
