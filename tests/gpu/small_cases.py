@@ -13,6 +13,7 @@ from tests.cuda.parity import Case
 def small_sequences() -> Iterator[tuple[Case | HopperCase, ...]]:
     """Every case, alone or with those to run right before it, whose results it reads."""
     families = (
+        _memory,
         _convert,
         _elementwise,
         _attention,
@@ -64,6 +65,13 @@ def _gemm_blocks() -> Iterator[Case]:
         for layout, out in (("swizzled", "f32"), ("padded", "f16")):
             yield block_case(GemmConfig(layout=layout, b_source=name, out=out), 5, 67, 3)
     yield block_case(GemmConfig(a_source="f32_mirror", b_source="Q4_K"), 66, 67, 1)
+
+
+def _memory() -> Iterator[Case]:
+    from minfer.cuda.memory import ReadMemoryConfig
+    from tests.cuda.memory_cases import read_case
+
+    yield read_case(ReadMemoryConfig(2, threads=32, blocks=1), 331)
 
 
 def _convert() -> Iterator[Case]:

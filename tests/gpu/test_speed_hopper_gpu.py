@@ -13,9 +13,9 @@ from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
 from minfer.cuda.w4a16 import choose as choose_w4a16
 from minfer.cuda.w4a16 import w4a16
 from tests.cuda.block_data import random_matrix
+from tests.gpu.device_time import NT, copies, milliseconds
 from tests.gpu.gemm_cases import LARGEST, MODEL_SHAPES
 from tests.gpu.test_gemm_hopper_gpu import arguments
-from tests.gpu.test_speed_kernels_gpu import NT, copies, milliseconds
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

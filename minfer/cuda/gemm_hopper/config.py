@@ -91,7 +91,7 @@ class GemmHopperConfig:
         # Every load brings whole groups of 8 rows of B; a warp's part of C fills a chunk.
         granule, most = 8 * self.loads, self.warpgroups.largest_m
         least = chunk_columns(self.out) * (2 if self.epilogue == "swiglu" else 1)
-        if self.tile_m % granule or not least <= self.tile_m <= most:
+        if not least <= self.tile_m <= most or self.tile_m % granule:
             raise ConfigRefused(
                 f"gemm_hopper: tile_m = {self.tile_m}: must be a multiple of {granule} from {least} to "
                 f"{most} ({self.tile_n} tokens, {self.epilogue})"
