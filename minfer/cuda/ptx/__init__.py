@@ -84,6 +84,7 @@ from minfer.cuda.ptx.hopper import (
 )
 from minfer.cuda.ptx.memory import (
     atom_add_global_u32,
+    atom_inc_u32,
     fence_gpu,
     ld_global_f32,
     ld_global_nc_f32,
@@ -104,6 +105,7 @@ from minfer.cuda.ptx.memory import (
     ld_global_v4_u32,
     ld_relaxed_v4_u32,
     ld_shared_f32,
+    ld_shared_relaxed_u32,
     ld_shared_s8,
     ld_shared_u8,
     ld_shared_u16,
@@ -133,6 +135,7 @@ from minfer.cuda.ptx.memory import (
     st_pair,
     st_relaxed_u32,
     st_shared_f32,
+    st_shared_relaxed_u32,
     st_shared_u8,
     st_shared_u16,
     st_shared_u32,
@@ -176,6 +179,7 @@ from minfer.cuda.ptx.wgmma import (
 
 __all__ = [
     "atom_add_global_u32",
+    "atom_inc_u32",
     "bar_arrive",
     "bar_sync",
     "bitcast_f32_u32",
@@ -237,6 +241,7 @@ __all__ = [
     "ld_global_v4_u32",
     "ld_relaxed_v4_u32",
     "ld_shared_f32",
+    "ld_shared_relaxed_u32",
     "ld_shared_s8",
     "ld_shared_u8",
     "ld_shared_u16",
@@ -303,6 +308,7 @@ __all__ = [
     "st_pair",
     "st_relaxed_u32",
     "st_shared_f32",
+    "st_shared_relaxed_u32",
     "st_shared_u8",
     "st_shared_u16",
     "st_shared_u32",

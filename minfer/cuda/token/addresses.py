@@ -9,9 +9,9 @@ from minfer.cuda.instruction import device_function
 
 (
     WEIGHTS, VECTORS, KEYS, VALUES, RESIDUAL, QKV, ATTENDED_RECORDS, ACTIVATED_RECORDS, LOGITS, POSITIONS,
-    ROPE_TABLE, PARTIAL, STATISTICS, COUNTERS, BARRIERS,
-) = range(15)  # fmt: skip
-ADDRESSES_BYTES = 8 * 15
+    ROPE_TABLE, PARTIAL, STATISTICS, COUNTERS, BARRIERS, DEALS,
+) = range(16)  # fmt: skip
+ADDRESSES_BYTES = 8 * 16
 
 
 @device_function

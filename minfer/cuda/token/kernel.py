@@ -14,13 +14,14 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.instruction import device_function, unrolled
+from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.token.addresses import (
     ACTIVATED_RECORDS,
     ATTENDED_RECORDS,
     BARRIERS,
     COUNTERS,
+    DEALS,
     KEYS,
     LOGITS,
     PARTIAL,
@@ -39,7 +40,7 @@ from minfer.cuda.token.addresses import (
 from minfer.cuda.token.attend import make_attend
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
 from minfer.cuda.token.exchange import make_copy, make_exchange, make_norm
-from minfer.cuda.token.multiply import FIRST, LAST, SHARE, make_multiply
+from minfer.cuda.token.multiply import FIRST, LAST, SHARE, STATE, make_multiply
 from minfer.cuda.token.ring import make_stream
 from minfer.cuda.token.schedule import ACTIVATED, ADD, ARRIVE, ATTENDED, ATTENTION, NORM, WAIT
 from minfer.cuda.token.tiles import block_rows
@@ -54,8 +55,9 @@ def decode_token(config: TokenConfig) -> Kernel:
     head_dim, attended and activated uint8 of `config.exchanged_bytes`: workspaces, the latter for the
     attention's output and for ffn; logits f32; positions int32 [1]: rows in the caches before; rope_table f32
     [positions, rotary / 2, 2]; partial, statistics, counters: workspaces of the attention's shapes; barriers
-    uint32 [3]; eps, scale float32. Before the first launch counters, barriers and, with tags, what blocks
-    exchange are zero; nobody else writes them. Launch on `config.grid`, with pdl=True or without.
+    uint32 [3], deals uint32 [entries]; eps, scale float32. Before the first launch counters, barriers, deals
+    and, with tags, what blocks exchange are zero; nobody else writes them. Launch on `config.grid`, with
+    pdl=True or without.
 
     Integer dot products are exact and f32 sums have a fixed order: the same bits on every run.
     """
@@ -63,7 +65,8 @@ def decode_token(config: TokenConfig) -> Kernel:
     scratch_at, addresses_at, table_at, region_at = (
         config.scratch_at, config.addresses_at, config.table_at, config.region_at
     )  # fmt: skip
-    full_at, done_at, blocks, hidden = config.full_at, config.done_at, config.blocks, config.hidden
+    full_at, done_at, told_at = config.full_at, config.done_at, config.told_at
+    blocks, hidden = config.blocks, config.hidden
     tagged, counted = config.tagged, config.awaited > 0
     all_threads, early = threads + 32, blocks - config.awaited
 
@@ -131,9 +134,9 @@ def decode_token(config: TokenConfig) -> Kernel:
         addresses = shared + uint32(addresses_at)
         table = shared + uint32(table_at)
         region = shared + uint32(region_at)
-        state = cuda.local.array(2, uint32)
-        state[0] = uint32(0)
-        state[1] = uint32(0)
+        state = cuda.local.array(STATE, uint32)
+        for i in unroll(STATE):
+            state[i] = uint32(0)
         barriers = address_of(addresses, BARRIERS)
         target = uint32(0)
         tag = uint32(0)  # of what the step before has made
@@ -161,7 +164,7 @@ def decode_token(config: TokenConfig) -> Kernel:
                 sync()
             else:
                 share = cuda.local.array(SHARE, int32)
-                take_share(share, flags, int32(w4), w7, block, warp)
+                take_share(share, flags, int32(w4), w5, w7, block, warp)
                 residual = address_of(addresses, RESIDUAL)
                 old = float32(0)  # what this thread adds to: nobody else writes it
                 if flags & ADD and share[FIRST] + thread < share[LAST]:
@@ -178,7 +181,9 @@ def decode_token(config: TokenConfig) -> Kernel:
                     elif flags & ACTIVATED:
                         copy_activated(region, address_of(addresses, ACTIVATED_RECORDS), tag)
                     sync()
-                multiply(shared, region, share, flags, w7, w5, w0, state, old, eps, tag + uint32(1))
+                multiply(
+                    shared, region, share, e, flags, int32(w4), w7, w5, w0, state, old, eps, tag + uint32(1)
+                )
             if flags & ARRIVE:
                 if counted:
                     arrive(barriers)
@@ -193,6 +198,7 @@ def decode_token(config: TokenConfig) -> Kernel:
         block = int32(cuda.blockIdx.x)
         if thread == 0:
             for n in range(slots):
+                ptx.st_shared_u32(shared + uint32(told_at + n * 4), uint32(0))
                 ptx.mbarrier_init(shared + uint32(full_at + n * 8), uint32(1))
                 ptx.mbarrier_init(shared + uint32(done_at + n * 8), uint32(warps))
             ptx.fence_mbarrier_init()
@@ -208,7 +214,7 @@ def decode_token(config: TokenConfig) -> Kernel:
 
     def token(
         schedule, weights, vectors, keys, values, x, residual, qkv, attended, activated, logits, positions,
-        rope_table, partial, statistics, counters, barriers, eps, scale,
+        rope_table, partial, statistics, counters, barriers, deals, eps, scale,
     ):  # fmt: skip
         shared = ptx.shared_address(cuda.shared.array(0, uint8))
         load_table(shared + uint32(table_at), address(schedule))
@@ -229,6 +235,7 @@ def decode_token(config: TokenConfig) -> Kernel:
             put_address(at, STATISTICS, address(statistics))
             put_address(at, COUNTERS, address(counters))
             put_address(at, BARRIERS, address(barriers))
+            put_address(at, DEALS, address(deals))
         run(shared, address(x), eps, scale)
 
     arguments = (
@@ -249,6 +256,7 @@ def decode_token(config: TokenConfig) -> Kernel:
         Argument("statistics", "inout", "float32", align=8),
         Argument("counters", "inout", "uint32"),
         Argument("barriers", "inout", "uint32"),
+        Argument("deals", "inout", "uint32"),
         Argument("eps", "scalar", "float32"),
         Argument("scale", "scalar", "float32"),
     )

@@ -21,22 +21,25 @@ from minfer.cuda.token.dots import (
 )
 from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.outputs import make_outputs
-from minfer.cuda.token.schedule import PAIRS, SIX_BIT
-from minfer.cuda.token.tiles import block_rows, make_groups, tile_shape, unit_bytes
+from minfer.cuda.token.records import RUN
+from minfer.cuda.token.schedule import DEALT, PAIRS, ROW_BITS, SIX_BIT
+from minfer.cuda.token.tiles import dealt_grain, make_groups, own_rows, tile_shape, unit_bytes
 
-NUMBER, PARITY = range(2)  # of a state: slot, its phase's parity
+NUMBER, PARITY, SEEN = range(3)  # of a state: slot, its phase's parity; what was told of the tile before
 FIRST, LAST, TEAMS, TEAM, GROUP, UNIT, END = range(7)
-SHARE = 7
+SHARE, STATE = 7, 3
 """Of a share: the block's outputs; teams, this warp's, its group; this lane's block of weights, the group's
 end."""
 
 
 def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tuple[Callable, Callable]:
-    """Device functions (share, flags, rows, shape, block, warp): this warp's share of a product; and (shared,
-    region, share, flags, shape, place, matrix, state, old, eps, tag): its work. `shape` is a word of the
-    schedule, `matrix` the low word of the weights' offset; `sync` is the warps' barrier."""
+    """Device functions (share, flags, rows, own, shape, block, warp): this warp's share of a product; and
+    (shared, region, share, entry, flags, outputs, shape, place, matrix, state, old, eps, tag): its work.
+    `own` and `shape` are words of the schedule, `matrix` the low word of the weights' offset; `sync` is the
+    warps' barrier."""
     slots, warps, blocks = config.slots, config.warps, config.blocks
-    full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
+    full_at, done_at, told_at, ring_at = config.full_at, config.done_at, config.told_at, config.ring_at
+    sums_at, places_at = config.sums_at, config.places_at
     most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
     slot_bytes = config.slot_bytes
     write = make_outputs(config, exchange)
@@ -44,10 +47,10 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     load_activations, dot_q4_k, dot_q6_k, x_words, x_factors = make_dots(lanes, config.layout)
 
     @device_function
-    def take_share(share, flags, rows, shape, block, warp):
+    def take_share(share, flags, rows, own, shape, block, warp):
         units, _ = tile_shape(shape)
         groups, inverse = row_groups(units), int32(shape) >> 14
-        first, last = block_rows(flags, rows, block, blocks)
+        first, last = own_rows(flags, rows, own, block, blocks)
         team = (warp * inverse) >> 16
         group = warp - team * groups
         share[FIRST] = first
@@ -82,8 +85,22 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         return sums + uint32(index * groups * 4)
 
     @device_function
+    def told(shared, state):
+        """What comes next: the number of its entry, from 1, above ROW_BITS of its first output."""
+        at = shared + uint32(told_at) + state[NUMBER] * uint32(4)
+        word = ptx.ld_shared_relaxed_u32(at)
+        polls = uint32(0)
+        while word <= state[SEEN]:  # of the tile that was there before
+            polls = uint32(polls + uint32(1))
+            ptx.poll_again(polls)
+            word = ptx.ld_shared_relaxed_u32(at)
+        return word
+
+    @device_function
     @unrolled
-    def multiply(shared, region, share, flags, shape, place, matrix, state, old, eps, tag):
+    def multiply(
+        shared, region, share, entry, flags, outputs, shape, place, matrix, state, old, eps, tag
+    ):  # fmt: skip
         lane = int32(ptx.lane_id())
         part = lane & (lanes - 1)
         units, each = tile_shape(shape)
@@ -103,18 +120,35 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 factors[i] = float32(0)
         pitch = units * unit_bytes(flags)
         unit_at = uint32(unit * unit_bytes(flags))
-        last, teams = share[LAST], share[TEAMS]
+        teams = share[TEAMS]
         next_row = share[TEAM]
         if next_row >= teams:  # a warp too many
             next_row = int32(1 << 30)
-        begin = share[FIRST]
-        first = begin  # of the outputs whose sums are in shared memory
+        if flags & DEALT:
+            place = uint32(0)
+        grain = dealt_grain(flags, each)
+        end = share[LAST]  # of the piece that the block is at
+        before = int32(0)  # outputs whose sums are in shared memory
         sums = shared + uint32(sums_at + share[GROUP] * 4)
 
-        if begin == last:  # as behind every product: the activations may be overwritten
-            sync()
-        while begin < last:
-            count = int32(min(each, last - begin))
+        word = told(shared, state)
+        while int32(word >> uint32(ROW_BITS)) == entry + 1:
+            state[SEEN] = word
+            begin = int32(word & uint32((1 << ROW_BITS) - 1))
+            if begin >= end:
+                end = int32(min(begin + grain, outputs))
+            count = int32(min(each, end - begin))
+            room = count
+            if flags & PAIRS:  # a run of activations is written at once
+                room = int32(RUN - (before & (RUN - 1)))
+            if (before + room) * pieces * groups > most:
+                sync()
+                write(shared, flags, place, before, groups, old, eps, tag)
+                sync()
+                before = int32(0)
+            thread = int32(cuda.threadIdx.x)
+            if thread < count:
+                ptx.st_shared_u32(shared + uint32(places_at + (before + thread) * 4), uint32(begin + thread))
             rows = count * pieces
             number = state[NUMBER]
             # Where in a 16-byte line the tile's copy begins.
@@ -129,8 +163,8 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 else:
                     a = dot_q4_k(tile + uint32(next_row * pitch), part, words, factors)
                     b = dot_q4_k(tile + uint32(second * pitch), part, words, factors)
-                first_at = sum_at(sums, next_row, count, begin - first, pieces, groups)
-                second_at = sum_at(sums, second, count, begin - first, pieces, groups)
+                first_at = sum_at(sums, next_row, count, before, pieces, groups)
+                second_at = sum_at(sums, second, count, before, pieces, groups)
                 put_two(a, b, lane, first_at, second_at)
                 next_row = int32(second + teams)
             if next_row < rows:
@@ -140,7 +174,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                     a = dot_q4_k(tile + uint32(next_row * pitch), part, words, factors)
                 a = warp_sum(a)
                 if lane == 0:
-                    ptx.st_shared_f32(sum_at(sums, next_row, count, begin - first, pieces, groups), a)
+                    ptx.st_shared_f32(sum_at(sums, next_row, count, before, pieces, groups), a)
                 next_row = int32(next_row + teams)
             next_row = int32(next_row - rows)
             ptx.syncwarp()
@@ -150,12 +184,11 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             if state[NUMBER] == uint32(slots):
                 state[NUMBER] = uint32(0)
                 state[PARITY] ^= uint32(1)
-            begin = int32(begin + count)
-            following = int32(min(begin + each, last))
-            if begin == last or (following - first) * pieces * groups > most:
-                sync()
-                write(shared, flags, place, first, begin - first, groups, old, eps, tag)
-                sync()
-                first = begin
+            before = int32(before + count)
+            word = told(shared, state)
+        sync()
+        if before > 0:
+            write(shared, flags, place, before, groups, old, eps, tag)
+        sync()
 
     return take_share, multiply

@@ -18,11 +18,12 @@ from minfer.cuda.token.schedule import NORM, PAIRS, TO_LOGITS, TO_QKV
 
 
 def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
-    """Device function (shared, flags, place, first, count, groups, old, eps, tag): outputs first ... first +
-    count - 1 from the sums in shared memory, [count, rows of weights, groups]. `place` is where the product's
+    """Device function (shared, flags, place, count, groups, old, eps, tag): outputs from the sums in shared
+    memory, [count, rows of weights, groups], and which ones they are, [count]. `place` is where the product's
     outputs begin in the attention's row; `old` what this thread's first output is added to."""
-    warps, threads, dim = config.warps, config.threads, config.hidden
-    addresses_at, scratch_at, sums_at = config.addresses_at, config.scratch_at, config.sums_at
+    warps, threads, dim, ffn = config.warps, config.threads, config.hidden, config.ffn
+    addresses_at, scratch_at = config.addresses_at, config.scratch_at
+    sums_at, places_at = config.sums_at, config.places_at
     store_sum, store_run = exchange.store_sum, exchange.store_run
 
     @device_function
@@ -56,9 +57,10 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
         return silu_product(gate, scale * add_gated(sums + uint32(groups * 4), groups))
 
     @device_function
-    def write(shared, flags, place, first, count, groups, old, eps, tag):
+    def write(shared, flags, place, count, groups, old, eps, tag):
         addresses = shared + uint32(addresses_at)
         sums = shared + uint32(sums_at)
+        places = shared + uint32(places_at)
         thread = int32(cuda.threadIdx.x)
         scale = float32(1)
         if flags & NORM:
@@ -70,12 +72,16 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
             # Whole warps go round together: the store shuffles.
             for base in range((thread - lane) * 4, count, threads * 4):
                 index = int32(base) + lane * 4
-                at = sums + uint32(int32(min(index, count - 4))) * each
+                last = uint32(int32(min(index, count - 4)))
+                at = sums + last * each
+                target = int32(ffn)
+                if index < count:
+                    target = int32(ptx.ld_shared_u32(places + last * uint32(4)))
                 v0 = gated(at, groups, scale)
                 v1 = gated(at + each, groups, scale)
                 v2 = gated(at + each * uint32(2), groups, scale)
                 v3 = gated(at + each * uint32(3), groups, scale)
-                store_run(records, first + index, first + count, v0, v1, v2, v3, tag)
+                store_run(records, target, int32(ffn), v0, v1, v2, v3, tag)
         else:
             of = address_of(addresses, RESIDUAL)
             if flags & TO_QKV:
@@ -84,7 +90,7 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
                 of = address_of(addresses, LOGITS)
             for i in range(thread, count, threads):
                 total = scale * add_up(sums + uint32(int32(i) * groups * 4), groups)
-                index = int32(place) + first + int32(i)
+                index = int32(place + ptx.ld_shared_u32(places + uint32(int32(i) * 4)))
                 if flags & TO_LOGITS:
                     ptx.st_global_f32(of + uint64(index) * uint64(4), total)
                 else:
