@@ -141,7 +141,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             room = count
             if flags & PAIRS:  # a run of activations is written at once
                 room = int32(RUN - (before & (RUN - 1)))
-            if (before + room) * pieces * groups > most:
+            if int32((before + room) * pieces * groups) > most:
                 sync()
                 write(shared, flags, place, before, groups, old, eps, tag)
                 sync()
@@ -149,14 +149,14 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             thread = int32(cuda.threadIdx.x)
             if thread < count:
                 ptx.st_shared_u32(shared + uint32(places_at + (before + thread) * 4), uint32(begin + thread))
-            rows = count * pieces
+            rows = int32(count * pieces)
             number = state[NUMBER]
             # Where in a 16-byte line the tile's copy begins.
             shift = uint32(matrix + uint32(begin * pitch)) & uint32(15)
             tile = shared + uint32(ring_at) + number * uint32(slot_bytes) + shift + unit_at
             ptx.mbarrier_wait(shared + uint32(full_at) + number * uint32(8), state[PARITY])
-            while next_row + teams < rows:
-                second = next_row + teams
+            second = int32(next_row + teams)
+            while second < rows:
                 if six:
                     a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
                     b = dot_q6_k(tile + uint32(second * pitch), part, words, factors)
@@ -167,6 +167,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 second_at = sum_at(sums, second, count, before, pieces, groups)
                 put_two(a, b, lane, first_at, second_at)
                 next_row = int32(second + teams)
+                second = int32(next_row + teams)
             if next_row < rows:
                 if six:
                     a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
