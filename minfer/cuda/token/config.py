@@ -77,6 +77,7 @@ class TokenConfig:
     early: int = 50
     ahead: int = 4
     dealt: int = 20
+    sparing: bool = True
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
