@@ -313,12 +313,12 @@ class TokenConfig:
 
     @property
     def places_at(self) -> int:
-        """Which output each of the sums belongs to."""
+        """Which output it is, and where its sums are, two words each."""
         return self.sums_at + self.sums * 4
 
     @property
     def region_at(self) -> int:
-        return _align(self.places_at + self.sums * 4)
+        return _align(self.places_at + self.sums * 8)
 
     @property
     def ring_at(self) -> int:

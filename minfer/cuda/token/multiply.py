@@ -77,14 +77,6 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             ptx.st_shared_f32(at, kept)
 
     @device_function
-    def sum_at(sums, row, count, before, pieces, groups):
-        """Where the sum of a row of a tile of `count` outputs belongs, `before` outputs from the first."""
-        index = (before + row) * pieces
-        if row >= count:  # of up
-            index = (before + row - count) * 2 + 1
-        return sums + uint32(index * groups * 4)
-
-    @device_function
     def told(shared, state):
         """What comes next: the number of its entry, from 1, above ROW_BITS of its first output."""
         at = shared + uint32(told_at) + state[NUMBER] * uint32(4)
@@ -130,6 +122,8 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         end = share[LAST]  # of the piece that the block is at
         before = int32(0)  # outputs whose sums are in shared memory
         sums = shared + uint32(sums_at + share[GROUP] * 4)
+        pitch_of_sums = uint32(groups * 4)
+        teams_apart = uint32(teams) * pitch_of_sums
 
         word = told(shared, state)
         while int32(word >> uint32(ROW_BITS)) == entry + 1:
@@ -147,9 +141,12 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 sync()
                 before = int32(0)
             thread = int32(cuda.threadIdx.x)
+            first_row = int32(before * pieces)
             if thread < count:
-                ptx.st_shared_u32(shared + uint32(places_at + (before + thread) * 4), uint32(begin + thread))
+                at = shared + uint32(places_at + (before + thread) * 8)
+                ptx.st_shared_v2_u32(at, uint32(begin + thread), uint32(first_row + thread | count << 16))
             rows = int32(count * pieces)
+            rows_at = sums + uint32(first_row) * pitch_of_sums
             number = state[NUMBER]
             # Where in a 16-byte line the tile's copy begins.
             shift = uint32(matrix + uint32(begin * pitch)) & uint32(15)
@@ -163,9 +160,8 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 else:
                     a = dot_q4_k(tile + uint32(next_row * pitch), part, words, factors)
                     b = dot_q4_k(tile + uint32(second * pitch), part, words, factors)
-                first_at = sum_at(sums, next_row, count, before, pieces, groups)
-                second_at = sum_at(sums, second, count, before, pieces, groups)
-                put_two(a, b, lane, first_at, second_at)
+                at = rows_at + uint32(next_row) * pitch_of_sums
+                put_two(a, b, lane, at, at + teams_apart)
                 next_row = int32(second + teams)
                 second = int32(next_row + teams)
             if next_row < rows:
@@ -175,7 +171,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                     a = dot_q4_k(tile + uint32(next_row * pitch), part, words, factors)
                 a = warp_sum(a)
                 if lane == 0:
-                    ptx.st_shared_f32(sum_at(sums, next_row, count, before, pieces, groups), a)
+                    ptx.st_shared_f32(rows_at + uint32(next_row) * pitch_of_sums, a)
                 next_row = int32(next_row + teams)
             next_row = int32(next_row - rows)
             ptx.syncwarp()
