@@ -13,14 +13,14 @@ Dao et al. 2023, "Flash-Decoding".
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.attention.config import LOG2_E, NEVER
-from minfer.cuda.elementwise.rotary_store import head_part
+from minfer.cuda.elementwise.rotary import load_angles, rotate_adjacent, rotate_halves
+from minfer.cuda.elementwise.rotary_store import part_place
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.addresses import (
     ATTENDED_RECORDS,
@@ -36,7 +36,7 @@ from minfer.cuda.token.addresses import (
     address_of,
 )
 from minfer.cuda.token.config import MOST_HEADS, TokenConfig
-from minfer.cuda.token.exchange import make_fetch
+from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.fragments import make_fragments
 from minfer.cuda.token.splits import make_combine, make_gather
 
@@ -44,15 +44,22 @@ ONE_BLOCK_TURNS = 3  # up to so many another turn is faster than a combination
 
 
 @device_function
-def _load_shared(address):
-    return ptx.ld_shared_v4_f32(uint32(address))
+def _load_bias(values, at, address):
+    b0, b1, b2, b3 = ptx.ld_global_nc_v4_f32(address)
+    values[at] = b0
+    values[at + 1] = b1
+    values[at + 2] = b2
+    values[at + 3] = b3
 
 
-def make_attend(config: TokenConfig, store_run: Callable, wait: Callable, sync: Callable) -> Callable:
+def make_attend(
+    config: TokenConfig, exchange: Exchange, wait: Callable, arrive: Callable, sync: Callable
+) -> Callable:
     """Device function (shared, addresses, block, counter, target, tag, keys, bias, values, scale), for the
     threads that multiply, in all blocks: `shared` is room for `config.attention_bytes`; keys, bias and values
-    are offsets of the layer's; `tag` is the projection's. It waits for that by wait(counter, target);
-    `store_run` is the exchange's, `sync` the barrier of a block's threads."""
+    are offsets of the layer's; `tag` is the projection's. Without tags it waits for that by wait(counter,
+    target). It tells by arrive(counter, times), in all as often as there are blocks; `sync` is the barrier of
+    a block's threads."""
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     served, splits, groups = config.block_heads, config.splits, config.groups
     threads, warps = config.threads, config.attention_warps
@@ -72,11 +79,10 @@ def make_attend(config: TokenConfig, store_run: Callable, wait: Callable, sync: 
     fours = served * head_dim // 4
     four_rounds = -(-fours // threads)
     key_words, value_words = 8 * pieces, 2 * per_lane
-    tagged = config.tagged
-    # With tags the block's own heads come to shared memory first, and are a row of their own.
-    own_row = replace(config.row, heads=served, kv_heads=1)
-    take = head_part(own_row, _load_shared) if tagged else head_part(config.row)
-    fetch = make_fetch(config)
+    tagged, blocks = config.tagged, config.blocks
+    load_four, store_run = exchange.load_four, exchange.store_run
+    place, rotate = part_place(config.row), rotate_adjacent if config.interleaved else rotate_halves
+    unit_values = 8 * unit_rounds
     parts = make_fragments(served, kv_heads, head_dim)
     load_keys, load_values, put_new_row = parts.load_keys, parts.load_values, parts.put_new_row
     scores, add_values, put_sums = parts.scores, parts.add_values, parts.put_sums
@@ -99,43 +105,60 @@ def make_attend(config: TokenConfig, store_run: Callable, wait: Callable, sync: 
         return inside, head, local, unit - local * lanes
 
     @device_function
-    def warm(bias, angles, kv_head, first_head):
-        """Load the row's constants once before they are wanted: they come from memory, not from L2."""
-        for i in range(unit_rounds):
-            inside, head, _, part = unit_place(i, kv_head, first_head)
-            if biased and inside:
-                ptx.ld_global_nc_u32(bias + uint64((head * head_dim + part * 8) * 4))
-            if inside and part < rotary // 8:
-                ptx.ld_global_nc_u32(angles + uint64(part * 32))
+    @unrolled
+    def prepare(angles, biases, bias, table, kv_head, first_head):
+        """What the row is worked on with: it is there before the row is."""
+        for i in unroll(unit_rounds):
+            _, head, _, part = unit_place(i, kv_head, first_head)
+            rotated, low, high = place(head, part)
+            if rotated:
+                load_angles(angles, i * 8, table + uint64(part * 32))
+            if biased:
+                column = bias + uint64(head * (head_dim * 4))
+                _load_bias(biases, i * 8, column + uint64(low * 4))
+                _load_bias(biases, i * 8 + 4, column + uint64(high * 4))
 
     @device_function
     @unrolled
-    def stage_row(shared, addresses, bias, position, kv_head, first_head, tag):
+    def load_row(values, row, kv_head, first_head, tag):
+        """This thread's units of the projection, as soon as they are there."""
+        polls = uint32(0)
+        wrong = uint32(1)
+        while wrong != uint32(0):
+            wrong = uint32(0)
+            for i in unroll(unit_rounds):
+                inside, head, _, part = unit_place(i, kv_head, first_head)
+                _, low, high = place(head, part)
+                if inside:
+                    column = head * head_dim
+                    wrong = uint32(wrong | load_four(values, i * 8, row, column + low, tag))
+                    wrong = uint32(wrong | load_four(values, i * 8 + 4, row, column + high, tag))
+            if wrong != uint32(0):
+                polls = uint32(polls + uint32(1))
+                ptx.poll_again(polls)
+
+    @device_function
+    @unrolled
+    def stage_row(shared, row, angles, biases, kv_head, first_head, tag):
         """Rotated queries and the new key and value as f16 to shared memory."""
-        source = address_of(addresses, QKV)
-        table = address_of(addresses, ROPE_TABLE)
-        if tagged:
-            row = shared + uint32(sums_at)
-            fetch(row, source, tag, kv_head, first_head)
-            source = uint64(row)
-            sync()
-        for i in range(unit_rounds):
+        values = cuda.local.array(unit_values, float32)
+        load_row(values, row, kv_head, first_head, tag)
+        for i in unroll(unit_rounds):
             inside, head, local, part = unit_place(i, kv_head, first_head)
-            added = bias
-            if tagged:
-                added = bias + uint64((head - local) * (head_dim * 4))
-                head = local
-            low, high, a0, a1, a2, a3, b0, b1, b2, b3 = take(
-                source, added, added, added, uint64(position), table, head, part, float32(0)
-            )
+            rotated, low, high = place(head, part)
             if inside:
-                row = shared + uint32(local * (head_dim * 2))
+                if biased:
+                    for j in unroll(8):
+                        values[i * 8 + j] += biases[i * 8 + j]
+                a0, a1, a2, a3 = values[i * 8], values[i * 8 + 1], values[i * 8 + 2], values[i * 8 + 3]
+                b0, b1, b2, b3 = values[i * 8 + 4], values[i * 8 + 5], values[i * 8 + 6], values[i * 8 + 7]
+                if rotated:
+                    a0, a1, a2, a3, b0, b1, b2, b3 = rotate(angles, i * 8, a0, a1, a2, a3, b0, b1, b2, b3)
+                at = shared + uint32(local * (head_dim * 2))
                 if local >= served:
-                    row = shared + uint32(key_at + (local - served) * (head_dim * 2))
-                at = row + uint32(low * 2)
-                ptx.st_shared_v2_u32(at, ptx.pack_f16x2(a0, a1), ptx.pack_f16x2(a2, a3))
-                at = row + uint32(high * 2)
-                ptx.st_shared_v2_u32(at, ptx.pack_f16x2(b0, b1), ptx.pack_f16x2(b2, b3))
+                    at = shared + uint32(key_at + (local - served) * (head_dim * 2))
+                ptx.st_shared_v2_u32(at + uint32(low * 2), ptx.pack_f16x2(a0, a1), ptx.pack_f16x2(a2, a3))
+                ptx.st_shared_v2_u32(at + uint32(high * 2), ptx.pack_f16x2(b0, b1), ptx.pack_f16x2(b2, b3))
 
     @device_function
     @unrolled
@@ -272,6 +295,12 @@ def make_attend(config: TokenConfig, store_run: Callable, wait: Callable, sync: 
             store_run(out, index, int32(total), a0, a1, a2, a3, tag)
 
     @device_function
+    def share_of(n, of):
+        """The n-th share of `of` ones of as many as there are blocks."""
+        return ptx.udiv_u32((n + 1) * blocks, of) - ptx.udiv_u32(n * blocks, of)
+
+    @device_function
+    @unrolled
     def attend(shared, addresses, block, counter, target, tag, keys_at, bias_at, values_at, scale):
         warp = ptx.uniform(int32(cuda.threadIdx.x) >> 5)
         split = block // int32(groups)
@@ -291,7 +320,8 @@ def make_attend(config: TokenConfig, store_run: Callable, wait: Callable, sync: 
         end = int32(min(begin + share, rows))
         first = begin + warp * 16
         if split >= active:
-            wait(counter, target)
+            if not tagged:
+                wait(counter, target)
         else:
             key_buffer = cuda.local.array(key_words, uint32)
             value_buffer = cuda.local.array(value_words, uint32)
@@ -299,24 +329,29 @@ def make_attend(config: TokenConfig, store_run: Callable, wait: Callable, sync: 
                 old = int32(min(end, position))
                 load_keys(keys, key_buffer, first, old)
                 load_values(values, value_buffer, first, old)
-            warm(
-                bias,
-                address_of(addresses, ROPE_TABLE) + uint64(position) * uint64(rotary * 4),
-                kv_head,
-                first_head,
-            )
+            angles = cuda.local.array(unit_values, float32)
+            biases = cuda.local.array(unit_values, float32)
+            table = address_of(addresses, ROPE_TABLE) + uint64(position) * uint64(rotary * 4)
+            prepare(angles, biases, bias, table, kv_head, first_head)
             clear_columns(shared)
-            wait(counter, target)
-            stage_row(shared, addresses, bias, position, kv_head, first_head, tag)
+            if not tagged:
+                wait(counter, target)
+            stage_row(shared, address_of(addresses, QKV), angles, biases, kv_head, first_head, tag)
             sync()
-            if split == active - 1 and group == kv_head * per_kv_head:
-                store_row(shared, keys, values, position)
+            if tagged:
+                # A hint that the output will come soon, by those alone who make it.
+                arrive(counter, share_of(split * groups + group, active * groups))
             if warp < warps:
                 attend_rows(shared, keys, values, key_buffer, value_buffer, warp, first, end, position, scale)
+            if split == active - 1 and group == kv_head * per_kv_head:
+                store_row(shared, keys, values, position)
             sync()
             put_out(shared, addresses, first_head, split, active, tag + uint32(1))
             mine = address_of(addresses, COUNTERS) + uint64(group) * uint64(4)
             if active > 1 and is_last(shared, mine, active):
                 combine_splits(shared, addresses, first_head, active, tag + uint32(1))
+            sync()
+        if not tagged:
+            arrive(counter, uint32(1))
 
     return attend

@@ -249,10 +249,9 @@ class TokenConfig:
 
     @property
     def attention_bytes(self) -> int:
-        """The row's part, then the warps' sums, the splits' factors, or the row as it comes."""
+        """The row's part, then the warps' sums or the splits' factors."""
         factors = self.block_heads * MOST_SPLITS * 4
-        row = (self.block_heads + 2) * self.head_dim * 4 if self.tagged else 0
-        return self.query_bytes + max(self.attention_warps * self.sums_bytes, factors, row)
+        return self.query_bytes + max(self.attention_warps * self.sums_bytes, factors)
 
     @property
     def widest(self) -> int:

@@ -83,17 +83,17 @@ def decode_token(config: TokenConfig) -> Kernel:
 
     @device_function
     @unrolled
-    def arrive(counter):
+    def arrive(counter, times):
         """After a barrier of the block."""
-        if cuda.threadIdx.x == 0:
+        if counted and cuda.threadIdx.x == 0:
             if tagged:
-                ptx.red_add_u32(counter, uint32(1))
+                ptx.red_add_u32(counter, uint32(times))
             else:
-                ptx.red_add_release_u32(counter, uint32(1))
+                ptx.red_add_release_u32(counter, uint32(times))
 
     exchange = make_exchange(config)
     store_sum, load_sum = exchange.store_sum, exchange.load_sum
-    stream, attend = make_stream(config), make_attend(config, exchange.store_run, wait, sync)
+    stream, attend = make_stream(config), make_attend(config, exchange, wait, arrive, sync)
     take_share, multiply = make_multiply(config, exchange, sync)
     prepare, norm, held = make_norm(config, exchange.load_sums)
     copy_attended, copy_activated = (make_copy(config, dim) for dim in (config.attended, config.ffn))
@@ -158,7 +158,6 @@ def decode_token(config: TokenConfig) -> Kernel:
                     join(w4, w5),
                     scale,
                 )
-                sync()
             else:
                 share = cuda.local.array(SHARE, int32)
                 take_share(share, flags, int32(w4), w7, block, warp)
@@ -179,9 +178,9 @@ def decode_token(config: TokenConfig) -> Kernel:
                         copy_activated(region, address_of(addresses, ACTIVATED_RECORDS), tag)
                     sync()
                 multiply(shared, region, share, flags, w7, w5, w0, state, old, eps, tag + uint32(1))
+                if flags & ARRIVE:
+                    arrive(barriers, uint32(1))
             if flags & ARRIVE:
-                if counted:
-                    arrive(barriers)
                 target += uint32(blocks)
                 tag = uint32(tag + uint32(1))
         leave(barriers, tag)
