@@ -56,6 +56,7 @@ class TokenConfig:
         early: percent of the blocks that one does not wait for before it looks for tags.
         ahead: tiles that are brought into L2, beyond those of the ring, while it is full
             (`minfer.cuda.token.ring`).
+        prefetch: bring into L2 what a phase reads besides weights when the stream passes it.
     """
 
     heads: int
@@ -74,6 +75,7 @@ class TokenConfig:
     exchange: str = "bits"
     early: int = 50
     ahead: int = 4
+    prefetch: int = 2
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
