@@ -171,9 +171,9 @@ def make_attend(
 
     @device_function
     def store_row(shared, keys, values, position):
-        """The new key and value to the cache."""
-        thread = int32(cuda.threadIdx.x)
-        if thread < lanes:
+        """The new key and value to the cache, by the last warp: it may have no rows to attend to."""
+        thread = int32(cuda.threadIdx.x) - int32(threads - 32)
+        if 0 <= thread < lanes:
             at = uint64(position) * uint64(pitch) + uint64(thread * 16)
             w0, w1, w2, w3 = ptx.ld_shared_v4_u32(shared + uint32(key_at + thread * 16))
             ptx.st_global_v4_u32(keys + at, w0, w1, w2, w3)
@@ -295,11 +295,6 @@ def make_attend(
             store_run(out, index, int32(total), a0, a1, a2, a3, tag)
 
     @device_function
-    def share_of(n, of):
-        """The n-th share of `of` ones of as many as there are blocks."""
-        return ptx.udiv_u32((n + 1) * blocks, of) - ptx.udiv_u32(n * blocks, of)
-
-    @device_function
     @unrolled
     def attend(shared, addresses, block, counter, target, tag, keys_at, bias_at, values_at, scale):
         warp = ptx.uniform(int32(cuda.threadIdx.x) >> 5)
@@ -338,13 +333,13 @@ def make_attend(
                 wait(counter, target)
             stage_row(shared, address_of(addresses, QKV), angles, biases, kv_head, first_head, tag)
             sync()
-            if tagged:
-                # A hint that the output will come soon, by those alone who make it.
-                arrive(counter, share_of(split * groups + group, active * groups))
-            if warp < warps:
-                attend_rows(shared, keys, values, key_buffer, value_buffer, warp, first, end, position, scale)
+            if tagged and split == 0:
+                # A hint that the output comes soon, by some who make it, for all blocks.
+                arrive(counter, (group + 1) * blocks // groups - group * blocks // groups)
             if split == active - 1 and group == kv_head * per_kv_head:
                 store_row(shared, keys, values, position)
+            if warp < warps:
+                attend_rows(shared, keys, values, key_buffer, value_buffer, warp, first, end, position, scale)
             sync()
             put_out(shared, addresses, first_head, split, active, tag + uint32(1))
             mine = address_of(addresses, COUNTERS) + uint64(group) * uint64(4)
