@@ -27,7 +27,7 @@ from minfer.cuda.token.addresses import (
     COUNTERS,
     KEYS,
     PARTIAL,
-    POSITIONS,
+    POSITION,
     QKV,
     ROPE_TABLE,
     STATISTICS,
@@ -298,19 +298,20 @@ def make_attend(
     @unrolled
     def attend(shared, addresses, block, counter, target, tag, keys_at, bias_at, values_at, scale):
         warp = ptx.uniform(int32(cuda.threadIdx.x) >> 5)
-        split = block // int32(groups)
+        split = int32(ptx.udiv_u32(block, groups))
         group = block - split * int32(groups)
         first_head = group * served
         kv_head = group // per_kv_head
         keys = address_of(addresses, KEYS) + keys_at + uint64(kv_head * (head_dim * 2))
         values = address_of(addresses, VALUES) + values_at + uint64(kv_head * (head_dim * 2))
         bias = address_of(addresses, VECTORS) + bias_at
-        position = int32(ptx.ld_global_u32(address_of(addresses, POSITIONS)))
+        position = int32(address_of(addresses, POSITION))
         rows = position + 1
         share = rows
+        active = int32(1)
         if rows > one_block:
-            share = int32(max(turn_rows, (rows + (splits - 1)) // splits))
-        active = (rows + (share - 1)) // share
+            share = int32(max(turn_rows, int32(ptx.udiv_u32(rows + (splits - 1), splits))))
+            active = int32(ptx.udiv_u32(rows + (share - 1), share))
         begin = split * share
         end = int32(min(begin + share, rows))
         first = begin + warp * 16

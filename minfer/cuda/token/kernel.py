@@ -24,6 +24,7 @@ from minfer.cuda.token.addresses import (
     KEYS,
     LOGITS,
     PARTIAL,
+    POSITION,
     POSITIONS,
     QKV,
     RESIDUAL,
@@ -135,6 +136,9 @@ def decode_token(config: TokenConfig) -> Kernel:
         state[0] = uint32(0)
         state[1] = uint32(0)
         barriers = address_of(addresses, BARRIERS)
+        if thread == 0:  # barriers of the first products are before its readers
+            position = ptx.ld_global_u32(address_of(addresses, POSITIONS))
+            put_address(addresses, POSITION, uint64(position))
         target = uint32(0)
         tag = uint32(0)  # of what the step before has made
         if tagged:
