@@ -76,6 +76,8 @@ def make_attend(
     clear_rounds = -(-empty // threads)
     units = (served + 2) * lanes
     unit_rounds = -(-units // threads)
+    # The last warps stage the row: some have no rows of the cache to wait for.
+    stagers_at = max(0, threads - -(-units // 32) * 32)
     fours = served * head_dim // 4
     four_rounds = -(-fours // threads)
     key_words, value_words = 8 * pieces, 2 * per_lane
@@ -94,15 +96,15 @@ def make_attend(
     @device_function
     def unit_place(i, kv_head, first_head):
         """(whether there is such a unit, its head in the stacked row, local head, part)."""
-        unit = int32(cuda.threadIdx.x) + int32(i * threads)
-        inside = unit < units
+        unit = int32(cuda.threadIdx.x) + int32(i * threads - stagers_at)
+        inside = 0 <= unit < units
         if not inside:
             unit = int32(0)
-        local = unit // lanes
-        head = first_head + local
+        local = int32(unit // lanes)
+        head = int32(first_head + local)
         if local >= served:
-            head = heads + (local - served) * kv_heads + kv_head
-        return inside, head, local, unit - local * lanes
+            head = int32(heads + (local - served) * kv_heads + kv_head)
+        return inside, head, local, int32(unit - local * lanes)
 
     @device_function
     @unrolled
@@ -194,7 +196,7 @@ def make_attend(
         weight = float32(0)
         factor = scale * float32(LOG2_E)
         old = int32(min(end, position))
-        row = int32(first)
+        row = first
         while row < end:
             if row > first:
                 load_keys(keys, key_buffer, row, old)
@@ -204,7 +206,7 @@ def make_attend(
             top = largest
             for i in unroll(4):
                 found[i] = found[i] * factor
-                if row + 2 * t + (i & 1) + (i >> 1) * 8 >= end:
+                if int32(row + 2 * t + (i & 1) + (i >> 1) * 8) >= end:
                     found[i] = float32(NEVER)
                 top = ptx.max_f32(top, found[i])
             top = ptx.max_f32(top, ptx.shfl_xor_f32(top, uint32(1)))
@@ -306,15 +308,15 @@ def make_attend(
         values = address_of(addresses, VALUES) + values_at + uint64(kv_head * (head_dim * 2))
         bias = address_of(addresses, VECTORS) + bias_at
         position = int32(address_of(addresses, POSITION))
-        rows = position + 1
+        rows = int32(position + 1)
         share = rows
         active = int32(1)
         if rows > one_block:
             share = int32(max(turn_rows, int32(ptx.udiv_u32(rows + (splits - 1), splits))))
             active = int32(ptx.udiv_u32(rows + (share - 1), share))
-        begin = split * share
+        begin = int32(split * share)
         end = int32(min(begin + share, rows))
-        first = begin + warp * 16
+        first = int32(begin + warp * 16)
         if split >= active:
             if not tagged:
                 wait(counter, target)
