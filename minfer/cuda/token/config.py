@@ -75,7 +75,7 @@ class TokenConfig:
     exchange: str = "bits"
     early: int = 50
     ahead: int = 4
-    prefetch: int = 2
+    prefetch: bool = True
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)

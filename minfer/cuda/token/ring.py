@@ -15,18 +15,10 @@ from numba.cuda.types import int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function, unrolled
-from minfer.cuda.token.addresses import (
-    KEYS,
-    POSITIONS,
-    ROPE_TABLE,
-    VALUES,
-    VECTORS,
-    WEIGHTS,
-    address_of,
-    join,
-)
+from minfer.cuda.token.addresses import POSITIONS, WEIGHTS, address_of, join
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
-from minfer.cuda.token.schedule import ATTENTION, NORM, PAIRS, WAIT
+from minfer.cuda.token.prefetch import make_prefetch
+from minfer.cuda.token.schedule import ATTENTION, PAIRS
 from minfer.cuda.token.tiles import block_rows, tile_shape, unit_bytes
 
 ENTRY, BEGIN, LAST, EACH, PITCH = range(5)
@@ -34,45 +26,6 @@ ENTRY, BEGIN, LAST, EACH, PITCH = range(5)
 PATIENCE_NS = 1000  # memory needs a microsecond for a tile of every multiprocessor
 ROWS, APART = range(2)
 """Of its addresses: the matrix; from gate to up, 0: no pairs."""
-
-
-def make_prefetch(config: TokenConfig) -> Callable:
-    """Device function (addresses, table, first, last, position, block): bring into L2 what entries first ...
-    last - 1 read besides weights: gains and biases, the angles and the older rows of the caches. All blocks
-    share the rows, entries take turns in whose the rest is. A hint: the position may be an earlier one."""
-    blocks, biased = config.blocks, config.bias
-    gains_bytes, angles_bytes = config.hidden * 4, config.rotary * 4
-    bias_bytes, row_bytes = config.row.width * 4, config.kv_heads * config.head_dim * 2
-    normed = NORM | WAIT
-    rows_too = config.prefetch > 1
-
-    @device_function
-    def prefetch(addresses, table, first, last, position, block):
-        for e in range(first, last):
-            at = table + uint32(e * ENTRY_BYTES)
-            keys_low, keys_high, low, high = ptx.ld_shared_v4_u32(at)
-            values_low, values_high, word, _ = ptx.ld_shared_v4_u32(at + uint32(16))
-            flags = int32(word)
-            vector = address_of(addresses, VECTORS) + join(low, high)
-            if block == int32(e) - int32(ptx.udiv_u32(e, blocks)) * int32(blocks):
-                if flags & normed == normed:
-                    ptx.bulk_prefetch_l2(vector, uint32(gains_bytes))
-                if flags & ATTENTION:
-                    angles = address_of(addresses, ROPE_TABLE) + uint64(position) * uint64(angles_bytes)
-                    ptx.bulk_prefetch_l2(angles, uint32(angles_bytes))
-                    if biased:
-                        ptx.bulk_prefetch_l2(vector, uint32(bias_bytes))
-            if rows_too and flags & ATTENTION:
-                row = int32(ptx.udiv_u32(block * position, blocks))
-                rows = int32(ptx.udiv_u32((block + 1) * position, blocks)) - row
-                if rows > 0:
-                    begin = uint64(row) * uint64(row_bytes)
-                    keys = address_of(addresses, KEYS) + join(keys_low, keys_high)
-                    values = address_of(addresses, VALUES) + join(values_low, values_high)
-                    ptx.bulk_prefetch_l2(keys + begin, uint32(rows * row_bytes))
-                    ptx.bulk_prefetch_l2(values + begin, uint32(rows * row_bytes))
-
-    return prefetch
 
 
 def make_stream(config: TokenConfig) -> Callable:
@@ -146,10 +99,9 @@ def make_stream(config: TokenConfig) -> Callable:
         if ahead > 0:
             start(later)
             seek(later, later_addresses, table, weights, block)
-        position = int32(0)
-        if prefetches:
-            position = int32(ptx.ld_global_u32(address_of(shared + uint32(addresses_at), POSITIONS)))
-        passed = int32(0)  # entries whose vectors are on their way to L2
+        # It may be the token's before: this warp does not wait for the kernel before.
+        position = int32(ptx.ld_global_u32(address_of(shared + uint32(addresses_at), POSITIONS)))
+        passed = int32(0)  # entries whose vectors and rows are on their way to L2
         lead = int32(0)  # tiles from the next one to that
         number = uint32(0)
         parity = uint32(1)
@@ -172,9 +124,8 @@ def make_stream(config: TokenConfig) -> Callable:
                     later[BEGIN] += later[EACH]
                     seek(later, later_addresses, table, weights, block)
             if prefetches:
-                following = int32(cursor[ENTRY] + 1)
-                prefetch(shared + uint32(addresses_at), table, passed, following, position, block)
-                passed = following
+                prefetch(shared + uint32(addresses_at), table, passed, cursor[ENTRY] + 1, position, block)
+                passed = int32(cursor[ENTRY] + 1)
             apart = addresses[APART]
             line, length, size = take(cursor, addresses)
             ptx.mbarrier_wait(done, parity)
