@@ -58,6 +58,7 @@ class TokenConfig:
         dealt: percent of the gated activations and of the logits that are dealt out while blocks work.
         ahead: tiles that are brought into L2, beyond those of the ring, while it is full
             (`minfer.cuda.token.ring`).
+        prefetch: bring into L2 what a phase reads besides weights when the stream passes it.
     """
 
     heads: int
@@ -78,6 +79,7 @@ class TokenConfig:
     ahead: int = 4
     dealt: int = 20
     sparing: bool = True
+    prefetch: bool = True
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
@@ -256,10 +258,9 @@ class TokenConfig:
 
     @property
     def attention_bytes(self) -> int:
-        """The row's part, then the warps' sums, the splits' factors, or the row as it comes."""
+        """The row's part, then the warps' sums or the splits' factors."""
         factors = self.block_heads * MOST_SPLITS * 4
-        row = (self.block_heads + 2) * self.head_dim * 4 if self.tagged else 0
-        return self.query_bytes + max(self.attention_warps * self.sums_bytes, factors, row)
+        return self.query_bytes + max(self.attention_warps * self.sums_bytes, factors)
 
     @property
     def widest(self) -> int:

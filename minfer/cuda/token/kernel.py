@@ -25,6 +25,7 @@ from minfer.cuda.token.addresses import (
     KEYS,
     LOGITS,
     PARTIAL,
+    POSITION,
     POSITIONS,
     QKV,
     RESIDUAL,
@@ -86,17 +87,17 @@ def decode_token(config: TokenConfig) -> Kernel:
 
     @device_function
     @unrolled
-    def arrive(counter):
+    def arrive(counter, times):
         """After a barrier of the block."""
-        if cuda.threadIdx.x == 0:
+        if counted and cuda.threadIdx.x == 0:
             if tagged:
-                ptx.red_add_u32(counter, uint32(1))
+                ptx.red_add_u32(counter, uint32(times))
             else:
-                ptx.red_add_release_u32(counter, uint32(1))
+                ptx.red_add_release_u32(counter, uint32(times))
 
     exchange = make_exchange(config)
     store_sum, load_sum = exchange.store_sum, exchange.load_sum
-    stream, attend = make_stream(config), make_attend(config, exchange.store_run, wait, sync)
+    stream, attend = make_stream(config), make_attend(config, exchange, wait, arrive, sync)
     take_share, multiply = make_multiply(config, exchange, sync)
     prepare, norm, held = make_norm(config, exchange.load_sums)
     copy_attended, copy_activated = (make_copy(config, dim) for dim in (config.attended, config.ffn))
@@ -138,6 +139,9 @@ def decode_token(config: TokenConfig) -> Kernel:
         for i in unroll(STATE):
             state[i] = uint32(0)
         barriers = address_of(addresses, BARRIERS)
+        if thread == 0:  # barriers of the first products are before its readers
+            position = ptx.ld_global_u32(address_of(addresses, POSITIONS))
+            put_address(addresses, POSITION, uint64(position))
         target = uint32(0)
         tag = uint32(0)  # of what the step before has made
         if tagged:
@@ -161,7 +165,6 @@ def decode_token(config: TokenConfig) -> Kernel:
                     join(w4, w5),
                     scale,
                 )
-                sync()
             else:
                 share = cuda.local.array(SHARE, int32)
                 take_share(share, flags, int32(w4), w5, w7, block, warp)
@@ -184,9 +187,9 @@ def decode_token(config: TokenConfig) -> Kernel:
                 multiply(
                     shared, region, share, e, flags, int32(w4), w7, w5, w0, state, old, eps, tag + uint32(1)
                 )
+                if flags & ARRIVE:
+                    arrive(barriers, uint32(1))
             if flags & ARRIVE:
-                if counted:
-                    arrive(barriers)
                 target += uint32(blocks)
                 tag = uint32(tag + uint32(1))
         leave(barriers, tag)

@@ -19,8 +19,9 @@ from numba.cuda.types import int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function, unrolled
-from minfer.cuda.token.addresses import DEALS, WEIGHTS, address_of, join
+from minfer.cuda.token.addresses import DEALS, POSITIONS, WEIGHTS, address_of, join
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
+from minfer.cuda.token.prefetch import make_prefetch
 from minfer.cuda.token.schedule import ATTENTION, DEALT, PAIRS, ROW_BITS
 from minfer.cuda.token.tiles import dealt_grain, own_rows, tile_shape, unit_bytes
 
@@ -40,6 +41,7 @@ def make_stream(config: TokenConfig) -> Callable:
     entries, slots, blocks, ahead = config.entries, config.slots, config.blocks, config.ahead
     full_at, done_at, told_at, slot_bytes = config.full_at, config.done_at, config.told_at, config.slot_bytes
     addresses_at, table_at, ring_at = config.addresses_at, config.table_at, config.ring_at
+    prefetches, prefetch = config.prefetch, make_prefetch(config)
 
     @device_function
     @unrolled
@@ -144,6 +146,9 @@ def make_stream(config: TokenConfig) -> Callable:
         if ahead > 0:
             start(later)
             seek_own(later, later_addresses, table, weights, block)
+        # It may be the token's before: this warp does not wait for the kernel before.
+        position = int32(ptx.ld_global_u32(address_of(shared + uint32(addresses_at), POSITIONS)))
+        passed = int32(0)  # entries whose vectors and rows are on their way to L2
         lead = int32(0)  # own tiles from the next one to that
         number = uint32(0)
         parity = uint32(1)
@@ -172,6 +177,9 @@ def make_stream(config: TokenConfig) -> Callable:
                     else:
                         later[BEGIN] += later[EACH]
                         seek_own(later, later_addresses, table, weights, block)
+            if prefetches:
+                prefetch(shared + uint32(addresses_at), table, passed, cursor[ENTRY] + 1, position, block)
+                passed = int32(cursor[ENTRY] + 1)
             ptx.mbarrier_wait(done, parity)
             ptx.st_shared_relaxed_u32(told, word)
             if apart != 0:

@@ -13,6 +13,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "ahead": 0,
         "dealt": 0,
         "sparing": False,
+        "prefetch": False,
     },
     "spread records": {"spread": True},
     "tags": {"exchange": "tags"},
@@ -22,6 +23,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "L2 in the gaps": {"ahead": 4},
     "rows dealt out": {"dealt": 20},
     "sparing": {"sparing": True},
+    "prefetch": {"prefetch": True},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}
