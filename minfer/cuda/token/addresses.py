@@ -11,8 +11,9 @@ from minfer.cuda.instruction import device_function
 (
     WEIGHTS, VECTORS, KEYS, VALUES, RESIDUAL, QKV, ATTENDED_RECORDS, ACTIVATED_RECORDS, LOGITS, POSITIONS,
     ROPE_TABLE, PARTIAL, STATISTICS, COUNTERS, BARRIERS, DEALS, POSITION,
-) = range(17)  # fmt: skip
-ADDRESSES_BYTES = 8 * 17
+    BEST, CHOSEN, TOKEN, LENGTH,
+) = range(21)  # fmt: skip
+ADDRESSES_BYTES = 8 * 21
 
 
 @device_function

@@ -20,9 +20,12 @@ from minfer.cuda.token.addresses import (
     ACTIVATED_RECORDS,
     ATTENDED_RECORDS,
     BARRIERS,
+    BEST,
+    CHOSEN,
     COUNTERS,
     DEALS,
     KEYS,
+    LENGTH,
     LOGITS,
     PARTIAL,
     POSITION,
@@ -31,6 +34,7 @@ from minfer.cuda.token.addresses import (
     RESIDUAL,
     ROPE_TABLE,
     STATISTICS,
+    TOKEN,
     VALUES,
     VECTORS,
     WEIGHTS,
@@ -39,6 +43,7 @@ from minfer.cuda.token.addresses import (
     put_address,
 )
 from minfer.cuda.token.attend import make_attend
+from minfer.cuda.token.choose import make_choose
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
 from minfer.cuda.token.exchange import make_copy, make_exchange, make_norm
 from minfer.cuda.token.multiply import FIRST, LAST, SHARE, STATE, make_multiply
@@ -56,9 +61,11 @@ def decode_token(config: TokenConfig) -> Kernel:
     head_dim, attended and activated uint8 of `config.exchanged_bytes`: workspaces, the latter for the
     attention's output and for ffn; logits f32; positions int32 [1]: rows in the caches before; rope_table f32
     [positions, rotary / 2, 2]; partial, statistics, counters: workspaces of the attention's shapes; barriers
-    uint32 [3], deals uint32 [entries]; eps, scale float32. Before the first launch counters, barriers, deals
-    and, with tags, what blocks exchange are zero; nobody else writes them. Launch on `config.grid`, with
-    pdl=True or without.
+    uint32 [3], deals uint32 [entries], best uint32 [2]; chosen int32 [2], next_token, length int32 [1]; eps,
+    scale float32; choose int32. If `choose` is not 0, the state is that of the next token afterwards, as
+    `minfer.cuda.elementwise.argmax` leaves it. Before the first launch counters, barriers, deals, best and,
+    with tags, what blocks exchange are zero; nobody else writes them. Launch on `config.grid`, with pdl=True
+    or without.
 
     Integer dot products are exact and f32 sums have a fixed order: the same bits on every run.
     """
@@ -99,6 +106,7 @@ def decode_token(config: TokenConfig) -> Kernel:
     store_sum, load_sum = exchange.store_sum, exchange.load_sum
     stream, attend = make_stream(config), make_attend(config, exchange, wait, arrive, sync)
     take_share, multiply = make_multiply(config, exchange, sync)
+    tell, choose_next = make_choose(config, sync)
     prepare, norm, held = make_norm(config, exchange.load_sums)
     copy_attended, copy_activated = (make_copy(config, dim) for dim in (config.attended, config.ffn))
 
@@ -109,7 +117,7 @@ def decode_token(config: TokenConfig) -> Kernel:
             ptx.st_shared_v4_u32(table + uint32(i * 16), w0, w1, w2, w3)
 
     @device_function
-    def leave(barriers, tag):
+    def leave(shared, barriers, tag, choose):
         """The last block to leave sets the counters back, and keeps the last tag for the next launch."""
         if cuda.threadIdx.x == 0:
             before = ptx.atom_add_global_u32(barriers + uint64(4), uint32(1))
@@ -118,6 +126,8 @@ def decode_token(config: TokenConfig) -> Kernel:
                 ptx.st_global_u32(barriers + uint64(4), uint32(0))
                 if tagged:
                     ptx.st_global_u32(barriers + uint64(8), tag)
+                if choose:
+                    choose_next(shared)
 
     @device_function
     def put_embedded(x, residual, block, tag):
@@ -129,13 +139,15 @@ def decode_token(config: TokenConfig) -> Kernel:
 
     @device_function
     @unrolled
-    def work(shared, x, eps, scale, block, warp):
+    def work(shared, x, eps, scale, choose, block, warp):
         """The warps that multiply and attend."""
         thread = int32(cuda.threadIdx.x)
         addresses = shared + uint32(addresses_at)
         table = shared + uint32(table_at)
         region = shared + uint32(region_at)
         state = cuda.local.array(STATE, uint32)
+        best = cuda.local.array(1, uint64)
+        best[0] = uint64(0)
         for i in unroll(STATE):
             state[i] = uint32(0)
         barriers = address_of(addresses, BARRIERS)
@@ -185,17 +197,20 @@ def decode_token(config: TokenConfig) -> Kernel:
                         copy_activated(region, address_of(addresses, ACTIVATED_RECORDS), tag)
                     sync()
                 multiply(
-                    shared, region, share, e, flags, int32(w4), w7, w5, w0, state, old, eps, tag + uint32(1)
-                )
+                    shared, region, share, e, flags, int32(w4), w7, w5, w0, state, old, eps,
+                    tag + uint32(1), best,
+                )  # fmt: skip
                 if flags & ARRIVE:
                     arrive(barriers, uint32(1))
             if flags & ARRIVE:
                 target += uint32(blocks)
                 tag = uint32(tag + uint32(1))
-        leave(barriers, tag)
+        if choose:
+            tell(shared, best[0])
+        leave(shared, barriers, tag, choose)
 
     @device_function
-    def run(shared, x, eps, scale):
+    def run(shared, x, eps, scale, choose):
         thread = int32(cuda.threadIdx.x)
         warp = ptx.uniform(thread >> 5)
         block = int32(cuda.blockIdx.x)
@@ -211,13 +226,14 @@ def decode_token(config: TokenConfig) -> Kernel:
                 stream(shared, block)
         else:
             ptx.griddepcontrol_wait()
-            work(shared, x, eps, scale, block, warp)
+            work(shared, x, eps, scale, choose, block, warp)
 
     address = ptx.global_address
 
     def token(
         schedule, weights, vectors, keys, values, x, residual, qkv, attended, activated, logits, positions,
-        rope_table, partial, statistics, counters, barriers, deals, eps, scale,
+        rope_table, partial, statistics, counters, barriers, deals, best, chosen, next_token,
+        length, eps, scale, choose,
     ):  # fmt: skip
         shared = ptx.shared_address(cuda.shared.array(0, uint8))
         load_table(shared + uint32(table_at), address(schedule))
@@ -239,7 +255,11 @@ def decode_token(config: TokenConfig) -> Kernel:
             put_address(at, COUNTERS, address(counters))
             put_address(at, BARRIERS, address(barriers))
             put_address(at, DEALS, address(deals))
-        run(shared, address(x), eps, scale)
+            put_address(at, BEST, address(best))
+            put_address(at, CHOSEN, address(chosen))
+            put_address(at, TOKEN, address(next_token))
+            put_address(at, LENGTH, address(length))
+        run(shared, address(x), eps, scale, choose)
 
     arguments = (
         Argument("schedule", "in", "uint32", align=16),
@@ -253,15 +273,20 @@ def decode_token(config: TokenConfig) -> Kernel:
         Argument("attended", "inout", "uint8", align=16),
         Argument("activated", "inout", "uint8", align=16),
         Argument("logits", "out", "float32"),
-        Argument("positions", "in", "int32"),
+        Argument("positions", "inout", "int32"),
         Argument("rope_table", "in", "float32", align=16),
         Argument("partial", "inout", "float32", align=16),
         Argument("statistics", "inout", "float32", align=8),
         Argument("counters", "inout", "uint32"),
         Argument("barriers", "inout", "uint32"),
         Argument("deals", "inout", "uint32"),
+        Argument("best", "inout", "uint32", align=8),
+        Argument("chosen", "inout", "int32"),
+        Argument("next_token", "inout", "int32"),
+        Argument("length", "inout", "int32"),
         Argument("eps", "scalar", "float32"),
         Argument("scale", "scalar", "float32"),
+        Argument("choose", "scalar", "int32"),
     )
     return Kernel(
         name="decode_token",

@@ -34,9 +34,9 @@ end."""
 
 def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tuple[Callable, Callable]:
     """Device functions (share, flags, rows, own, shape, block, warp): this warp's share of a product; and
-    (shared, region, share, entry, flags, outputs, shape, place, matrix, state, old, eps, tag): its work.
-    `own` and `shape` are words of the schedule, `matrix` the low word of the weights' offset; `sync` is the
-    warps' barrier."""
+    (shared, region, share, entry, flags, outputs, shape, place, matrix, state, old, eps, tag, best): its
+    work. `own` and `shape` are words of the schedule, `matrix` the low word of the weights' offset; `sync` is
+    the warps' barrier."""
     slots, warps, blocks = config.slots, config.warps, config.blocks
     full_at, done_at, told_at, ring_at = config.full_at, config.done_at, config.told_at, config.ring_at
     sums_at, places_at = config.sums_at, config.places_at
@@ -91,7 +91,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     @device_function
     @unrolled
     def multiply(
-        shared, region, share, entry, flags, outputs, shape, place, matrix, state, old, eps, tag
+        shared, region, share, entry, flags, outputs, shape, place, matrix, state, old, eps, tag, best
     ):  # fmt: skip
         lane = int32(ptx.lane_id())
         part = lane & (lanes - 1)
@@ -137,7 +137,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 room = int32(RUN - (before & (RUN - 1)))
             if int32((before + room) * pieces * groups) > most:
                 sync()
-                write(shared, flags, place, before, groups, old, eps, tag)
+                write(shared, flags, place, before, groups, old, eps, tag, best)
                 sync()
                 before = int32(0)
             thread = int32(cuda.threadIdx.x)
@@ -185,7 +185,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             word = told(shared, state)
         sync()
         if before > 0:
-            write(shared, flags, place, before, groups, old, eps, tag)
+            write(shared, flags, place, before, groups, old, eps, tag, best)
         sync()
 
     return take_share, multiply

@@ -12,16 +12,18 @@ from minfer.cuda import ptx
 from minfer.cuda.elementwise.activation import silu_product
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.addresses import ACTIVATED_RECORDS, LOGITS, QKV, RESIDUAL, address_of
+from minfer.cuda.token.choose import candidate
 from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.schedule import NORM, PAIRS, TO_LOGITS, TO_QKV
 
 
 def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
-    """Device function (shared, flags, place, count, groups, old, eps, tag): outputs from the sums in shared
-    memory, [rows of weights, groups]. At `config.places_at` is what they are: which output, its row, and
-    above 16 bits how many rows behind that of gate the one of up is. `place` is where the product's outputs
-    begin in the attention's row; `old` what this thread's first output is added to."""
+    """Device function (shared, flags, place, count, groups, old, eps, tag, best): outputs from the sums in
+    shared memory, [rows of weights, groups]. At `config.places_at` is what they are: which output, its row,
+    and above 16 bits how many rows behind that of gate the one of up is. `place` is where the product's
+    outputs begin in the attention's row; `old` what this thread's first output is added to; `best` a local
+    u64 array with the best of this thread's logits (`minfer.cuda.token.choose`)."""
     warps, threads, dim, ffn = config.warps, config.threads, config.hidden, config.ffn
     addresses_at, scratch_at = config.addresses_at, config.scratch_at
     sums_at, places_at = config.sums_at, config.places_at
@@ -62,7 +64,7 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
         return output, silu_product(gate, scale * add_gated(at + (row >> uint32(16)) * pitch, groups))
 
     @device_function
-    def write(shared, flags, place, count, groups, old, eps, tag):
+    def write(shared, flags, place, count, groups, old, eps, tag, best):
         addresses = shared + uint32(addresses_at)
         sums = shared + uint32(sums_at)
         places = shared + uint32(places_at)
@@ -96,6 +98,7 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
                 index = int32(place + ptx.ld_shared_u32(places + uint32(int32(i) * 8)))
                 if flags & TO_LOGITS:
                     ptx.st_global_f32(of + uint64(index) * uint64(4), total)
+                    best[0] = max(best[0], candidate(total, index))
                 else:
                     store_sum(of, index, old + total, tag)
 
