@@ -169,7 +169,6 @@ def token_case(
         "statistics": poisoned(config.statistics_shape, np.float32),
         "counters": np.zeros(config.groups, np.uint32),
         "barriers": np.zeros(3, np.uint32),
-        "deals": np.zeros(config.entries, np.uint32),
         **state,
         "eps": EPS,
         "scale": head_dim**-0.5,
@@ -182,7 +181,6 @@ def token_case(
         "values": cached(1),
         "barriers": np.array([0, 0, last_tag if config.tagged else 0], np.uint32),
         "counters": np.zeros(config.groups, np.uint32),
-        "deals": np.zeros(config.entries, np.uint32),
         **after,
     }
     return Case(decode_token(config), config.grid, arguments, checks, 1e-9, 0, f"position={position}")

@@ -84,7 +84,6 @@ from minfer.cuda.ptx.hopper import (
 )
 from minfer.cuda.ptx.memory import (
     atom_add_global_u32,
-    atom_inc_u32,
     fence_gpu,
     ld_global_f32,
     ld_global_nc_f32,
@@ -105,7 +104,6 @@ from minfer.cuda.ptx.memory import (
     ld_global_v4_u32,
     ld_relaxed_v4_u32,
     ld_shared_f32,
-    ld_shared_relaxed_u32,
     ld_shared_s8,
     ld_shared_u8,
     ld_shared_u16,
@@ -136,7 +134,6 @@ from minfer.cuda.ptx.memory import (
     st_pair,
     st_relaxed_u32,
     st_shared_f32,
-    st_shared_relaxed_u32,
     st_shared_u8,
     st_shared_u16,
     st_shared_u32,
@@ -180,7 +177,6 @@ from minfer.cuda.ptx.wgmma import (
 
 __all__ = [
     "atom_add_global_u32",
-    "atom_inc_u32",
     "bar_arrive",
     "bar_sync",
     "bitcast_f32_u32",
@@ -242,7 +238,6 @@ __all__ = [
     "ld_global_v4_u32",
     "ld_relaxed_v4_u32",
     "ld_shared_f32",
-    "ld_shared_relaxed_u32",
     "ld_shared_s8",
     "ld_shared_u8",
     "ld_shared_u16",
@@ -310,7 +305,6 @@ __all__ = [
     "st_pair",
     "st_relaxed_u32",
     "st_shared_f32",
-    "st_shared_relaxed_u32",
     "st_shared_u8",
     "st_shared_u16",
     "st_shared_u32",

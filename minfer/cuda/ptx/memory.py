@@ -127,11 +127,6 @@ def atom_add_global_u32(address: u64, value: u32) -> u32:
     before)."""
 
 
-@instruction("atom.relaxed.gpu.global.inc.u32 $0, [$1], $2;", section="9.7.13.5 atom")
-def atom_inc_u32(address: u64, most: u32) -> u32:
-    """Count up a word that all blocks share, from `most` on to zero; the word before. Orders nothing."""
-
-
 @instruction("red.release.gpu.global.add.u32 [$0], $1;", section="9.7.13.7 red")
 def red_add_release_u32(address: u64, value: u32):
     """Add to a word that all blocks share, after everything that this thread (and before a barrier its block)
@@ -189,16 +184,6 @@ def st_relaxed_u32(address: u64, value: u32):
 @instruction("ld.relaxed.gpu.global.v4.u32 {$0, $1, $2, $3}, [$4];", section="9.7.9.8 ld")
 def ld_relaxed_v4_u32(address: u64) -> (u32, u32, u32, u32):
     """Load four words that other blocks store meanwhile (`st_relaxed_u32`), each old or new."""
-
-
-@instruction("st.relaxed.cta.shared.u32 [$0], $1;", section="9.7.9.11 st")
-def st_shared_relaxed_u32(address: u32, value: u32):
-    """Store a word that other threads of the block look for meanwhile."""
-
-
-@instruction("ld.relaxed.cta.shared.u32 $0, [$1];", section="9.7.9.8 ld")
-def ld_shared_relaxed_u32(address: u32) -> u32:
-    """Load a word that another thread of the block stores meanwhile (`st_shared_relaxed_u32`)."""
 
 
 @instruction(

@@ -21,7 +21,6 @@ MOST_SPLITS = 64
 EXCHANGES = ("barrier", "tags", "bits")
 LOADS = 8  # 16-byte loads of activations that a thread has in flight
 ENTRY_BYTES = 32  # of the schedule
-MOST_ENTRIES = 4094  # numbers of 12 bits, without 0 and the end's
 
 
 def _ceil(a: int, b: int) -> int:
@@ -55,7 +54,6 @@ class TokenConfig:
         spread: how activations lie in shared memory (`minfer.cuda.token.records`).
         exchange: how blocks hand them on, "barrier", "tags" or "bits" (`minfer.cuda.token.exchange`).
         early: percent of the blocks that one does not wait for before it looks for tags.
-        dealt: percent of the gated activations and of the logits that are dealt out while blocks work.
         ahead: tiles that are brought into L2, beyond those of the ring, while it is full
             (`minfer.cuda.token.ring`).
         prefetch: bring into L2 what a phase reads besides weights when the stream passes it.
@@ -77,8 +75,6 @@ class TokenConfig:
     exchange: str = "bits"
     early: int = 50
     ahead: int = 4
-    dealt: int = 20
-    sparing: bool = True
     prefetch: bool = True
 
     def __post_init__(self) -> None:
@@ -89,9 +85,8 @@ class TokenConfig:
         check_choice("decode_token", "exchange", self.exchange, EXCHANGES)
         check_whole("decode_token: early", self.early, 0, 100)
         check_whole("decode_token: ahead", self.ahead, 0)
-        check_whole("decode_token: dealt", self.dealt, 0, 100)
         check_whole("decode_token: heads", self.heads, 1)
-        check_whole("decode_token: entries", self.entries, 1, MOST_ENTRIES)
+        check_whole("decode_token: entries", self.entries, 1)
         check_whole("decode_token: blocks", self.blocks, 1)
         self.row  # noqa: B018 - checks the attention's shape
         for name, dim in (("hidden", self.hidden), ("heads", self.attended), ("ffn", self.ffn)):
@@ -137,8 +132,6 @@ class TokenConfig:
         ring = f"warps={self.warps} lanes={self.lanes} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"
-        if self.dealt:
-            ring += f" dealt={self.dealt}%"
         if self.spread:
             ring = f"spread {ring}"
         return (
@@ -290,10 +283,10 @@ class TokenConfig:
     done_at = full_at + MOST_SLOTS * 8
     """mbarriers, one a slot: its tile has come; it is multiplied."""
 
-    told_at = done_at + MOST_SLOTS * 8
-    """A word a slot: what is in it."""
-    scratch_at = told_at + MOST_SLOTS * 4
-    """A float a warp."""
+    @property
+    def scratch_at(self) -> int:
+        """A float a warp."""
+        return 2 * MOST_SLOTS * 8
 
     @property
     def addresses_at(self) -> int:
@@ -313,13 +306,8 @@ class TokenConfig:
         return min(MOST_SLOTS, (MAX_SHARED_BYTES - self.ring_at) // self.slot_bytes)
 
     @property
-    def places_at(self) -> int:
-        """Which output it is, and where its sums are, two words each."""
-        return self.sums_at + self.sums * 4
-
-    @property
     def region_at(self) -> int:
-        return _align(self.places_at + self.sums * 8)
+        return _align(self.sums_at + self.sums * 4)
 
     @property
     def ring_at(self) -> int:

@@ -321,36 +321,25 @@ def _copy_tagged(config: TokenConfig, dim: int) -> Callable:
     rounds = -(-chunks // threads)
     held = 4 * rounds
     pitch, run_at, scale_at, sum_behind = config.layout[:4]
-    sparing = config.sparing
 
     @device_function
     @unrolled
     def copy(records, source, tag):
         words = cuda.local.array(held, uint32)
         wanted = uint32(tag << uint32(16))
-        for i in unroll(rounds):
-            words[i * 4 + 1] = ~wanted
-            words[i * 4 + 3] = ~wanted
         polls = uint32(0)
         wrong = uint32(0x10000)
         while wrong >= uint32(0x10000):
             wrong = uint32(0)
             for i in unroll(rounds):
                 at = int32(cuda.threadIdx.x) + int32(i * threads)
-                missing = at < chunks
-                if sparing and missing:
-                    other = (words[i * 4 + 1] ^ wanted) | (words[i * 4 + 3] ^ wanted)
-                    missing = other >= uint32(0x10000)
-                if missing:
+                if at < chunks:
                     w0, f0, w1, f1 = ptx.ld_two_pairs(source + uint64(at) * uint64(16))
                     words[i * 4] = w0
                     words[i * 4 + 1] = f0
                     words[i * 4 + 2] = w1
                     words[i * 4 + 3] = f1
-            for i in unroll(rounds):
-                at = int32(cuda.threadIdx.x) + int32(i * threads)
-                if at < chunks:
-                    wrong = uint32(wrong | (words[i * 4 + 1] ^ wanted) | (words[i * 4 + 3] ^ wanted))
+                    wrong = uint32(wrong | (f0 ^ wanted) | (f1 ^ wanted))
             if wrong >= uint32(0x10000):
                 polls = uint32(polls + uint32(1))
                 ptx.poll_again(polls)

@@ -14,7 +14,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.instruction import device_function, unroll, unrolled
+from minfer.cuda.instruction import device_function, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.token.addresses import (
     ACTIVATED_RECORDS,
@@ -23,7 +23,6 @@ from minfer.cuda.token.addresses import (
     BEST,
     CHOSEN,
     COUNTERS,
-    DEALS,
     KEYS,
     LENGTH,
     LOGITS,
@@ -46,7 +45,7 @@ from minfer.cuda.token.attend import make_attend
 from minfer.cuda.token.choose import make_choose
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
 from minfer.cuda.token.exchange import make_copy, make_exchange, make_norm
-from minfer.cuda.token.multiply import FIRST, LAST, SHARE, STATE, make_multiply
+from minfer.cuda.token.multiply import FIRST, LAST, SHARE, make_multiply
 from minfer.cuda.token.ring import make_stream
 from minfer.cuda.token.schedule import ACTIVATED, ADD, ARRIVE, ATTENDED, ATTENTION, NORM, WAIT
 from minfer.cuda.token.tiles import block_rows
@@ -61,9 +60,9 @@ def decode_token(config: TokenConfig) -> Kernel:
     head_dim, attended and activated uint8 of `config.exchanged_bytes`: workspaces, the latter for the
     attention's output and for ffn; logits f32; positions int32 [1]: rows in the caches before; rope_table f32
     [positions, rotary / 2, 2]; partial, statistics, counters: workspaces of the attention's shapes; barriers
-    uint32 [3], deals uint32 [entries], best uint32 [2]; chosen int32 [2], next_token, length int32 [1]; eps,
+    uint32 [3], best uint32 [2]; chosen int32 [2], next_token, length int32 [1]; eps,
     scale float32; choose int32. If `choose` is not 0, the state is that of the next token afterwards, as
-    `minfer.cuda.elementwise.argmax` leaves it. Before the first launch counters, barriers, deals, best and,
+    `minfer.cuda.elementwise.argmax` leaves it. Before the first launch counters, barriers, best and,
     with tags, what blocks exchange are zero; nobody else writes them. Launch on `config.grid`, with pdl=True
     or without.
 
@@ -73,8 +72,7 @@ def decode_token(config: TokenConfig) -> Kernel:
     scratch_at, addresses_at, table_at, region_at = (
         config.scratch_at, config.addresses_at, config.table_at, config.region_at
     )  # fmt: skip
-    full_at, done_at, told_at = config.full_at, config.done_at, config.told_at
-    blocks, hidden = config.blocks, config.hidden
+    full_at, done_at, blocks, hidden = config.full_at, config.done_at, config.blocks, config.hidden
     tagged, counted = config.tagged, config.awaited > 0
     all_threads, early = threads + 32, blocks - config.awaited
 
@@ -145,11 +143,11 @@ def decode_token(config: TokenConfig) -> Kernel:
         addresses = shared + uint32(addresses_at)
         table = shared + uint32(table_at)
         region = shared + uint32(region_at)
-        state = cuda.local.array(STATE, uint32)
+        state = cuda.local.array(2, uint32)
         best = cuda.local.array(1, uint64)
         best[0] = uint64(0)
-        for i in unroll(STATE):
-            state[i] = uint32(0)
+        state[0] = uint32(0)
+        state[1] = uint32(0)
         barriers = address_of(addresses, BARRIERS)
         if thread == 0:  # barriers of the first products are before its readers
             position = ptx.ld_global_u32(address_of(addresses, POSITIONS))
@@ -179,7 +177,7 @@ def decode_token(config: TokenConfig) -> Kernel:
                 )
             else:
                 share = cuda.local.array(SHARE, int32)
-                take_share(share, flags, int32(w4), w5, w7, block, warp)
+                take_share(share, flags, int32(w4), w7, block, warp)
                 residual = address_of(addresses, RESIDUAL)
                 old = float32(0)  # what this thread adds to: nobody else writes it
                 if flags & ADD and share[FIRST] + thread < share[LAST]:
@@ -196,10 +194,7 @@ def decode_token(config: TokenConfig) -> Kernel:
                     elif flags & ACTIVATED:
                         copy_activated(region, address_of(addresses, ACTIVATED_RECORDS), tag)
                     sync()
-                multiply(
-                    shared, region, share, e, flags, int32(w4), w7, w5, w0, state, old, eps,
-                    tag + uint32(1), best,
-                )  # fmt: skip
+                multiply(shared, region, share, flags, w7, w5, w0, state, old, eps, tag + uint32(1), best)
                 if flags & ARRIVE:
                     arrive(barriers, uint32(1))
             if flags & ARRIVE:
@@ -216,7 +211,6 @@ def decode_token(config: TokenConfig) -> Kernel:
         block = int32(cuda.blockIdx.x)
         if thread == 0:
             for n in range(slots):
-                ptx.st_shared_u32(shared + uint32(told_at + n * 4), uint32(0))
                 ptx.mbarrier_init(shared + uint32(full_at + n * 8), uint32(1))
                 ptx.mbarrier_init(shared + uint32(done_at + n * 8), uint32(warps))
             ptx.fence_mbarrier_init()
@@ -232,8 +226,8 @@ def decode_token(config: TokenConfig) -> Kernel:
 
     def token(
         schedule, weights, vectors, keys, values, x, residual, qkv, attended, activated, logits, positions,
-        rope_table, partial, statistics, counters, barriers, deals, best, chosen, next_token,
-        length, eps, scale, choose,
+        rope_table, partial, statistics, counters, barriers, best, chosen, next_token, length,
+        eps, scale, choose,
     ):  # fmt: skip
         shared = ptx.shared_address(cuda.shared.array(0, uint8))
         load_table(shared + uint32(table_at), address(schedule))
@@ -254,7 +248,6 @@ def decode_token(config: TokenConfig) -> Kernel:
             put_address(at, STATISTICS, address(statistics))
             put_address(at, COUNTERS, address(counters))
             put_address(at, BARRIERS, address(barriers))
-            put_address(at, DEALS, address(deals))
             put_address(at, BEST, address(best))
             put_address(at, CHOSEN, address(chosen))
             put_address(at, TOKEN, address(next_token))
@@ -279,7 +272,6 @@ def decode_token(config: TokenConfig) -> Kernel:
         Argument("statistics", "inout", "float32", align=8),
         Argument("counters", "inout", "uint32"),
         Argument("barriers", "inout", "uint32"),
-        Argument("deals", "inout", "uint32"),
         Argument("best", "inout", "uint32", align=8),
         Argument("chosen", "inout", "int32"),
         Argument("next_token", "inout", "int32"),

@@ -19,14 +19,12 @@ from minfer.cuda.token.schedule import NORM, PAIRS, TO_LOGITS, TO_QKV
 
 
 def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
-    """Device function (shared, flags, place, count, groups, old, eps, tag, best): outputs from the sums in
-    shared memory, [rows of weights, groups]. At `config.places_at` is what they are: which output, its row,
-    and above 16 bits how many rows behind that of gate the one of up is. `place` is where the product's
-    outputs begin in the attention's row; `old` what this thread's first output is added to; `best` a local
-    u64 array with the best of this thread's logits (`minfer.cuda.token.choose`)."""
-    warps, threads, dim, ffn = config.warps, config.threads, config.hidden, config.ffn
-    addresses_at, scratch_at = config.addresses_at, config.scratch_at
-    sums_at, places_at = config.sums_at, config.places_at
+    """Device function (shared, flags, place, first, count, groups, old, eps, tag, best): outputs first ...
+    first + count - 1 from the sums in shared memory, [count, rows of weights, groups]. `place` is where the
+    product's outputs begin in the attention's row; `old` what this thread's first output is added to; `best`
+    a local u64 array with the best of this thread's logits (`minfer.cuda.token.choose`)."""
+    warps, threads, dim = config.warps, config.threads, config.hidden
+    addresses_at, scratch_at, sums_at = config.addresses_at, config.scratch_at, config.sums_at
     store_sum, store_run = exchange.store_sum, exchange.store_run
 
     @device_function
@@ -55,19 +53,14 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
     add_up, add_gated = (make_sum(config.row_groups(n)) for n in (config.widest, dim))
 
     @device_function
-    def gated(sums, place, groups, scale):
-        """(which output, its value) of the one whose place is at a shared address."""
-        output, row = ptx.ld_shared_v2_u32(place)
-        pitch = uint32(groups * 4)
-        at = sums + (row & uint32(0xFFFF)) * pitch
-        gate = scale * add_gated(at, groups)
-        return output, silu_product(gate, scale * add_gated(at + (row >> uint32(16)) * pitch, groups))
+    def gated(sums, groups, scale):
+        gate = scale * add_gated(sums, groups)
+        return silu_product(gate, scale * add_gated(sums + uint32(groups * 4), groups))
 
     @device_function
-    def write(shared, flags, place, count, groups, old, eps, tag, best):
+    def write(shared, flags, place, first, count, groups, old, eps, tag, best):
         addresses = shared + uint32(addresses_at)
         sums = shared + uint32(sums_at)
-        places = shared + uint32(places_at)
         thread = int32(cuda.threadIdx.x)
         scale = float32(1)
         if flags & NORM:
@@ -75,18 +68,16 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
         if flags & PAIRS:
             records = address_of(addresses, ACTIVATED_RECORDS)
             lane = int32(ptx.lane_id())
+            each = uint32(groups * 8)
             # Whole warps go round together: the store shuffles.
             for base in range((thread - lane) * 4, count, threads * 4):
                 index = int32(base) + lane * 4
-                at = places + uint32(int32(min(index, count - 4)) * 8)
-                first, v0 = gated(sums, at, groups, scale)
-                _, v1 = gated(sums, at + uint32(8), groups, scale)
-                _, v2 = gated(sums, at + uint32(16), groups, scale)
-                _, v3 = gated(sums, at + uint32(24), groups, scale)
-                target = int32(ffn)
-                if index < count:
-                    target = int32(first)
-                store_run(records, target, int32(ffn), v0, v1, v2, v3, tag)
+                at = sums + uint32(int32(min(index, count - 4))) * each
+                v0 = gated(at, groups, scale)
+                v1 = gated(at + each, groups, scale)
+                v2 = gated(at + each * uint32(2), groups, scale)
+                v3 = gated(at + each * uint32(3), groups, scale)
+                store_run(records, first + index, first + count, v0, v1, v2, v3, tag)
         else:
             of = address_of(addresses, RESIDUAL)
             if flags & TO_QKV:
@@ -95,7 +86,7 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
                 of = address_of(addresses, LOGITS)
             for i in range(thread, count, threads):
                 total = scale * add_up(sums + uint32(int32(i) * groups * 4), groups)
-                index = int32(place + ptx.ld_shared_u32(places + uint32(int32(i) * 8)))
+                index = int32(place) + first + int32(i)
                 if flags & TO_LOGITS:
                     ptx.st_global_f32(of + uint64(index) * uint64(4), total)
                     best[0] = max(best[0], candidate(total, index))

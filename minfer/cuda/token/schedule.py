@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.cuda.blocks import BLOCKS
-from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.token.config import TILE_ROWS, TokenConfig
-from minfer.cuda.token.records import RUN, WEIGHTS
+from minfer.cuda.token.records import WEIGHTS
 
-DEALT_TILES = 2  # of a grain that is dealt out
 Q4_BYTES, Q6_BYTES = (BLOCKS[format].row_bytes(WEIGHTS) for format in ("Q4_K", "Q6_K"))
 
 SIX_BIT = 1  # Q6_K; else Q4_K
@@ -31,9 +29,6 @@ ADD = 128  # ... are added to the residual stream
 ATTENTION = 256  # no product
 WAIT = 512  # wait for all blocks first: the entry reads what the one before has written
 ARRIVE = 1024  # tell all blocks afterwards
-DEALT = 2048  # the last of the outputs are dealt out while blocks work; the blocks' own are as many for each
-
-ROW_BITS = 20  # a tile's entry and its first output are told in a word
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class Entry:
         values: of an attention's values.
         rows: outputs of the product.
         units: blocks of weights a row.
-        first: where in the attention's row the outputs begin; a dealt product has each block's own there.
+        first: where in the attention's row the outputs begin.
     """
 
     flags: int
@@ -63,30 +58,15 @@ class Entry:
         split = [half for value in low for half in (value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF)]
         if self.flags & ATTENTION:
             return [*split, self.flags, 0]
-        if self.rows > 1 << ROW_BITS:
-            raise ConfigRefused(f"decode_token: {self.rows} rows; it takes {1 << ROW_BITS}")
-        if config.dealt and self.flags & (PAIRS | TO_LOGITS):
-            return [*split[:4], self.rows, self.own(config), self.flags | DEALT, self.shape(config)]
         return [*split[:4], self.rows, self.first, self.flags, self.shape(config)]
-
-    def each(self, config: TokenConfig) -> int:
-        """Outputs of a tile."""
-        pitch = self.units * (Q6_BYTES if self.flags & SIX_BIT else Q4_BYTES)
-        rows = min(TILE_ROWS, config.tile_bytes // pitch)
-        return rows // 2 if self.flags & PAIRS else rows
-
-    def own(self, config: TokenConfig) -> int:
-        """Outputs that are each block's from the first, in whole grains; with gated activations some."""
-        grain = RUN if self.flags & PAIRS else DEALT_TILES * self.each(config)
-        grains = self.rows // grain
-        least = min(1, grains // config.blocks) if self.flags & PAIRS else 0
-        return max(least, grains * (100 - config.dealt) // (100 * config.blocks)) * grain
 
     def shape(self, config: TokenConfig) -> int:
         """What a block needs to know of the product's tiles, in a word: blocks of weights a row (8 bits),
         outputs of a tile (6), 65536 over the groups of a row's blocks, rounded up (17)."""
-        groups = config.row_groups(self.units * WEIGHTS)
-        return self.units | self.each(config) << 8 | (65536 // groups + 1) << 14
+        pitch = self.units * (Q6_BYTES if self.flags & SIX_BIT else Q4_BYTES)
+        rows = min(TILE_ROWS, config.tile_bytes // pitch)
+        each = rows // 2 if self.flags & PAIRS else rows
+        return self.units | each << 8 | (65536 // config.row_groups(self.units * WEIGHTS) + 1) << 14
 
 
 def table(entries: list[Entry], config: TokenConfig) -> NDArray[np.uint32]:

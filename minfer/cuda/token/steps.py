@@ -5,25 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 _CHANGES: dict[str, dict[str, Any]] = {
-    "barriers": {
-        "exchange": "barrier",
-        "spread": False,
-        "early": 0,
-        "lanes": 4,
-        "ahead": 0,
-        "dealt": 0,
-        "sparing": False,
-        "prefetch": False,
-    },
+    "barriers": {"exchange": "barrier", "spread": False, "early": 0, "lanes": 4, "ahead": 0},
     "spread records": {"spread": True},
     "tags": {"exchange": "tags"},
     "half awaited": {"early": 50},
     "two-bit tags": {"exchange": "bits"},
     "two lanes": {"lanes": 2},
     "L2 in the gaps": {"ahead": 4},
-    "rows dealt out": {"dealt": 20},
-    "sparing": {"sparing": True},
-    "prefetch": {"prefetch": True},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}

@@ -15,7 +15,7 @@ from numba.cuda.types import int32
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
 from minfer.cuda.token.records import RUN
-from minfer.cuda.token.schedule import DEALT, DEALT_TILES, PAIRS, Q4_BYTES, Q6_BYTES, SIX_BIT
+from minfer.cuda.token.schedule import PAIRS, Q4_BYTES, Q6_BYTES, SIX_BIT
 
 
 @device_function
@@ -27,26 +27,6 @@ def block_rows(flags, rows, block, blocks):
     grains = int32(ptx.udiv_u32(rows, grain))
     first = int32(ptx.udiv_u32(block * grains, blocks)) * grain
     return first, int32(ptx.udiv_u32((block + 1) * grains, blocks)) * grain
-
-
-@device_function
-def own_rows(flags, rows, own, block, blocks):
-    """As `block_rows`, without what is dealt out: of that the outputs behind all blocks' `own` are."""
-    if flags & DEALT:
-        first = int32(block) * int32(own)
-        last = first + int32(own)
-    else:
-        first, last = block_rows(flags, rows, block, blocks)
-    return first, last
-
-
-@device_function
-def dealt_grain(flags, each):
-    """Outputs that are dealt out at once, of tiles of `each`: a run of activations, or some tiles."""
-    grain = int32(each) * int32(DEALT_TILES)
-    if flags & PAIRS:
-        grain = int32(RUN)
-    return grain
 
 
 @device_function

@@ -71,7 +71,7 @@ class TokenStep:
         self._qkv = device.empty(made.sums_shape(q_dim + 2 * kv_dim), np.float32)
         self._records = [device.empty(made.exchanged_bytes(n), np.uint8) for n in (q_dim, config.ffn)]
         self._split_sums = [device.empty(n, np.float32) for n in (made.partial_shape, made.statistics_shape)]
-        self._counters = [device.empty(n, np.uint32) for n in (made.groups, 3, made.entries, 2)]
+        self._counters = [device.empty(n, np.uint32) for n in (made.groups, 3, 2)]
         exchanged = [self._residual, self._qkv, *self._records] if made.tagged else []
         for cleared in (*self._counters, *exchanged):
             device.write(cleared, np.zeros(cleared.shape, cleared.dtype))

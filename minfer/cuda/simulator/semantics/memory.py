@@ -135,27 +135,17 @@ def prefetch_global_l2(address):
     current_lane("prefetch_global_l2").launch.memory.find(int(address) & _ADDRESS, 1)
 
 
-def _update(name, address, change):
-    """The word before."""
-    lane = current_lane(name)
+@semantics
+def atom_add_global_u32(address, value):
+    lane = current_lane("atom_add_global_u32")
     address = int(address) & _ADDRESS
     region = lane.launch.memory.find(address, 4)
-    check_aligned(address, 4, name)
+    check_aligned(address, 4, "atom_add_global_u32")
     check_writable(region)
     at = (address - region.base) // 4
     before = int(region.u32[at])
-    region.u32[at] = change(before) & 0xFFFFFFFF
+    region.u32[at] = (before + int(value)) & 0xFFFFFFFF
     return before
-
-
-@semantics
-def atom_add_global_u32(address, value):
-    return _update("atom_add_global_u32", address, lambda before: before + int(value))
-
-
-@semantics
-def atom_inc_u32(address, most):
-    return _update("atom_inc_u32", address, lambda before: 0 if before >= int(most) else before + 1)
 
 
 @semantics
@@ -194,8 +184,6 @@ _store_two, _load_four = (
 )
 register("st_pair", _store_two)
 register("ld_two_pairs", _load_four)
-register("st_shared_relaxed_u32", _make_store("st_shared_relaxed_u32", "shared", "u32", 1))
-register("ld_shared_relaxed_u32", _make_load("ld_shared_relaxed_u32", "shared", "u32", 1))
 register("st_relaxed_u32", _make_store("st_relaxed_u32", "global", "u32", 1))
 register("ld_relaxed_v4_u32", _make_load("ld_relaxed_v4_u32", "global", "u32", 4))
 
