@@ -40,8 +40,6 @@ from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.fragments import make_fragments
 from minfer.cuda.token.splits import make_combine, make_gather
 
-ONE_BLOCK_TURNS = 3  # up to so many another turn is faster than a combination
-
 
 @device_function
 def _load_bias(values, at, address):
@@ -63,7 +61,7 @@ def make_attend(
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     served, splits, groups = config.block_heads, config.splits, config.groups
     threads, warps = config.threads, config.attention_warps
-    turn_rows = 16 * warps
+    turn_rows, one_block = config.turn_rows, config.one_block_rows
     pieces = head_dim // 32  # 16-byte pieces of a row that a lane takes for the scores
     per_lane = head_dim // 8  # dims that a lane has for the output, and mma tiles of it
     lanes = head_dim // 8  # that stage a head
@@ -91,7 +89,6 @@ def make_attend(
     gather = make_gather(served, head_dim, warps)
     split_factors, combine = make_combine(served, head_dim, splits, config.warps)
     total, biased, rotary = heads * head_dim, config.bias, config.rotary
-    one_block = ONE_BLOCK_TURNS * turn_rows
 
     @device_function
     def unit_place(i, kv_head, first_head):
@@ -232,7 +229,7 @@ def make_attend(
         put_sums(shared + uint32(sums_at + warp * (served * slot)), sums, largest, weight)
 
     @device_function
-    def put_out(shared, addresses, first_head, split, active, tag):
+    def put_out(shared, addresses, first_head, split, active, used, tag):
         """The warps' sums to the output if there is one split, else to the workspace."""
         out = address_of(addresses, ATTENDED_RECORDS)
         partial = address_of(addresses, PARTIAL)
@@ -245,7 +242,7 @@ def make_attend(
                 item = int32(0)
             h = item * 4 // head_dim
             d = item * 4 - h * head_dim
-            a0, a1, a2, a3, top, weight = gather(shared + uint32(sums_at), h, d)
+            a0, a1, a2, a3, top, weight = gather(shared + uint32(sums_at), h, d, used)
             if active == 1:
                 inverse = ptx.rcp_approx(weight)
                 index = int32(total)
@@ -317,13 +314,14 @@ def make_attend(
         begin = int32(split * share)
         end = int32(min(begin + share, rows))
         first = int32(begin + warp * 16)
+        used = int32(min((end - begin + 15) >> 4, warps))  # warps that have rows
         if split >= active:
             if not tagged:
                 wait(counter, target)
         else:
             key_buffer = cuda.local.array(key_words, uint32)
             value_buffer = cuda.local.array(value_words, uint32)
-            if warp < warps:
+            if warp < used:
                 old = int32(min(end, position))
                 load_keys(keys, key_buffer, first, old)
                 load_values(values, value_buffer, first, old)
@@ -341,10 +339,10 @@ def make_attend(
                 arrive(counter, (group + 1) * blocks // groups - group * blocks // groups)
             if split == active - 1 and group == kv_head * per_kv_head:
                 store_row(shared, keys, values, position)
-            if warp < warps:
+            if warp < used:
                 attend_rows(shared, keys, values, key_buffer, value_buffer, warp, first, end, position, scale)
             sync()
-            put_out(shared, addresses, first_head, split, active, tag + uint32(1))
+            put_out(shared, addresses, first_head, split, active, used, tag + uint32(1))
             mine = address_of(addresses, COUNTERS) + uint64(group) * uint64(4)
             if active > 1 and is_last(shared, mine, active):
                 combine_splits(shared, addresses, first_head, active, tag + uint32(1))

@@ -18,6 +18,7 @@ LINES = 32  # from a tile's beginning or end to that of a 16-byte line, twice
 MOST_SLOTS = 8
 MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
 MOST_SPLITS = 64
+ONE_BLOCK_TURNS = 3  # up to so many another turn is faster than a combination of splits
 EXCHANGES = ("barrier", "tags", "bits")
 LOADS = 8  # 16-byte loads of activations that a thread has in flight
 ENTRY_BYTES = 32  # of the schedule
@@ -57,6 +58,7 @@ class TokenConfig:
         ahead: tiles that are brought into L2, beyond those of the ring, while it is full
             (`minfer.cuda.token.ring`).
         prefetch: bring into L2 what a phase reads besides weights when the stream passes it.
+        spare: who attends to a short context makes none of q, k and v: it waits for them earlier.
     """
 
     heads: int
@@ -76,6 +78,7 @@ class TokenConfig:
     early: int = 50
     ahead: int = 4
     prefetch: bool = True
+    spare: bool = True
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
@@ -224,6 +227,12 @@ class TokenConfig:
         return min(self.blocks // self.groups, MOST_SPLITS)
 
     @property
+    def spared(self) -> int:
+        """Blocks that make none of q, k and v: those that attend alone, if they are few. Without tags blocks
+        arrive together."""
+        return self.groups if self.spare and self.tagged and self.groups * 8 <= self.blocks else 0
+
+    @property
     def partial_shape(self) -> tuple[int, int, int]:
         """Shape of the f32 workspace of sums."""
         return (self.heads, self.splits, self.head_dim)
@@ -248,6 +257,16 @@ class TokenConfig:
         """Warps that attend: as many as have room for their sums where the activations lie."""
         room = self.record_bytes(self.ffn) + 128 - self.query_bytes
         return max(1, min(self.warps, 8, room // self.sums_bytes))
+
+    @property
+    def turn_rows(self) -> int:
+        """Rows of the cache that a block attends to at once, 16 a warp."""
+        return 16 * self.attention_warps
+
+    @property
+    def one_block_rows(self) -> int:
+        """Most rows that are not split."""
+        return ONE_BLOCK_TURNS * self.turn_rows
 
     @property
     def attention_bytes(self) -> int:

@@ -48,7 +48,7 @@ from minfer.cuda.token.exchange import make_copy, make_exchange, make_norm
 from minfer.cuda.token.multiply import FIRST, LAST, SHARE, make_multiply
 from minfer.cuda.token.ring import make_stream
 from minfer.cuda.token.schedule import ACTIVATED, ADD, ARRIVE, ATTENDED, ATTENTION, NORM, WAIT
-from minfer.cuda.token.tiles import block_rows
+from minfer.cuda.token.tiles import make_block_rows
 
 
 def decode_token(config: TokenConfig) -> Kernel:
@@ -93,8 +93,8 @@ def decode_token(config: TokenConfig) -> Kernel:
     @device_function
     @unrolled
     def arrive(counter, times):
-        """After a barrier of the block."""
-        if counted and cuda.threadIdx.x == 0:
+        """After a barrier of the block; by the thread that has least to do while the block attends."""
+        if counted and cuda.threadIdx.x == threads - 1:
             if tagged:
                 ptx.red_add_u32(counter, uint32(times))
             else:
@@ -102,6 +102,7 @@ def decode_token(config: TokenConfig) -> Kernel:
 
     exchange = make_exchange(config)
     store_sum, load_sum = exchange.store_sum, exchange.load_sum
+    block_rows = make_block_rows(config)
     stream, attend = make_stream(config), make_attend(config, exchange, wait, arrive, sync)
     take_share, multiply = make_multiply(config, exchange, sync)
     tell, choose_next = make_choose(config, sync)
@@ -130,7 +131,7 @@ def decode_token(config: TokenConfig) -> Kernel:
     @device_function
     def put_embedded(x, residual, block, tag):
         """This block's share of the embedded token to the residual stream."""
-        first, last = block_rows(int32(0), int32(hidden), block, int32(blocks))
+        first, last = block_rows(int32(0), int32(hidden), block)
         mine = first + int32(cuda.threadIdx.x)
         if mine < last:
             store_sum(residual, mine, ptx.ld_global_f32(x + uint64(mine) * uint64(4)), tag)

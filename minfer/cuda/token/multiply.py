@@ -23,7 +23,7 @@ from minfer.cuda.token.dots import (
 from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.outputs import make_outputs
 from minfer.cuda.token.schedule import PAIRS, SIX_BIT
-from minfer.cuda.token.tiles import block_rows, make_groups, tile_shape, unit_bytes
+from minfer.cuda.token.tiles import make_block_rows, make_groups, tile_shape, unit_bytes
 
 NUMBER, PARITY = range(2)  # of a state: slot, its phase's parity
 FIRST, LAST, TEAMS, TEAM, GROUP, UNIT, END = range(7)
@@ -36,7 +36,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     """Device functions (share, flags, rows, shape, block, warp): this warp's share of a product; and (shared,
     region, share, flags, shape, place, matrix, state, old, eps, tag, best): its work. `shape` is a word of
     the schedule, `matrix` the low word of the weights' offset; `sync` is the warps' barrier."""
-    slots, warps, blocks = config.slots, config.warps, config.blocks
+    slots, warps, block_rows = config.slots, config.warps, make_block_rows(config)
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
     most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
     slot_bytes = config.slot_bytes
@@ -48,7 +48,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     def take_share(share, flags, rows, shape, block, warp):
         units, _ = tile_shape(shape)
         groups, inverse = row_groups(units), int32(shape) >> 14
-        first, last = block_rows(flags, rows, block, blocks)
+        first, last = block_rows(flags, rows, block)
         team = (warp * inverse) >> 16
         group = warp - team * groups
         share[FIRST] = first

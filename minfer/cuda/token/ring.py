@@ -19,7 +19,7 @@ from minfer.cuda.token.addresses import POSITIONS, WEIGHTS, address_of, join
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
 from minfer.cuda.token.prefetch import make_prefetch
 from minfer.cuda.token.schedule import ATTENTION, PAIRS
-from minfer.cuda.token.tiles import block_rows, tile_shape, unit_bytes
+from minfer.cuda.token.tiles import make_block_rows, tile_shape, unit_bytes
 
 ENTRY, BEGIN, LAST, EACH, PITCH = range(5)
 """Of a cursor: the entry; the next tile's first output, the block's last; outputs a tile, bytes a row."""
@@ -30,7 +30,8 @@ ROWS, APART = range(2)
 
 def make_stream(config: TokenConfig) -> Callable:
     """Device function (shared, block), for one thread."""
-    entries, slots, blocks, ahead = config.entries, config.slots, config.blocks, config.ahead
+    entries, slots, ahead = config.entries, config.slots, config.ahead
+    block_rows = make_block_rows(config)
     full_at, done_at, slot_bytes = config.full_at, config.done_at, config.slot_bytes
     addresses_at, table_at, ring_at = config.addresses_at, config.table_at, config.ring_at
     prefetches, prefetch = config.prefetch, make_prefetch(config)
@@ -55,7 +56,7 @@ def make_stream(config: TokenConfig) -> Callable:
                 rows, _, word, shape = ptx.ld_shared_v4_u32(at + uint32(16))
                 flags = int32(word)
                 if not flags & ATTENTION:
-                    first, last = block_rows(flags, int32(rows), block, blocks)
+                    first, last = block_rows(flags, int32(rows), block)
                     units, each = tile_shape(shape)
                     cursor[BEGIN] = first
                     cursor[LAST] = last
