@@ -38,6 +38,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     the schedule, `matrix` the low word of the weights' offset; `sync` is the warps' barrier."""
     slots, warps, block_rows = config.slots, config.warps, make_block_rows(config)
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
+    spare_at = config.spare_at
     most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
     slot_bytes = config.slot_bytes
     write = make_outputs(config, exchange)
@@ -114,6 +115,10 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         if share[TEAM] >= teams:  # a warp too many
             next_row = int32(1 << 30)
         pitch_of_sums = uint32(groups * 4)
+        held = cuda.local.array(2, float32)  # the pair before, not yet added up: that fills the next one's gaps
+        held[0] = float32(0)
+        held[1] = float32(0)
+        held_at = uint32(shared + uint32(spare_at))
         begin = share[FIRST]
         first = begin  # of the outputs whose sums are in shared memory
         sums = shared + uint32(sums_at + share[GROUP] * 4)
@@ -139,10 +144,14 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                         if six:
                             a = dot_q6_k(at, part, words, factors)
                             b = dot_q6_k(at + apart, part, words, factors)
+                            put_two(held[0], held[1], lane, held_at, held_at + pitch_of_sums)
                         else:
                             a = dot_q4_k(at, part, words, factors)
                             b = dot_q4_k(at + apart, part, words, factors)
-                        put_two(a, b, lane, sum_at, sum_at + pitch_of_sums)
+                            put_two(held[0], held[1], lane, held_at, held_at + pitch_of_sums)
+                        held[0] = a
+                        held[1] = b
+                        held_at = sum_at
                     else:
                         if six:
                             a = dot_q6_k(at, part, words, factors)
@@ -164,6 +173,8 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             begin = int32(begin + count)
             following = int32(min(begin + each, last))
             if begin == last or int32((following - first) * pieces * groups) > most:
+                put_two(held[0], held[1], lane, held_at, held_at + pitch_of_sums)
+                held_at = uint32(shared + uint32(spare_at))
                 sync()
                 write(shared, flags, place, first, begin - first, groups, old, eps, tag, best)
                 sync()
