@@ -135,8 +135,9 @@ class TokenConfig:
         ring = f"warps={self.warps} lanes={self.lanes} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"
-        if self.spread:
-            ring = f"spread {ring}"
+        for name in ("prefetch", "spare", "spread"):
+            if getattr(self, name):
+                ring = f"{name} {ring}"
         return (
             f"hidden={self.hidden} ffn={self.ffn} {shape} entries={self.entries} blocks={self.blocks} {ring}"
         )

@@ -12,6 +12,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "lanes": 4,
         "ahead": 0,
         "prefetch": False,
+        "spare": False,
         "warps": 10,
     },
     "spread records": {"spread": True},
@@ -21,6 +22,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "two lanes": {"lanes": 2},
     "L2 in the gaps": {"ahead": 4},
     "all else ahead": {"prefetch": True},
+    "who attends is spared": {"spare": True},
     "eleven warps": {"warps": 11},
 }
 
