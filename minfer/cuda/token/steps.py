@@ -13,7 +13,6 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "ahead": 0,
         "prefetch": False,
         "spare": False,
-        "warps": 10,
     },
     "spread records": {"spread": True},
     "tags": {"exchange": "tags"},
@@ -23,7 +22,6 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "L2 in the gaps": {"ahead": 4},
     "all else ahead": {"prefetch": True},
     "who attends is spared": {"spare": True},
-    "eleven warps": {"warps": 11},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}
