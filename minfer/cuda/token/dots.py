@@ -24,7 +24,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
-from minfer.cuda.block_dots import HIGH, LOW, k4_scales, load_8_words
+from minfer.cuda.block_dots import HIGH, LOW, k4_scales, load_8_words, two_words
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.records import Layout
 
@@ -43,6 +43,12 @@ def _above(bits):
 def _byte(word, n):
     """Byte n of a word: the last one of 2**23 and it."""
     return ptx.bitcast_f32_u32(ptx.prmt(word, uint32(0x4B000000), uint32(0x7440 + n))) - float32(8388608.0)
+
+
+@device_function
+def _signed_byte(word, n):
+    """Byte n of a word, signed: three times its sign above it."""
+    return ptx.cvt_rn_f32_s32(int32(ptx.prmt(word, word, uint32(0x8880 + n * 0x1111))))
 
 
 @device_function
@@ -157,6 +163,7 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
         half, _ = part_of(lane, 0)
         load_8_words(quants, block + uint32(lane * (32 * parts)))
         load_8_words(bits, block + uint32(128 + half * 32))
+        scales = two_words(block + uint32(192 + half * 8))
         total = float32(0)
         for p in unroll(parts):
             _, odd = part_of(lane, p)
@@ -181,9 +188,8 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
                 tops[n] = ptx.dp4a_u8s8(bits[i] & low_bits, low, tops[n])
                 sums[2 + n] = ptx.dp4a_u8s8(quants[i] & uint32(HIGH), high, sums[2 + n])
                 tops[2 + n] = ptx.dp4a_u8s8(bits[i] & high_bits, high, tops[2 + n])
-            scales = block + uint32(192 + half * 8 + odd * 2)
             for i in unroll(4):
-                scale = ptx.cvt_rn_f32_s32(ptx.ld_shared_s8(scales + uint32((i // 2) * 4 + i % 2)))
+                scale = _signed_byte(scales[i // 2], odd * 2 + i % 2)
                 value = fma(weight, _above(tops[i]) - float32(MAGIC), _above(sums[i]))
                 total += scale * fma(factors[8 * p + i], value, factors[8 * p + 4 + i])
         return ptx.unpack_f16x2_lo(ptx.ld_shared_u16(block + uint32(208))) * total

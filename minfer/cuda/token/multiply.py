@@ -115,7 +115,9 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         if share[TEAM] >= teams:  # a warp too many
             next_row = int32(1 << 30)
         pitch_of_sums = uint32(groups * 4)
-        held = cuda.local.array(2, float32)  # the pair before, not yet added up: that fills the next one's gaps
+        held = cuda.local.array(
+            2, float32
+        )  # the pair before, not yet added up: that fills the next one's gaps
         held[0] = float32(0)
         held[1] = float32(0)
         held_at = uint32(shared + uint32(spare_at))
