@@ -2,10 +2,11 @@
 combination of the splits.
 
 One query row per head leaves tensor cores mostly idle, but the query heads that share a kv head are rows of
-one matrix, and K and V are read once for all of them. What does not depend on the projection is done before
-the barrier: older rows of the cache are on their way; the new token's row goes from the projection to the
-scores without a detour through the cache. Up to a few turns of rows are one block's work; longer contexts are
-split, and the last block of a head group combines the splits, in their order, whoever it is.
+one matrix, and K and V are read once for all of them. What does not depend on the projection is on its way
+before that is there: older rows of the cache, the angles, the biases. The last warps of a block turn the new
+token's row in registers as it comes and put it where the scores read it, without a detour through the cache;
+if there are few rows, they have none to wait for. Up to a few turns of rows are one block's work; longer
+contexts are split, and the last block of a head group combines the splits, in their order, whoever it is.
 
 Dao et al. 2023, "Flash-Decoding".
 """
