@@ -326,13 +326,8 @@ class TokenConfig:
         return min(MOST_SLOTS, (MAX_SHARED_BYTES - self.ring_at) // self.slot_bytes)
 
     @property
-    def spare_at(self) -> int:
-        """Two sums of nothing, as far apart as a row's groups."""
-        return self.sums_at + self.sums * 4
-
-    @property
     def region_at(self) -> int:
-        return _align(self.spare_at + (self.row_groups(self.widest) + 1) * 4)
+        return _align(self.sums_at + self.sums * 4)
 
     @property
     def ring_at(self) -> int:

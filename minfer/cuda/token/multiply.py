@@ -1,9 +1,8 @@
 """What the warps do with the tiles of a product: up to 8 blocks of weights of a row at a time (16 with two
-lanes a block), of two rows: what one waits for, the other fills.
+lanes a block), of two rows.
 
 A row's blocks are shared out to groups of that size, a warp each, and the rows to teams of as many warps as
-there are groups. A warp keeps its group for a whole product, so that its activations are loaded once. Teams
-take turns at two rows of a tile, gate's and up's of one output, or three if the tile has no more.
+there are groups. A warp keeps its group for a whole product, so that its activations are loaded once.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import warp_sum
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.config import TokenConfig
-from minfer.cuda.token.dots import (
-    make_dots,
-)
+from minfer.cuda.token.dots import make_dots
 from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.outputs import make_outputs
 from minfer.cuda.token.schedule import PAIRS, SIX_BIT
@@ -38,7 +35,6 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     the schedule, `matrix` the low word of the weights' offset; `sync` is the warps' barrier."""
     slots, warps, block_rows = config.slots, config.warps, make_block_rows(config)
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
-    spare_at = config.spare_at
     most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
     slot_bytes = config.slot_bytes
     write = make_outputs(config, exchange)
@@ -76,15 +72,12 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             ptx.st_shared_f32(at, kept)
 
     @device_function
-    def turns(flags, each):
-        """Rows of a turn, rows from a pair to the next, rows of a tile's turns; a row of gate and its one of
-        up are one here."""
-        turn, step, rows = int32(2), int32(2), int32(int32(each + 1) & ~1)
-        if each < 4:
-            turn = rows = int32(each)
-        if flags & PAIRS:
-            turn, step, rows = int32(1), int32(1), int32(each)
-        return turn, step, rows
+    def sum_at(sums, row, count, before, pieces, groups):
+        """Where the sum of a row of a tile of `count` outputs belongs, `before` outputs from the first."""
+        index = (before + row) * pieces
+        if row >= count:  # of up
+            index = (before + row - count) * 2 + 1
+        return sums + uint32(index * groups * 4)
 
     @device_function
     @unrolled
@@ -109,18 +102,9 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         pitch = units * unit_bytes(flags)
         unit_at = uint32(unit * unit_bytes(flags))
         last, teams = share[LAST], share[TEAMS]
-        turn, step, tile_rows = turns(flags, each)
-        apart = uint32(pitch)
-        next_row = int32(share[TEAM] * turn)
-        if share[TEAM] >= teams:  # a warp too many
+        next_row = share[TEAM]
+        if next_row >= teams:  # a warp too many
             next_row = int32(1 << 30)
-        pitch_of_sums = uint32(groups * 4)
-        held = cuda.local.array(
-            2, float32
-        )  # the pair before, not yet added up: that fills the next one's gaps
-        held[0] = float32(0)
-        held[1] = float32(0)
-        held_at = uint32(shared + uint32(spare_at))
         begin = share[FIRST]
         first = begin  # of the outputs whose sums are in shared memory
         sums = shared + uint32(sums_at + share[GROUP] * 4)
@@ -129,42 +113,34 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             sync()
         while begin < last:
             count = int32(min(each, last - begin))
-            if flags & PAIRS:
-                apart = uint32(count * pitch)
+            rows = count * pieces
             number = state[NUMBER]
             # Where in a 16-byte line the tile's copy begins.
             shift = uint32(matrix + uint32(begin * pitch)) & uint32(15)
             tile = shared + uint32(ring_at) + number * uint32(slot_bytes) + shift + unit_at
             ptx.mbarrier_wait(shared + uint32(full_at) + number * uint32(8), state[PARITY])
-            while next_row < count:
-                row = next_row
-                end = int32(min(next_row + turn, count))
-                while row < end:
-                    at = tile + uint32(row * pitch)
-                    sum_at = sums + uint32(int32(begin - first + row) * pieces) * pitch_of_sums
-                    if pieces == 2 or int32(row + 1) < end:
-                        if six:
-                            a = dot_q6_k(at, part, words, factors)
-                            b = dot_q6_k(at + apart, part, words, factors)
-                            put_two(held[0], held[1], lane, held_at, held_at + pitch_of_sums)
-                        else:
-                            a = dot_q4_k(at, part, words, factors)
-                            b = dot_q4_k(at + apart, part, words, factors)
-                            put_two(held[0], held[1], lane, held_at, held_at + pitch_of_sums)
-                        held[0] = a
-                        held[1] = b
-                        held_at = sum_at
-                    else:
-                        if six:
-                            a = dot_q6_k(at, part, words, factors)
-                        else:
-                            a = dot_q4_k(at, part, words, factors)
-                        a = warp_sum(a)
-                        if lane == 0:
-                            ptx.st_shared_f32(sum_at, a)
-                    row = int32(row + step)
-                next_row = int32(next_row + teams * turn)
-            next_row = int32(next_row - tile_rows)
+            while next_row + teams < rows:
+                second = next_row + teams
+                if six:
+                    a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
+                    b = dot_q6_k(tile + uint32(second * pitch), part, words, factors)
+                else:
+                    a = dot_q4_k(tile + uint32(next_row * pitch), part, words, factors)
+                    b = dot_q4_k(tile + uint32(second * pitch), part, words, factors)
+                first_at = sum_at(sums, next_row, count, begin - first, pieces, groups)
+                second_at = sum_at(sums, second, count, begin - first, pieces, groups)
+                put_two(a, b, lane, first_at, second_at)
+                next_row = int32(second + teams)
+            if next_row < rows:
+                if six:
+                    a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
+                else:
+                    a = dot_q4_k(tile + uint32(next_row * pitch), part, words, factors)
+                a = warp_sum(a)
+                if lane == 0:
+                    ptx.st_shared_f32(sum_at(sums, next_row, count, begin - first, pieces, groups), a)
+                next_row = int32(next_row + teams)
+            next_row = int32(next_row - rows)
             ptx.syncwarp()
             if lane == 0:
                 ptx.mbarrier_arrive(shared + uint32(done_at) + number * uint32(8))
@@ -174,9 +150,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 state[PARITY] ^= uint32(1)
             begin = int32(begin + count)
             following = int32(min(begin + each, last))
-            if begin == last or int32((following - first) * pieces * groups) > most:
-                put_two(held[0], held[1], lane, held_at, held_at + pitch_of_sums)
-                held_at = uint32(shared + uint32(spare_at))
+            if begin == last or (following - first) * pieces * groups > most:
                 sync()
                 write(shared, flags, place, first, begin - first, groups, old, eps, tag, best)
                 sync()
