@@ -37,18 +37,9 @@ from minfer.cuda.token.addresses import (
     address_of,
 )
 from minfer.cuda.token.config import MOST_HEADS, TokenConfig
-from minfer.cuda.token.exchange import Exchange
+from minfer.cuda.token.exchange import Exchange, load_four_f32
 from minfer.cuda.token.fragments import make_fragments
 from minfer.cuda.token.splits import make_combine, make_gather
-
-
-@device_function
-def _load_bias(values, at, address):
-    b0, b1, b2, b3 = ptx.ld_global_nc_v4_f32(address)
-    values[at] = b0
-    values[at + 1] = b1
-    values[at + 2] = b2
-    values[at + 3] = b3
 
 
 def make_attend(
@@ -115,8 +106,8 @@ def make_attend(
                 load_angles(angles, i * 8, table + uint64(part * 32))
             if biased:
                 column = bias + uint64(head * (head_dim * 4))
-                _load_bias(biases, i * 8, column + uint64(low * 4))
-                _load_bias(biases, i * 8 + 4, column + uint64(high * 4))
+                load_four_f32(biases, i * 8, column + uint64(low * 4))
+                load_four_f32(biases, i * 8 + 4, column + uint64(high * 4))
 
     @device_function
     @unrolled

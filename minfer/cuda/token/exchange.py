@@ -70,7 +70,8 @@ def sum_rounds(dim: int, threads: int) -> int:
 
 
 @device_function
-def _load_plain(values, at, address):
+def load_four_f32(values, at, address):
+    """Four f32 to a local array's at ... at + 3."""
     v0, v1, v2, v3 = ptx.ld_global_v4_f32(address)
     values[at] = v0
     values[at + 1] = v1
@@ -88,7 +89,7 @@ def make_load(dim: int, threads: int) -> Callable:
         for i in unroll(rounds):
             four = int32(cuda.threadIdx.x) + int32(i * threads)
             if four < fours:
-                _load_plain(values, i * 4, x + uint64(four) * uint64(16))
+                load_four_f32(values, i * 4, x + uint64(four) * uint64(16))
 
     return load_fours
 
@@ -107,7 +108,7 @@ def _plain(dim: int, threads: int, layout: Layout) -> Exchange:
 
     @device_function
     def load_four(values, at, of, index, tag):
-        _load_plain(values, at, of + uint64(index * 4))
+        load_four_f32(values, at, of + uint64(index * 4))
         return uint32(0)
 
     @device_function
