@@ -221,7 +221,7 @@ def make_attend(
         put_sums(shared + uint32(sums_at + warp * (served * slot)), sums, largest, weight)
 
     @device_function
-    def put_out(shared, addresses, first_head, split, active, used, tag):
+    def put_out(shared, addresses, first_head, split, active, tag):
         """The warps' sums to the output if there is one split, else to the workspace."""
         out = address_of(addresses, ATTENDED_RECORDS)
         partial = address_of(addresses, PARTIAL)
@@ -234,7 +234,7 @@ def make_attend(
                 item = int32(0)
             h = item * 4 // head_dim
             d = item * 4 - h * head_dim
-            a0, a1, a2, a3, top, weight = gather(shared + uint32(sums_at), h, d, used)
+            a0, a1, a2, a3, top, weight = gather(shared + uint32(sums_at), h, d)
             if active == 1:
                 inverse = ptx.rcp_approx(weight)
                 index = int32(total)
@@ -306,14 +306,13 @@ def make_attend(
         begin = int32(split * share)
         end = int32(min(begin + share, rows))
         first = int32(begin + warp * 16)
-        used = int32(min((end - begin + 15) >> 4, warps))  # warps that have rows
         if split >= active:
             if not tagged:
                 wait(counter, target)
         else:
             key_buffer = cuda.local.array(key_words, uint32)
             value_buffer = cuda.local.array(value_words, uint32)
-            if warp < used:
+            if warp < warps:
                 old = int32(min(end, position))
                 load_keys(keys, key_buffer, first, old)
                 load_values(values, value_buffer, first, old)
@@ -331,10 +330,10 @@ def make_attend(
                 arrive(counter, (group + 1) * blocks // groups - group * blocks // groups)
             if split == active - 1 and group == kv_head * per_kv_head:
                 store_row(shared, keys, values, position)
-            if warp < used:
+            if warp < warps:
                 attend_rows(shared, keys, values, key_buffer, value_buffer, warp, first, end, position, scale)
             sync()
-            put_out(shared, addresses, first_head, split, active, used, tag + uint32(1))
+            put_out(shared, addresses, first_head, split, active, tag + uint32(1))
             mine = address_of(addresses, COUNTERS) + uint64(group) * uint64(4)
             if active > 1 and is_last(shared, mine, active):
                 combine_splits(shared, addresses, first_head, active, tag + uint32(1))

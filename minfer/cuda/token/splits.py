@@ -18,46 +18,33 @@ CHUNK = 8  # splits whose sums a thread has in flight
 
 
 def make_gather(served: int, head_dim: int, parts: int) -> Callable:
-    """Device function (sums, head, dim, used) -> (four sums, maximum, sum of weights): four dims of a head
-    from the first `used` of `parts` parts in shared memory, each [served, head_dim + 4] f32: sums, maximum in
-    log2 units, sum of weights, two unused."""
-    slot, held = (head_dim + 4) * 4, 4 * parts
+    """Device function (sums, head, dim) -> (four sums, maximum, sum of weights): four dims of a head from
+    `parts` parts in shared memory, each [served, head_dim + 4] f32: sums, maximum in log2 units, sum of
+    weights, two unused."""
+    slot = (head_dim + 4) * 4
 
     @device_function
     @unrolled
-    def gather(sums, h, d, used):
+    def gather(sums, h, d):
         mine = sums + uint32(h * slot)
-        largest = cuda.local.array(parts, float32)
-        shares = cuda.local.array(parts, float32)
-        values = cuda.local.array(held, float32)
-        for g in unroll(parts):  # all of the loads before the first of them is waited for
-            largest[g] = float32(NEVER)
-            shares[g] = float32(0)
-            for i in unroll(4):
-                values[g * 4 + i] = float32(0)
-            if g < used:
-                at = mine + uint32(g * (served * slot))
-                largest[g], shares[g] = ptx.ld_shared_v2_f32(at + uint32(head_dim * 4))
-                b0, b1, b2, b3 = ptx.ld_shared_v4_f32(at + uint32(d * 4))
-                values[g * 4] = b0
-                values[g * 4 + 1] = b1
-                values[g * 4 + 2] = b2
-                values[g * 4 + 3] = b3
         top = float32(NEVER)
         for g in unroll(parts):
-            top = ptx.max_f32(top, largest[g])
+            top = ptx.max_f32(top, ptx.ld_shared_f32(mine + uint32(g * (served * slot) + head_dim * 4)))
         a0 = float32(0)
         a1 = float32(0)
         a2 = float32(0)
         a3 = float32(0)
         weight = float32(0)
         for g in unroll(parts):
-            factor = ptx.ex2_approx(largest[g] - top)
-            weight += factor * shares[g]
-            a0 += factor * values[g * 4]
-            a1 += factor * values[g * 4 + 1]
-            a2 += factor * values[g * 4 + 2]
-            a3 += factor * values[g * 4 + 3]
+            at = mine + uint32(g * (served * slot))
+            largest, share = ptx.ld_shared_v2_f32(at + uint32(head_dim * 4))
+            b0, b1, b2, b3 = ptx.ld_shared_v4_f32(at + uint32(d * 4))
+            factor = ptx.ex2_approx(largest - top)
+            weight += factor * share
+            a0 += factor * b0
+            a1 += factor * b1
+            a2 += factor * b2
+            a3 += factor * b3
         return a0, a1, a2, a3, top, weight
 
     return gather
