@@ -25,27 +25,39 @@ def candidate(logit, index):
     return join(uint32(0xFFFFFFFF) - uint32(index), order_key(ptx.bitcast_u32_f32(logit)))
 
 
-def make_choose(config: TokenConfig, sync: Callable) -> tuple[Callable, Callable]:
-    """Device functions (shared, best): tell the best of this thread's candidates, for all threads that
-    multiply; and (shared): make the best of all the next token, for one thread of the last block to tell."""
-    warps, addresses_at, sums_at = config.warps, config.addresses_at, config.sums_at
+def make_keep(config: TokenConfig) -> Callable:
+    """Device function (shared, best): keep the best of a thread's candidates if it is better than what its
+    warp has. All lanes call it."""
+    best_at = config.best_at
 
     @device_function
-    @unrolled
-    def tell(shared, best):
+    def keep(shared, best):
         for step in range(5):
             low = ptx.shfl_xor_u32(uint32(best), uint32(1 << step))
             high = ptx.shfl_xor_u32(uint32(best >> uint64(32)), uint32(1 << step))
             best = max(best, join(low, high))
-        sums = shared + uint32(sums_at)
-        thread = int32(cuda.threadIdx.x)
-        if thread & 31 == 0:
-            at = sums + uint32((thread >> 5) * 8)
+        if ptx.lane_id() == 0:
+            at = shared + uint32(best_at + (int32(cuda.threadIdx.x) >> 5) * 8)
+            low, high = ptx.ld_shared_v2_u32(at)
+            best = max(best, join(low, high))
             ptx.st_shared_v2_u32(at, uint32(best), uint32(best >> uint64(32)))
+
+    return keep
+
+
+def make_choose(config: TokenConfig, sync: Callable) -> tuple[Callable, Callable]:
+    """Device functions (shared), for the threads that multiply: tell the best that their warps have kept; and
+    (shared): make the best of all the next token, for one thread of the last block to tell."""
+    warps, addresses_at, best_at = config.warps, config.addresses_at, config.best_at
+
+    @device_function
+    @unrolled
+    def tell(shared):
         sync()
-        if thread == 0:
+        if cuda.threadIdx.x == 0:
+            best = uint64(0)
             for w in unroll(warps):
-                low, high = ptx.ld_shared_v2_u32(sums + uint32(w * 8))
+                low, high = ptx.ld_shared_v2_u32(shared + uint32(best_at + w * 8))
                 best = max(best, join(low, high))
             ptx.red_max_u64(address_of(shared + uint32(addresses_at), BEST), best)
 

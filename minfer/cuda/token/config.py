@@ -309,8 +309,13 @@ class TokenConfig:
         return 2 * MOST_SLOTS * 8
 
     @property
+    def best_at(self) -> int:
+        """The best of a warp's logits, 8 bytes each (`minfer.cuda.token.choose`)."""
+        return _align(self.scratch_at + self.warps * 4, 8)
+
+    @property
     def addresses_at(self) -> int:
-        return _align(self.scratch_at + self.warps * 4)
+        return _align(self.best_at + self.warps * 8)
 
     @property
     def table_at(self) -> int:

@@ -206,7 +206,7 @@ def _tagged(dim: int, threads: int, sums: TaggedSums) -> Exchange:
             wrong = uint32(0)
             for i in unroll(rounds):
                 four = int32(cuda.threadIdx.x) + int32(i * threads)
-                if (i + 1) * threads <= fours or four < fours:
+                if four < fours:
                     wrong = uint32(wrong | load_four(values, i * 4, of, four * 4, tag))
             if wrong != uint32(0):
                 polls = uint32(polls + uint32(1))
@@ -334,7 +334,7 @@ def _copy_tagged(config: TokenConfig, dim: int) -> Callable:
             wrong = uint32(0)
             for i in unroll(rounds):
                 at = int32(cuda.threadIdx.x) + int32(i * threads)
-                if (i + 1) * threads <= chunks or at < chunks:
+                if at < chunks:
                     w0, f0, w1, f1 = ptx.ld_two_pairs(source + uint64(at) * uint64(16))
                     words[i * 4] = w0
                     words[i * 4 + 1] = f0
@@ -346,7 +346,7 @@ def _copy_tagged(config: TokenConfig, dim: int) -> Callable:
                 ptx.poll_again(polls)
         for i in unroll(rounds):
             at = int32(cuda.threadIdx.x) + int32(i * threads)
-            if (i + 1) * threads <= chunks or at < chunks:
+            if at < chunks:
                 run = (at >> 1) & 15
                 second = at & 1
                 record = records + uint32((at >> 5) * pitch)

@@ -73,7 +73,7 @@ def decode_token(config: TokenConfig) -> Kernel:
         config.scratch_at, config.addresses_at, config.table_at, config.region_at
     )  # fmt: skip
     full_at, done_at, blocks, hidden = config.full_at, config.done_at, config.blocks, config.hidden
-    tagged, counted = config.tagged, config.awaited > 0
+    best_at, tagged, counted = config.best_at, config.tagged, config.awaited > 0
     all_threads, early = threads + 32, blocks - config.awaited
 
     @device_function
@@ -145,8 +145,6 @@ def decode_token(config: TokenConfig) -> Kernel:
         table = shared + uint32(table_at)
         region = shared + uint32(region_at)
         state = cuda.local.array(2, uint32)
-        best = cuda.local.array(1, uint64)
-        best[0] = uint64(0)
         state[0] = uint32(0)
         state[1] = uint32(0)
         barriers = address_of(addresses, BARRIERS)
@@ -195,14 +193,14 @@ def decode_token(config: TokenConfig) -> Kernel:
                     elif flags & ACTIVATED:
                         copy_activated(region, address_of(addresses, ACTIVATED_RECORDS), tag)
                     sync()
-                multiply(shared, region, share, flags, w7, w5, w0, state, old, eps, tag + uint32(1), best)
+                multiply(shared, region, share, flags, w7, w5, w0, state, old, eps, tag + uint32(1))
                 if flags & ARRIVE:
                     arrive(barriers, uint32(1))
             if flags & ARRIVE:
                 target += uint32(blocks)
                 tag = uint32(tag + uint32(1))
         if choose:
-            tell(shared, best[0])
+            tell(shared)
         leave(shared, barriers, tag, choose)
 
     @device_function
@@ -215,6 +213,8 @@ def decode_token(config: TokenConfig) -> Kernel:
                 ptx.mbarrier_init(shared + uint32(full_at + n * 8), uint32(1))
                 ptx.mbarrier_init(shared + uint32(done_at + n * 8), uint32(warps))
             ptx.fence_mbarrier_init()
+            for n in range(warps):
+                ptx.st_shared_v2_u32(shared + uint32(best_at + n * 8), uint32(0), uint32(0))
         cuda.syncthreads()
         if warp == warps:
             if ptx.lane_id() == 0:

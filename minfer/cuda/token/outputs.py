@@ -12,20 +12,20 @@ from minfer.cuda import ptx
 from minfer.cuda.elementwise.activation import silu_product
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.addresses import ACTIVATED_RECORDS, LOGITS, QKV, RESIDUAL, address_of
-from minfer.cuda.token.choose import candidate
+from minfer.cuda.token.choose import candidate, make_keep
 from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.schedule import NORM, PAIRS, TO_LOGITS, TO_QKV
 
 
 def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
-    """Device function (shared, flags, place, first, count, groups, old, eps, tag, best): outputs first ...
-    first + count - 1 from the sums in shared memory, [count, rows of weights, groups]. `place` is where the
-    product's outputs begin in the attention's row; `old` what this thread's first output is added to; `best`
-    a local u64 array with the best of this thread's logits (`minfer.cuda.token.choose`)."""
+    """Device function (shared, flags, place, first, count, groups, old, eps, tag): outputs first ... first +
+    count - 1 from the sums in shared memory, [count, rows of weights, groups]. `place` is where the product's
+    outputs begin in the attention's row; `old` what this thread's first output is added to."""
     warps, threads, dim = config.warps, config.threads, config.hidden
     addresses_at, scratch_at, sums_at = config.addresses_at, config.scratch_at, config.sums_at
     store_sum, store_run = exchange.store_sum, exchange.store_run
+    keep_best = make_keep(config)
 
     @device_function
     @unrolled
@@ -58,7 +58,7 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
         return silu_product(gate, scale * add_gated(sums + uint32(groups * 4), groups))
 
     @device_function
-    def write(shared, flags, place, first, count, groups, old, eps, tag, best):
+    def write(shared, flags, place, first, count, groups, old, eps, tag):
         addresses = shared + uint32(addresses_at)
         sums = shared + uint32(sums_at)
         thread = int32(cuda.threadIdx.x)
@@ -84,13 +84,16 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
                 of = address_of(addresses, QKV)
             if flags & TO_LOGITS:
                 of = address_of(addresses, LOGITS)
+            best = uint64(0)
             for i in range(thread, count, threads):
                 total = scale * add_up(sums + uint32(int32(i) * groups * 4), groups)
                 index = int32(place) + first + int32(i)
                 if flags & TO_LOGITS:
                     ptx.st_global_f32(of + uint64(index) * uint64(4), total)
-                    best[0] = max(best[0], candidate(total, index))
+                    best = max(best, candidate(total, index))
                 else:
                     store_sum(of, index, old + total, tag)
+            if flags & TO_LOGITS:
+                keep_best(shared, best)
 
     return write
