@@ -291,7 +291,7 @@ def decode_token(config: TokenConfig) -> Kernel:
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
-        # What depends on the lane alone is put aside while the block attends.
+        # Other shapes: what is put aside comes back from L2, since waiting for other blocks empties L1.
         allowed_spill_bytes=256,
         cooperative=True,
     )
