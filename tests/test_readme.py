@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -55,3 +56,9 @@ def test_python_runs(source, smollm2_path, capsys):
 def test_every_command_of_the_command_line_is_in_the_readme():
     for name in (*cli._COMMANDS, *cli._GROUPS):
         assert f"minfer {name} " in README, name
+
+
+def test_every_notebook_is_in_the_readme_by_its_title():
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        heading = json.loads(path.read_text())["cells"][0]["source"][0]
+        assert f"| `{path.stem}` | {heading.partition(' · ')[2].strip()} |" in README

@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from minfer.arithmetic.devices import by_name
+from minfer.arithmetic.devices import Device, by_name
 from minfer.arithmetic.reference import FOLDER
-from minfer.campaign.record import TIMING_ERROR
+from minfer.campaign.environment import now
+from minfer.campaign.launch_times import device_ms
+from minfer.campaign.record import TIMING_ERROR, RecordError
 from minfer.campaign.workload import Work
+from minfer.model.whole_file import whole_file
+
+ARRAY_BYTES = 1 << 30
+"""Of what is read or copied: so many that a launch's beginning and end do not count."""
 
 
 class AboveCeiling(RuntimeError):
@@ -58,8 +65,67 @@ def ceilings_of(device: str, folder: Path = FOLDER) -> Ceilings | None:
     if known is None:
         return None
     tensor = {"f16": known.tensor_f16, "int8": known.tensor_int8}
-    path = folder / f"ceilings-{known.key}.json"
+    path = _path(known, folder)
     if not path.exists():
         return Ceilings(known.bandwidth, known.bandwidth, tensor, "datasheet")
     entry = json.loads(path.read_text(encoding="utf-8"))
     return Ceilings(entry["copy_gb_s"] * 1e9, entry["read_gb_s"] * 1e9, tensor, entry["source"])
+
+
+def measure_memory(device: Any, nbytes: int = ARRAY_BYTES, samples: int = 9) -> dict[str, int]:
+    """{"copy_gb_s", "read_gb_s"} of a GPU (`minfer.engine.cuda.devices.GpuDevice`), medians of `samples`:
+    the driver copies one array of `nbytes` to another (bytes read + written), then a kernel reads both.
+
+    Raises:
+        RuntimeError: what was read is not what lay there, or the copy is none.
+    """
+    import numpy as np
+
+    from minfer.cuda.memory import PIECE_BYTES, ReadMemoryConfig, read_memory
+    from minfer.cuda.reference import read_memory as sums_of
+
+    config, pieces = ReadMemoryConfig(), nbytes // PIECE_BYTES
+    kernel, grid = read_memory(config), config.grid(device.sms)
+    words = np.random.default_rng(0).integers(0, 2**32, (pieces, 4), np.uint32)
+    wanted = sums_of(words, grid[0] * config.threads)
+    first, second = (device.empty(words.shape, np.uint32) for _ in range(2))
+    sums = device.empty(wanted.shape, np.uint32)
+    device.write(first, words)
+    device.clear(second)
+    device.clear(sums)
+    device.load(kernel)
+
+    def copy_twice() -> None:
+        for _ in range(2):
+            second.copy_from(first, device.stream)
+
+    def read_both() -> None:
+        for array in (first, second):
+            device.launch(kernel, grid, array, sums, pieces)
+
+    copied = 4 * nbytes / device_ms(copy_twice, device, samples=samples, queued=True)
+    was_read = 2 * nbytes / device_ms(device.capture(read_both), device, samples=samples, queued=True)
+    if not np.array_equal(device.read(sums), wanted):
+        raise RuntimeError("what was copied and read while it was timed is not what lay there")
+    return {"copy_gb_s": round(copied / 1e6), "read_gb_s": round(was_read / 1e6)}
+
+
+def write_ceilings(device: str, rates: dict[str, int], folder: Path = FOLDER) -> Path:
+    """Keep what was measured as this device's ceilings, for `ceilings_of`; gives the file.
+
+    Raises:
+        RecordError: the table does not know the device, or the file cannot be written.
+    """
+    known = by_name(device)
+    if known is None:
+        raise RecordError(f"minfer.arithmetic.devices does not know {device}: add it to keep its ceilings")
+    source = f"memory: medians measured on one {device}, {now()[:10]}, by minfer ceilings"
+    text = json.dumps({"device": device, "source": f"{source}; tensor cores: datasheet"} | rates, indent=1)
+    path = _path(known, folder)
+    with whole_file(path, len(text), RecordError) as part:
+        part.write_text(f"{text}\n", encoding="utf-8")
+    return path
+
+
+def _path(device: Device, folder: Path) -> Path:
+    return folder / f"ceilings-{device.key}.json"

@@ -75,11 +75,13 @@ def f16_product(torch: Any, name: str, nt: int, od: int, depth: int) -> Contest:
     """Hopper's GEMM and cuBLAS on the same f16 weights."""
     from minfer.cuda import runtime
     from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
+    from minfer.cuda.placement import device_seats
 
     sms = runtime.device().sms
     config = choose(nt, od, depth, sms)
     loaded = runtime.load(make_gemm_hopper(config))
     a, ours, theirs = _operands(torch, nt, od, depth)
+    seats = (device_seats(),) if config.pdl else ()
     weights = [
         torch.randn(od, depth, device="cuda", dtype=torch.float16) for _ in range(copies(2 * od * depth))
     ]
@@ -87,7 +89,8 @@ def f16_product(torch: Any, name: str, nt: int, od: int, depth: int) -> Contest:
     def bind(b: Any) -> Call:
         arrays = zip("abc", (a, b, ours), strict=True)
         maps = [runtime.tensor_map(array, *config.boxes[which]) for which, array in arrays]
-        bound = loaded.prepare(config.grid(nt, od, sms), *maps, nt, od, depth, config.group(nt, od))
+        sizes = nt, od, depth, config.group(nt, od)
+        bound = loaded.prepare(config.grid(nt, od, sms), *maps, *sizes, *seats, pdl=config.pdl)
         return _on_torchs_stream(torch, bound, ours)
 
     calls = [bind(b) for b in weights]

@@ -138,19 +138,35 @@ def graph_ms(
     Args:
         copies: of the launches in the graph. rest: seconds before every replay.
     """
-    from minfer.cuda import runtime
 
-    with runtime.capture(device.stream) as graph:
+    def enqueue() -> None:
         for _ in range(copies):
             for launch in launches:
                 device.launch(launch.kernel, launch.grid, *launch.args, pdl=launch.pdl)
+
+    return device_ms(device.capture(enqueue), device, samples=samples, rest=rest) / copies
+
+
+def device_ms(
+    enqueue: Callable[[], None], device: Any, *, samples: int = 5, rest: float = 0.0, queued: bool = False
+) -> float:
+    """Milliseconds of device time of what `enqueue` puts on the device's stream: the median of some times.
+
+    Args:
+        rest: seconds before each. queued: each behind another one, so that the device does not wait for the
+            host; else that is in it, some 20 microseconds of a graph.
+    """
+    from minfer.cuda import runtime
+
     found = []
     for _ in range(samples + 1):
         time.sleep(rest)
+        if queued:
+            enqueue()
         start = runtime.Event().record(device.stream)
-        graph.replay(device.stream)
+        enqueue()
         end = runtime.Event().record(device.stream)
-        found.append(end.since(start) / copies)
+        found.append(end.since(start))
     return statistics.median(found[1:])
 
 

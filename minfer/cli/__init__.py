@@ -29,6 +29,7 @@ _COMMANDS = {
     "perplexity": "measure",
     "synth": "models",
     "kernels": "kernels",
+    "ceilings": "campaign",
     "decompose": "campaign",
     "report": "campaign",
 }

@@ -1,4 +1,5 @@
-"""`minfer decompose` and `minfer report`: where a pass's time goes, and the campaign's tables."""
+"""`minfer ceilings`, `minfer decompose`, `minfer report`: what memory can do, where a pass's time goes, the
+campaign's tables."""
 
 from __future__ import annotations
 
@@ -34,6 +35,30 @@ class Source(StrEnum):
     cupti = "cupti"
     events = "events"
     graphs = "graphs"
+
+
+def ceilings(
+    record: Annotated[
+        bool, typer.Option(help="Keep them: from then on they are what figures are compared with.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to keep them in [default: data/reference].")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how fast a GPU's memory is copied (bytes read + written) and read, on arrays of 1 GiB."""
+    from minfer.arithmetic.reference import FOLDER
+    from minfer.campaign.ceilings import measure_memory, write_ceilings
+    from minfer.engine.cuda.devices import GpuDevice
+
+    device = GpuDevice()
+    rates = measure_memory(device)
+    if as_json:
+        print_json({"device": device.gpu.name} | rates)
+    else:
+        typer.echo(f"copy {rates['copy_gb_s']:,} GB/s, read {rates['read_gb_s']:,} GB/s ({device.gpu.name})")
+    if record or out is not None:
+        _tell(f"ceilings: {write_ceilings(device.gpu.name, rates, out or FOLDER)}")
 
 
 def decompose(

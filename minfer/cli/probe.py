@@ -94,7 +94,9 @@ def run(
     within: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds after which no further probe is begun; not a failure [default: no limit]."
+            min=0,
+            show_default=False,
+            help="Seconds after which no further probe is begun; not a failure [default: no limit].",
         ),
     ] = float("inf"),
     ahead: Annotated[

@@ -19,7 +19,8 @@ The kernels:
     gemv, token           one token: products straight from blocks; a whole step in one kernel
     attention             prefill, prefill on Hopper, decode
     elementwise, convert, quantize, dequantize   what lies between
-    clock                 what clock the multiprocessors ran at
+    memory, clock         how fast memory is read; what clock the multiprocessors ran at
+    placement             which multiprocessors lie together
 """
 
 from minfer.cuda import sources as sources  # notes the files' dates before any other is imported

@@ -17,7 +17,7 @@ from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
 from minfer.cuda.blocks import spread_bits
-from minfer.cuda.instruction import device_function
+from minfer.cuda.instruction import device_function, unroll, unrolled
 
 LOW = 0x0F0F0F0F
 HIGH = 0xF0F0F0F0
@@ -133,71 +133,6 @@ def _dot_q5_k(block, x, part):
     return _scaled_k4(h0, scales, minima, low, high, d0, d1, s0, s1)
 
 
-@device_function
-def two_words(address):
-    """Eight bytes at a 2-byte aligned shared address that has four more bytes behind them."""
-    base = address & uint32(0xFFFFFFFC)
-    shift = (address & uint32(2)) * uint32(8)
-    w0 = ptx.ld_shared_u32(base)
-    w1 = ptx.ld_shared_u32(base + uint32(4))
-    w2 = ptx.ld_shared_u32(base + uint32(8))
-    return ptx.shf_r_wrap(w0, w1, shift), ptx.shf_r_wrap(w1, w2, shift)
-
-
-@device_function
-def six_bits(low, high):
-    """Four weights of 6 bits: nibbles `low`, and the two bits above them in place in `high`."""
-    return low | (high & uint32(0x30303030))
-
-
-@device_function
-def six_bit_dot(weights, values, total):
-    """Adds four weights of 6 bits, less 32, times four int8: as the weights times them and -32 times them."""
-    return ptx.dp4a_u8s8(weights, values, ptx.dp4a(uint32(0xE0E0E0E0), values, total))
-
-
-@device_function
-def _dot_q6_k(block, x, part):
-    """8 lanes: lane (half, i) takes bytes 8 i ... 8 i + 7 of each of the 4 sub-blocks of 32 of its half.
-    210-byte blocks are 2-byte aligned: words come from the aligned address below, funnel-shifted."""
-    half = part >> 2
-    i = part & 3
-    mask = uint32(LOW)
-    four = uint32(4)
-    p0, p1 = two_words(block + uint32(half * 64 + i * 8))
-    r0, r1 = two_words(block + uint32(half * 64 + 32 + i * 8))
-    z0, z1 = two_words(block + uint32(128 + half * 32 + i * 8))
-    scales = block + uint32(192 + half * 8 + (i >> 1))
-    record = x + uint32(half * 160)
-    at = record + uint32(i * 8)
-    total = float32(0)
-    d0, d1 = ptx.ld_shared_v2_f32(record + uint32(64))
-    a0, a1 = ptx.ld_shared_v2_u32(at)
-    b0, b1 = ptx.ld_shared_v2_u32(at + uint32(32))
-    v = six_bit_dot(six_bits(p0 & mask, z0 << four), a0, 0)
-    v = six_bit_dot(six_bits(p1 & mask, z1 << four), a1, v)
-    total += d0 * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales))
-    two = uint32(2)
-    v = six_bit_dot(six_bits(r0 & mask, z0 << two), b0, 0)
-    v = six_bit_dot(six_bits(r1 & mask, z1 << two), b1, v)
-    total += d1 * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales + uint32(2)))
-    d0, d1 = ptx.ld_shared_v2_f32(record + uint32(144))
-    a0, a1 = ptx.ld_shared_v2_u32(at + uint32(80))
-    b0, b1 = ptx.ld_shared_v2_u32(at + uint32(112))
-    v = six_bit_dot(six_bits((p0 >> four) & mask, z0), a0, 0)
-    v = six_bit_dot(six_bits((p1 >> four) & mask, z1), a1, v)
-    total += d0 * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales + uint32(4)))
-    v = six_bit_dot(six_bits((r0 >> four) & mask, z0 >> two), b0, 0)
-    v = six_bit_dot(six_bits((r1 >> four) & mask, z1 >> two), b1, v)
-    total += d1 * ptx.cvt_rn_f32_s32(v * ptx.ld_shared_s8(scales + uint32(6)))
-    return ptx.unpack_f16x2_lo(ptx.ld_shared_u16(block + uint32(208))) * total
-
-
-@device_function
-def _half_at(address):
-    return ptx.unpack_f16x2_lo(ptx.ld_shared_u16(address))
-
-
 def _load_words(count: int) -> Callable:
     """Device function (u32 array, shared address, 2-byte aligned): `count` words, touching no word that
     holds none of their bytes."""
@@ -220,6 +155,56 @@ def _load_words(count: int) -> Callable:
 
 
 _load4, _load5, load_8_words = _load_words(4), _load_words(5), _load_words(8)
+
+
+@device_function
+@unrolled
+def _dot_q6_k(block, x, part):
+    """4 lanes: lane (half, odd) takes the 32 bytes of nibbles of sub-blocks `odd` (low) and `odd` + 2 (high)
+    of the four of 32 of its half, and the bytes with the two bits above, which two lanes share. 210-byte
+    blocks are 2-byte aligned: words come from the aligned address below, funnel-shifted. Nibbles and bits are
+    multiplied where they are in their bytes; -32 times the activations is the offset. Odd lanes begin with
+    the high nibbles: so the lanes of a load find their activations on different banks."""
+    half = part >> 1
+    odd = part & 1
+    quants = cuda.local.array(8, uint32)
+    bits = cuda.local.array(8, uint32)
+    values = cuda.local.array(4, uint32)
+    load_8_words(quants, block + uint32(part * 32))
+    load_8_words(bits, block + uint32(128 + half * 32))
+    total = float32(0)
+    for turn in unroll(2):
+        high = int32(turn ^ odd)
+        place = int32(4 * high + 2 * odd)
+        mask = uint32(LOW) << uint32(4 * high)
+        above = uint32(0x03030303) << uint32(place)
+        record = x + uint32(half * 160 + high * 80)
+        two_scales = ptx.ld_shared_u16(block + uint32(192 + half * 8 + odd * 2 + high * 4))
+        scaled = int32(0)
+        for n in unroll(2):
+            w0, w1, w2, w3 = ptx.ld_shared_v4_u32(record + uint32(odd * 32 + n * 16))
+            values[0] = w0
+            values[1] = w1
+            values[2] = w2
+            values[3] = w3
+            nibbles = int32(0)
+            upper = int32(0)
+            offset = int32(0)
+            for i in unroll(4):
+                nibbles = ptx.dp4a_u8s8(quants[4 * n + i] & mask, values[i], nibbles)
+                upper = ptx.dp4a_u8s8(bits[4 * n + i] & above, values[i], upper)
+                offset = ptx.dp4a(uint32(0xE0E0E0E0), values[i], offset)
+            # All of it 16 times too large.
+            value = nibbles * int32(16 >> (4 * high)) + upper * int32(256 >> place) + offset * 16
+            scaled += value * (int32(two_scales << uint32(24 - 8 * n)) >> 24)
+        d = ptx.ld_shared_f32(record + uint32(64 + odd * 4))
+        total += d * ptx.cvt_rn_f32_s32(scaled)
+    return ptx.unpack_f16x2_lo(ptx.ld_shared_u16(block + uint32(208))) * (total * float32(0.0625))
+
+
+@device_function
+def _half_at(address):
+    return ptx.unpack_f16x2_lo(ptx.ld_shared_u16(address))
 
 
 @device_function
@@ -367,7 +352,7 @@ def _dot_halves(low: Callable, high: Callable) -> Callable:
 DOTS = {
     "Q4_K": BlockDot(4, 256, True, _dot_q4_k),
     "Q5_K": BlockDot(4, 256, True, _dot_q5_k),
-    "Q6_K": BlockDot(8, 256, True, _dot_q6_k),
+    "Q6_K": BlockDot(4, 256, True, _dot_q6_k),
     "Q8_0": BlockDot(1, 32, True, _dot_q8_0),
     "Q4_0": BlockDot(1, 32, True, _dot_q4_0),
     "Q4_1": BlockDot(1, 32, True, _dot_q4_1),

@@ -45,8 +45,8 @@ def gemv(config: GemvConfig) -> Kernel:
     row_bytes, slot_bytes, x_bytes = config.row_bytes, config.slot_bytes, config.x_bytes
     added = config.addend
     shuffles = row_lanes.bit_length() - 1
-    way = copies(config)
-    place, begin, copy, staged, arrived = way.place, way.begin, way.copy, way.staged, way.arrived
+    place, begin, copy, stage, staged, arrived = copies(config)
+    early = config.early
 
     @device_function
     def unit_dot(copied, x, first, count, index, part):
@@ -69,21 +69,21 @@ def gemv(config: GemvConfig) -> Kernel:
         lane = thread & 31
         warp = thread >> 5
         ring = shared + uint32(x_bytes + warp * (slots * slot_bytes))
-        # Contiguous row groups a block, dealt to its warps in turn.
+        # Row groups are dealt to the blocks in turn, a block's to its warps: at any time all of them read
+        # neighbouring rows.
         groups = int32((od + (rows - 1)) // rows)
-        share = int32(ptx.udiv_u32(groups, cuda.gridDim.x))
-        extra = groups - share * int32(cuda.gridDim.x)
-        block = int32(cuda.blockIdx.x)
-        first = block * share + min(block, extra) + warp
-        last = (block + 1) * share + min(block + 1, extra)
-        turns = 0
-        if first < last:
-            turns = (last - first + (warps - 1)) // warps * slices
-        begin(shared, ring, x)
-        for n in range(slots):
+        first = int32(cuda.blockIdx.x) + warp * int32(cuda.gridDim.x)
+        stride = warps * int32(cuda.gridDim.x)
+        turns = int32(0)
+        if first < groups:
+            turns = int32(ptx.udiv_u32(groups - first + (stride - 1), stride)) * slices
+        begin(ring)
+        for n in unroll(slots):
             slot = ring + uint32(n * slot_bytes)
-            copy(slot, weights, od, first + n // slices * warps, n % slices, n < turns)
-        staged(shared, x)
+            copy(slot, weights, od, first + n // slices * stride, n % slices, n < turns)
+            if n == early - 1:
+                stage(shared, x)
+        staged()
         row_in_group = lane // row_lanes
         unit_in_step = (lane & (row_lanes - 1)) // lanes
         part = lane & (lanes - 1)
@@ -91,7 +91,7 @@ def gemv(config: GemvConfig) -> Kernel:
         slot = ring
         parity = uint32(0)
         for n in range(turns):
-            group = first + n // slices * warps
+            group = first + n // slices * stride
             slice_ = n % slices
             row = group * rows + row_in_group
             arrived(slot, parity)
@@ -108,7 +108,7 @@ def gemv(config: GemvConfig) -> Kernel:
             ptx.syncwarp()
             following = n + slots
             wanted = following < turns
-            copy(slot, weights, od, first + following // slices * warps, following % slices, wanted)
+            copy(slot, weights, od, first + following // slices * stride, following % slices, wanted)
             slot += uint32(slot_bytes)
             if slot == ring + uint32(slots * slot_bytes):
                 slot = ring
@@ -170,7 +170,7 @@ _SHAPES = (
 
 # Q6_K repacked, at the 7B's down and output matrices.
 PLANES_7B = (
-    GemvConfig("Q6_K", 18944, slices=2, warps=10, pdl=True, resident=1, layout="planes"),
+    GemvConfig("Q6_K", 18944, slices=2, warps=12, pdl=True, resident=1, layout="planes"),
     GemvConfig("Q6_K", 3584, rows=4, warps=8, pdl=True, resident=1, layout="planes"),
 )
 

@@ -17,8 +17,12 @@ SM_90_SHARED = 228 * 1024
 """An SM's of sm_90, of which each block takes 1 KB more than it asks for."""
 BARRIER_BYTES = 16
 """What an mbarrier takes beside what it guards, which is aligned to 16 bytes."""
-SLOT_BYTES = 8192
-"""What `for_shape` makes slots of at most, about."""
+SLICE_BYTES = 8192
+"""What `for_shape` slices rows into at most, about."""
+ROWS_BYTES = 12288
+"""What `for_shape` takes of whole rows at a time at most."""
+SCHEDULERS = 4
+"""Of an SM: the warps of a block are dealt to them in turn."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,12 @@ class GemvConfig:
         return self.body_bytes + self.pdl * BARRIER_BYTES
 
     @property
+    def early(self) -> int:
+        """Slots of a warp that are asked for before the activations, which arrive behind whatever was asked
+        for before them."""
+        return max(1, self.slots // 2)
+
+    @property
     def x_bytes(self) -> int:
         """Bytes of the staged activations."""
         return _x_bytes(self.format, self.dim)
@@ -192,8 +202,9 @@ class GemvConfig:
     def _overlapping(self, groups: int, sms: int, shared: int) -> GemvConfig:
         """This config, of one warp and slot, for a matrix of so many row groups.
 
-        A large matrix takes whole SMs: one block of as many slots as fit. A small one is in flight as a
-        whole, a row group a warp, in blocks small enough for the next kernel's to fit beside them.
+        A large matrix takes whole SMs: one block of as many slots as fit, with as many warps on each of the
+        schedulers. A small one is in flight as a whole, a row group a warp, in blocks small enough for the
+        next kernel's to fit beside them.
         """
         whole = self.slices * self.slot_bytes
         small = [
@@ -208,8 +219,11 @@ class GemvConfig:
         share = _ceil(groups, sms)
         slots = 2 if self.x_bytes + 8 * self.slot_bytes <= shared else 1
         most = (shared - self.x_bytes) // (slots * self.slot_bytes)
-        turns = _ceil(share, max(1, min(16, most)))
-        return replace(self, warps=_ceil(share, turns), slots=slots)
+        most = max(1, min(16, most))
+        warps = _ceil(share, _ceil(share, most))
+        if most >= SCHEDULERS:
+            warps = min(_ceil(warps, SCHEDULERS), most // SCHEDULERS) * SCHEDULERS
+        return replace(self, warps=warps, slots=slots)
 
 
 def _ceil(a: int, b: int) -> int:
@@ -228,20 +242,20 @@ def _x_bytes(format: str, dim: int) -> int:
 
 
 def _slices(format: str, dim: int, shared: int) -> int:
-    """Slices that bring a copy of one row down to SLOT_BYTES, and to what lets 6 warps have two slots in so
+    """Slices that bring a copy of one row down to SLICE_BYTES, and to what lets 6 warps have two slots in so
     many bytes; among up to twice as many, the number that idles the fewest lanes."""
     units, size, lanes = _units(format, dim)
-    room = max(size, min(SLOT_BYTES, (shared - _x_bytes(format, dim)) // 12))
+    room = max(size, min(SLICE_BYTES, (shared - _x_bytes(format, dim)) // 12))
     least = _ceil(units * size, room)
     legal = [s for s in range(least, 2 * least + 1) if s == 1 or (s - 1) * _ceil(units, s) < units]
     return min(legal or [1], key=lambda s: (s * _ceil(_ceil(units, s), lanes), s))
 
 
 def _rows(format: str, dim: int, od: int, sms: int) -> int:
-    """Rows at a time whose copy is within SLOT_BYTES, that leave work for 12 warps an SM, and idle the fewest
+    """Rows at a time whose copy is within ROWS_BYTES, that leave work for 12 warps an SM, and idle the fewest
     lanes; of equals the most."""
     units, size, lanes = _units(format, dim)
     legal = [
-        2**i for i in range(lanes.bit_length()) if 2**i * units * size <= SLOT_BYTES and od >> i >= 12 * sms
+        2**i for i in range(lanes.bit_length()) if 2**i * units * size <= ROWS_BYTES and od >> i >= 12 * sms
     ]
     return max(legal or [1], key=lambda rows: (units / _ceil(units, lanes // rows) / (lanes // rows), rows))

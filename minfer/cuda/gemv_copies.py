@@ -7,16 +7,22 @@ whole slot, and an mbarrier behind the slot's bytes completes with it. The activ
 either case: so they need not queue behind the ring's bulk copies (1-2 % of a GEMV), and the first product
 waits for them and for its own slot only.
 
+They arrive behind whatever the block has asked for before them. Behind a ring of 150 KB they were there 3.2
+microseconds after the kernel before had ended, 1.9 after they were asked for (median, an H200); so half of
+the ring is asked for first (`GemvConfig.early`), then the activations, there after 2.3, then the other half.
+
 Tried and out again (H200): asking L2 for the copies behind the ring (`cp.async.bulk.prefetch.L2`) while the
-block waits for the kernel before: 5-15 % slower, as many requests again; letting the next kernel's blocks
-start only when the last copies are on their way: 1-20 % slower; blocks of half an SM, so that the next
-kernel's are there with a full ring: slower too, for want of bytes in flight.
+block waits for the kernel before: 5-15 % slower, as many requests again; asking L2, behind a block's last
+copy, for what the next launch reads first: 8 % slower; letting the next kernel's blocks start only when the
+last copies are on their way: 1-20 % slower; blocks of half an SM, so that the next kernel's are there with a
+full ring: slower too, for want of bytes in flight; shares that grow or shrink with a block's number, by 2 to
+15 %, so that blocks do not all end at once: 0-5 % slower, with two blocks an SM no faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from numba import cuda
 from numba.cuda.types import int32, uint32, uint64
@@ -26,21 +32,22 @@ from minfer.cuda.gemv_config import GemvConfig
 from minfer.cuda.instruction import device_function
 
 
-@dataclass(frozen=True)
-class Copies:
+class Copies(NamedTuple):
     """Device functions of one way to copy; all threads of a block call them.
 
     Attributes:
         place: (matrix, row, part): the address of slice `part` of a row.
-        begin: (shared, ring, x): before the first copy; `ring` is this warp's.
+        begin: (ring): before the first copy; `ring` is this warp's.
         copy: (slot, matrix, od, group, part, wanted): start the copy of a row group's slice, if wanted.
-        staged: (shared, x): after the first copies: wait for the activations.
+        stage: (shared, x): start the copy of the activations, after `GemvConfig.early` slots' copies.
+        staged: (): after the ring's first copies: wait for the activations.
         arrived: (slot, parity): wait for a slot's copy; the parity is 0 in the ring's first round, then 1.
     """
 
     place: Callable
     begin: Callable
     copy: Callable
+    stage: Callable
     staged: Callable
     arrived: Callable
 
@@ -98,16 +105,16 @@ def _stage(config: GemvConfig) -> Callable:
 
 
 def _line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
-    """(begin, copy, staged, arrived) by cp.async: x is the first group, then a copy is a group."""
+    """(begin, copy, stage, staged, arrived) by cp.async: a copy is a group, and x is one, behind `early`."""
     row_bytes = config.row_bytes
     copy_rounds = -(-(config.body_bytes // 16) // 32)
-    wait_first = ptx.cp_async_wait_group(config.slots)
+    wait_x = ptx.cp_async_wait_group(config.slots - config.early)
     wait_oldest = ptx.cp_async_wait_group(config.slots - 1)
     stage = _stage(config)
 
     @device_function
-    def begin(shared, ring, x):
-        stage(shared, x)
+    def begin(ring):
+        """Nothing to prepare."""
 
     @device_function
     def copy(slot, matrix, od, group, part, wanted):
@@ -121,8 +128,8 @@ def _line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
         ptx.cp_async_commit()  # wanted or not: waiting counts the groups
 
     @device_function
-    def staged(shared, x):
-        wait_first()
+    def staged():
+        wait_x()
         cuda.syncthreads()
 
     @device_function
@@ -130,17 +137,39 @@ def _line_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
         wait_oldest()
         ptx.syncwarp()
 
-    return begin, copy, staged, arrived
+    return begin, copy, stage, staged, arrived
+
+
+def make_bulk_copy(row_bytes: int) -> Callable:
+    """Device function (slot, full, line, size, end), for one thread: start the bulk copy of `size` bytes from
+    line `line` of a matrix that ends at `end`, of rows of so many bytes; the mbarrier `full` counts it."""
+    ragged = row_bytes % 16 != 0
+
+    @device_function
+    def bulk_copy(slot, full, line, size, end):
+        whole = (size + 15) & ~15
+        if ragged and end - line < uint64(whole):  # the matrix ends within a line: halves of it, then zeros
+            whole -= 16
+            for i in range(8):
+                at = whole + 2 * i
+                value = uint32(0)
+                if at < size:
+                    value = ptx.ld_global_u16(line + uint64(at))
+                ptx.st_shared_u16(slot + uint32(at), value)
+        ptx.mbarrier_arrive_expect_tx(full, uint32(whole))
+        ptx.bulk_load(slot, line, uint32(whole), full)
+
+    return bulk_copy
 
 
 def _bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
-    """(begin, copy, staged, arrived) by bulk copies; the block overlaps the kernel before."""
+    """(begin, copy, stage, staged, arrived) by bulk copies; the block overlaps the kernel before."""
     row_bytes, body_bytes, slot_bytes = config.row_bytes, config.body_bytes, config.slot_bytes
-    slots, ragged = config.slots, config.row_bytes % 16 != 0
-    stage, wait_all = _stage(config), ptx.cp_async_wait_group(0)
+    slots, bulk_copy = config.slots, make_bulk_copy(row_bytes)
+    copy_x, wait_all = _stage(config), ptx.cp_async_wait_group(0)
 
     @device_function
-    def begin(shared, ring, x):
+    def begin(ring):
         ptx.griddepcontrol_launch_dependents()
         if ptx.lane_id() == uint32(0):
             for n in range(slots):
@@ -152,25 +181,16 @@ def _bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
     def copy(slot, matrix, od, group, part, wanted):
         if wanted and ptx.lane_id() == uint32(0):
             line, size = span(matrix, od, group, part)
-            whole = (size + 15) & ~15
-            if ragged:
-                left = matrix + uint64(od) * uint64(row_bytes) - line
-                if left < uint64(whole):  # the matrix ends within a line: halves of it, then zeros
-                    whole -= 16
-                    for i in range(8):
-                        at = whole + 2 * i
-                        value = uint32(0)
-                        if at < size:
-                            value = ptx.ld_global_u16(line + uint64(at))
-                        ptx.st_shared_u16(slot + uint32(at), value)
-            full = slot + uint32(body_bytes)
-            ptx.mbarrier_arrive_expect_tx(full, uint32(whole))
-            ptx.bulk_load(slot, line, uint32(whole), full)
+            end = matrix + uint64(od) * uint64(row_bytes)
+            bulk_copy(slot, slot + uint32(body_bytes), line, size, end)
 
     @device_function
-    def staged(shared, x):
+    def stage(shared, x):
         ptx.griddepcontrol_wait()
-        stage(shared, x)
+        copy_x(shared, x)
+
+    @device_function
+    def staged():
         wait_all()
         cuda.syncthreads()
 
@@ -179,4 +199,4 @@ def _bulk_copies(config: GemvConfig, span: Callable) -> tuple[Callable, ...]:
         ptx.mbarrier_wait(slot + uint32(body_bytes), parity)
         ptx.syncwarp()
 
-    return begin, copy, staged, arrived
+    return begin, copy, stage, staged, arrived

@@ -1,4 +1,4 @@
-"""What the convert, quantize, elementwise, attention and GEMV kernels compute, in NumPy.
+"""What the read, convert, quantize, elementwise, attention and GEMV kernels compute, in NumPy.
 
 The gates and the tests compare every kernel variant with these. They compute in float64 and round once, to
 the dtype that the kernel writes, so that a kernel's error is measured against the mathematics and not
@@ -12,6 +12,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from minfer.cuda.q8 import PAD40_BYTES, Q8_GROUP, Q8_RECORD_BYTES, RUN
+
+
+def read_memory(words: NDArray[np.uint32], threads: int) -> NDArray[np.uint32]:
+    """The exclusive or of the words [pieces, 4] that each of `threads` threads reads: pieces t, t + threads,
+    ..."""
+    rows = -(-len(words) // threads)
+    padded = np.zeros((rows * threads, 4), np.uint32)
+    padded[: len(words)] = words
+    return np.bitwise_xor.reduce(padded.reshape(rows, threads, 4), axis=(0, 2))
 
 
 def convert_f16(x: ArrayLike) -> NDArray[np.float16]:

@@ -13,6 +13,7 @@ import numpy as np
 from minfer.engine.errors import NOT_NUMBERS, EngineError, InputError, check_whole
 
 PART = 64  # logits whose maximum is looked at first
+MARGIN = 1e-3  # of a logit, for the rounding of what it is compared with
 
 
 class Sampler:
@@ -85,17 +86,30 @@ class Sampler:
 
     def candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The ids left by the cuts, most likely first, and their float64 probabilities."""
-        keep = self.top_k or len(logits)
-        # Everything from the k-th largest value up, so that ties at the edge are cut by id, not by chance.
-        ids = _largest(logits, keep) if keep < len(logits) else np.arange(len(logits))
+        keep, share = self.top_k or len(logits), 1.0
+        if keep < len(logits):
+            # All from the k-th largest value up, so that ties at the edge are cut by id, not by chance.
+            ids = _largest(logits, keep)
+        else:
+            ids, share = self._likely(logits)
         ids = ids[np.argsort(-logits[ids], kind="stable")][:keep]
         kept = logits[ids].astype(np.float64)
-        probabilities = _softmax(kept)
+        probabilities = share * _softmax(kept)
         if self.top_p < 1:
             enough = int(np.searchsorted(np.cumsum(probabilities), self.top_p)) + 1
             ids, kept, probabilities = ids[:enough], kept[:enough], probabilities[:enough]
         likely = probabilities >= self.min_p * probabilities[0]
         return ids[likely], _softmax(kept[likely], self.temperature or 1.0)
+
+    def _likely(self, logits: np.ndarray) -> tuple[np.ndarray, float]:
+        """The ids that min_p may leave of all, ascending, and their part of all probability: to sort a whole
+        vocabulary takes longer than a token."""
+        largest = float(logits.max())
+        if self.min_p == 0 or math.isinf(largest):
+            return np.arange(len(logits)), 1.0
+        ids = np.flatnonzero(logits >= largest + math.log(self.min_p) - MARGIN)
+        weights = np.exp(logits.astype(np.float64) - largest)
+        return ids, float(weights[ids].sum() / weights.sum())
 
     def _penalised(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
         if self.repeat_penalty == 1 or self.repeat_last_n == 0 or not len(history):

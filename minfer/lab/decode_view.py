@@ -117,18 +117,11 @@ _GEMV = re.compile(r"gemv (\w+) (\d+)x(\d+)( pdl)?: GB/s")
 _NAMES = {shape: name for name, shape in SHAPES.items()} | {(152064, 3584): "lm_head"}
 
 
-def gemv_read(records: Sequence[Record]) -> float:
-    """Bytes a second that the run of `gemv_rows` read without multiplying; READ where it did not."""
-    record = newest_like(records, "gemv ", " pdl: GB/s")
-    name = "read: GB/s"
-    return READ if record is None or name not in record.measured else record.figure(name) * 1e9
-
-
 def gemv_rows(records: Sequence[Record]) -> list[dict]:
     """The products of a token as one GEMV each, by the newest run that timed them: product, format, MB, us,
-    GB/s alone and overlapping its neighbours (pdl), and the share of `gemv_read`. Smallest first."""
+    GB/s alone and overlapping its neighbours (pdl), and the share of READ. Smallest first."""
     record = newest_like(records, "gemv ", " pdl: GB/s")
-    rows, read = [], gemv_read(records)
+    rows = []
     for name in {} if record is None else record.measured:
         match = _GEMV.fullmatch(name)
         if not match or not match[4]:
@@ -144,7 +137,7 @@ def gemv_rows(records: Sequence[Record]) -> list[dict]:
                 "us": record.figure(name.replace("GB/s", "us")),
                 "alone (GB/s)": record.figure(alone) if alone in record.measured else None,
                 "overlapping (GB/s)": speed,
-                "of the read": speed * 1e9 / read,
+                "of the read": speed * 1e9 / READ,
             }
         )
     return sorted(rows, key=lambda row: row["MB"])
@@ -166,7 +159,7 @@ def repacked_rows(records: Sequence[Record]) -> list[dict]:
 
 def draw_gemv(records: Sequence[Record]) -> Picture:
     """`gemv_rows` as bars under the measured read."""
-    rows, read = gemv_rows(records), gemv_read(records) / 1e9
+    rows, read = gemv_rows(records), READ / 1e9
     if not rows:
         return nothing("the bandwidth of GEMVs")
     fig, (ax,) = style.figure(9.6, 3.8)

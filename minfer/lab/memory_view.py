@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 
 from minfer.arithmetic.devices import DEVICES, Device, device
@@ -74,16 +75,17 @@ def shapes(preset: str = "qwen2.5-7b") -> Shapes:
     return Shapes(config, layers, [matrix(part, p.vocab_size, p.hidden) for part in parts])
 
 
-def plan(model: Shapes, where: Device, n_ctx: int, chunk: int, free: int) -> MemoryPlan:
-    """The plan of the cuda backend on a device with `free` bytes, by the route that it would take there; of
-    its ways to have the weights, those in which the GEMMs read f16.
+def plan(model: Shapes, where: Device, n_ctx: int, chunk: int, free: int, route: str = "auto") -> MemoryPlan:
+    """The plan of the cuda backend on a device with `free` bytes, by a route (auto: the one that it would
+    take there); of its ways to have the weights, those in which the GEMMs read f16, unless the route leaves
+    nothing to copy.
 
     Raises:
         EngineError: the model does not fit; the message holds the numbers.
     """
-    route = choose_route("auto", where.arch, {})
+    chosen = choose_route(route, where.arch, {})
     config, ways = model.config, ("resident", "scratch")
-    return plan_memory(config, model.layers, model.tables, n_ctx, chunk, route, free, where.sms, ways=ways)
+    return plan_memory(config, model.layers, model.tables, n_ctx, chunk, chosen, free, where.sms, ways=ways)
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,9 @@ def memory_report(
 
 
 def need_rows(contexts: Iterable[int], chunk: int = 2048, preset: str = "qwen2.5-7b") -> list[dict]:
-    """GB that must be free for each context length, with f16 copies of the weights and without."""
-    rows = []
+    """GB that must be free on an H200 for each context length: with f16 copies of the weights, without, and
+    on the route w4a16, which multiplies the blocks themselves."""
+    rows, w4a16 = [], partial(plan, shapes(preset), device("h200"), free=NO_LIMIT, route="w4a16")
     for n_ctx in contexts:
         report = memory_report("h200", n_ctx, chunk, 0, preset)
         blocks, cache, activations, copies = report.choices[True].values()
@@ -164,6 +167,7 @@ def need_rows(contexts: Iterable[int], chunk: int = 2048, preset: str = "qwen2.5
                 "reserve": RESERVE_BYTES / GB,
                 "without f16 copies": (shared + scratch) / GB,
                 "with f16 copies": (shared + copies) / GB,
+                "w4a16": (w4a16(n_ctx, chunk).total + RESERVE_BYTES) / GB,
             }
         )
     return rows

@@ -33,7 +33,7 @@ COLOURS = {
     "launches": style.QUIET,
 }
 READ = ceilings_of(H200.name).read
-"""Bytes a second that an H200 was measured to read (data/reference/ceilings-h200.json)."""
+"""Bytes a second that an H200 was measured to read (`minfer ceilings`)."""
 CONTEXT = 64
 """Tokens in the cache of an average step of a 128-token decode."""
 
@@ -69,12 +69,12 @@ def byte_rows(bandwidth: float = READ, context: int = CONTEXT) -> list[dict]:
 
 
 def limits() -> list[dict]:
-    """Tokens a second that reading allows, over the context."""
+    """Tokens a second that reading at READ allows, over the context."""
     return [
         {
             "context": context,
             "GB a token": decode_bytes(QWEN25_7B, TYPES, context) / 1e9,
-            "at 4,240 GB/s (tok/s)": decode_limit(READ, decode_bytes(QWEN25_7B, TYPES, context)),
+            "at most (tok/s)": decode_limit(READ, decode_bytes(QWEN25_7B, TYPES, context)),
         }
         for context in (0, CONTEXT, 2048, 8192, 32768)
     ]
@@ -191,7 +191,7 @@ def draw_token(found: Token) -> Picture:
 def token_explorer() -> Explorer:
     """Bandwidth, context, kernels a layer and time a kernel -> the token's time."""
     most = int(max(d.bandwidth for d in DEVICES.values()) / 1e9)
-    bandwidth = integers(250, most, int(READ / 1e9), "read (GB/s)")
+    bandwidth = integers(250, most, round(READ / 1e10) * 10, "read (GB/s)")
     bandwidth.step = 10
     controls = {
         "bandwidth": bandwidth,

@@ -10,12 +10,22 @@ import numpy as np
 from minfer.cuda import reference
 from minfer.cuda.elementwise import RopeStoreConfig, rope_store, rope_table
 from minfer.cuda.gemm_hopper import GemmHopperConfig, make_gemm_hopper
+from minfer.cuda.tile.seats import ORDER, make_seats
 from tests.cuda.parity import Case, poisoned
 
 # Tensor cores cut what does not fit f32 at every sum of 16 products: relative to the sum of magnitudes.
 SUM_ERROR = 2e-6
 ROUNDING = {"f16": 2.0**-11, "f32": 2.0**-24}
 DTYPES = {"f16": np.float16, "f32": np.float32}
+
+
+def seats_of(config: GemmHopperConfig, grid: tuple[int, int, int]) -> dict[str, np.ndarray]:
+    """The argument that a dependent launch has besides: seats in some order."""
+    return {"seats": make_seats(np.random.default_rng(0).permutation(grid[0]))} if config.pdl else {}
+
+
+def all_free(seats: np.ndarray) -> None:
+    assert not seats[:ORDER].any()
 
 
 def expected(config: GemmHopperConfig, products: Any, magnitudes: Any, before: Any, exp: Any) -> tuple:
@@ -51,13 +61,14 @@ def hopper_case(config: GemmHopperConfig, nt: int, od: int, depth: int, multipro
         off = np.abs(c.astype(np.float64) - wanted)
         assert (off <= bound).all(), f"{(~(off <= bound)).sum()} of {c.size} off"
 
+    grid = config.grid(nt, od, multiprocessors)
     arguments = {"a": a, "b": b, "c": c}
     arguments |= {"nt": nt, "od": od, "depth": depth, "group": config.group(nt, od)}
     return Case(
         make_gemm_hopper(config),
-        config.grid(nt, od, multiprocessors),
-        arguments,
-        {"c": check},
+        grid,
+        arguments | seats_of(config, grid),
+        {"c": check} | ({"seats": all_free} if config.pdl else {}),
         name=f"{nt}x{od}x{depth}",
         boxes=config.boxes,
     )
@@ -109,6 +120,7 @@ def rope_case(
 
         return compare
 
+    grid = config.grid(nt, heads.width, multiprocessors)
     arguments = {
         "a": a,
         "b": b,
@@ -122,10 +134,11 @@ def rope_case(
         "depth": depth,
         "group": config.group(nt, heads.width),
         "position": position,
+        **seats_of(config, grid),
     }
     return Case(
         make_gemm_hopper(config),
-        config.grid(nt, heads.width, multiprocessors),
+        grid,
         arguments,
         {name: check(name, position * (name != "q")) for name in ("q", "k_cache", "v_cache")},
         name=f"{nt}x{heads.width}x{depth} at {position}",
@@ -139,7 +152,7 @@ def apart_cases(case: Case, multiprocessors: int = 4) -> tuple[Case, Case]:
     config, given = case.kernel.config, case.arguments
     heads, nt, position = config.heads, given["nt"], given["position"]
     qkv = poisoned((nt, heads.width), np.float16)
-    plain = replace(config, epilogue="store", heads=None)
+    plain = replace(config, epilogue="store", heads=None, pdl=False)
 
     def keep(result: np.ndarray) -> None:
         qkv[:] = result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,22 +70,36 @@ class Case:
             results={},
         )
 
+    def repeated(self, times: int, grid: tuple[int, int, int], **scalars: int) -> Case:
+        """The launch over its rows again and again: arrays with as many rows as the first one are `times` as
+        long, and in outputs the later rows have the first ones' bits."""
+        rows = len(next(iter(self.arguments.values())))
+
+        def again(array: np.ndarray) -> np.ndarray:
+            return np.resize(array, (rows * times, *array.shape[1:]))
+
+        def check(name: str, got: np.ndarray) -> None:
+            self._compare(name, got[:rows])
+            assert np.array_equal(got.view(np.uint8), again(got[:rows]).view(np.uint8)), f"{self}: {name}"
+
+        arguments = {k: again(v) if np.ndim(v) and len(v) == rows else v for k, v in self.arguments.items()}
+        expected = {name: partial(check, name) for name in self.expected}
+        return replace(self, grid=grid, arguments=arguments | scalars, expected=expected, results={})
+
     def check(self) -> None:
         """Compare every expected output with the results of the last run."""
-        for name, wanted in self.expected.items():
-            got = self.results[name]
-            if callable(wanted):
-                wanted(got)
-            elif self.rtol == self.atol == 0:
-                np.testing.assert_array_equal(got, wanted, err_msg=f"{self}: {name}")
-            else:
-                np.testing.assert_allclose(
-                    got.astype(np.float64),
-                    wanted.astype(np.float64),
-                    self.rtol,
-                    self.atol,
-                    err_msg=f"{self}: {name}",
-                )
+        for name in self.expected:
+            self._compare(name, self.results[name])
+
+    def _compare(self, name: str, got: np.ndarray) -> None:
+        wanted = self.expected[name]
+        if callable(wanted):
+            wanted(got)
+        elif self.rtol == self.atol == 0:
+            np.testing.assert_array_equal(got, wanted, err_msg=f"{self}: {name}")
+        else:
+            wide = got.astype(np.float64), wanted.astype(np.float64)
+            np.testing.assert_allclose(*wide, self.rtol, self.atol, err_msg=f"{self}: {name}")
 
     def run_simulated(self, **options: Any) -> None:
         """Run in the simulator on copies of the arguments, and check."""

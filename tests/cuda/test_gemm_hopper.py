@@ -76,6 +76,7 @@ def test_names_tell_variants_apart():
         GemmHopperConfig(epilogue="swiglu"),
         GemmHopperConfig(192),
         GemmHopperConfig(192, tile_n=192),
+        GemmHopperConfig(192, tile_n=192, pdl=True),
         GemmHopperConfig(epilogue="rope", heads=Heads(2, 1, 64)),
         GemmHopperConfig(epilogue="rope", heads=Heads(2, 1, 64, interleaved=True)),
         GemmHopperConfig(epilogue="rope", heads=Heads(2, 1, 64, bias=True)),
@@ -86,6 +87,7 @@ def test_names_tell_variants_apart():
 def test_grids_are_persistent():
     assert GemmHopperConfig().grid(2048, 37888, 132) == (132, 1, 1)
     assert GemmHopperConfig().grid(130, 256, 132) == (2, 1, 1)
+    assert GemmHopperConfig(pdl=True).grid(130, 256, 132) == (132, 1, 1)  # every multiprocessor has a seat
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,11 @@ def test_grids_are_persistent():
 def test_choice_fills_whole_waves(nt, od, depth, tile_n, tile_m):
     config = choose(nt, od, depth)
     assert (config.tile_n, config.tile_m) == (tile_n, tile_m)
+
+
+def test_short_products_are_dependent_launches():
+    assert choose(512, 37888, 3584).pdl and choose(2048, 3584, 3584).pdl
+    assert not choose(2048, 37888, 3584).pdl and not choose(8192, 3584, 3584).pdl
 
 
 def test_a_group_holds_about_2048_tokens():

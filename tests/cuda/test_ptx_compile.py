@@ -23,6 +23,7 @@ FACTORIES = {
         (8, "tf32", "registers", 1, True),
         (64, "s8", "registers", 2, False),
         (32, "u8", "shared", 1, True),
+        (16, "f16", "shared", 1, True, None, None, False, 128, None, None, 1, "operand"),
     ],
     "wgmma_wait": [(0, 32, "f32"), (1, 16, "s32")],
     "pin": [(4, "u32"), (4, "f32")],
@@ -39,7 +40,7 @@ def instructions() -> list[Instruction]:
         elif name in FACTORIES:
             found += [value(*arguments) for arguments in FACTORIES[name]]
         else:
-            assert name == "wgmma_descriptor", f"{name} has no case in this test"
+            assert name.startswith("wgmma_"), f"{name} has no case in this test"
     return found
 
 
@@ -245,6 +246,7 @@ def test_a_float_is_not_an_address():
         (lambda: ptx.wgmma(64.0), "n: 64.0: must be a whole number"),
         (lambda: ptx.wgmma("64"), "n: '64': must be a whole number"),
         (lambda: ptx.wgmma(64, row_blocks=1.5), "blocks of 64 rows: 1.5"),
+        (lambda: ptx.wgmma(64, a="registers", high="operand"), "high = 'operand' with A in registers"),
         (lambda: ptx.wgmma_wait(-1, 32), "pending groups: -1: must be a whole number, at least 0"),
         (lambda: ptx.wgmma_wait(0, 0), "registers: 0"),
         (lambda: ptx.cp_async_wait_group(-1), "pending groups: -1"),

@@ -142,3 +142,14 @@ def test_the_simulator_takes_views_as_the_gpu_takes_addresses():
         simulator.tensor_map(whole.astype(">i4"), 16, 32)
     with pytest.raises(TypeError, match="not of list"):
         simulator.TensorMap([], 16, 32, 128)
+
+
+@pytest.mark.parametrize(
+    ("columns", "swizzle", "promotion"),
+    [(64, 128, "L2_128B"), (32, 64, "L2_64B"), (16, 32, "L2_64B"), (128, 0, "L2_256B"), (256, 0, "L2_256B")],
+)
+def test_l2_fetches_what_a_row_of_a_box_needs(fake, columns, swizzle, promotion):
+    array = runtime.DeviceArray(None, 4096, (40, 256), np.dtype(np.float16))
+    runtime.tensor_map(array, 16, columns, swizzle)
+    told = fake.named("cuTensorMapEncodeTiled")[0]
+    assert told[9].name == f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}"

@@ -72,6 +72,18 @@ def test_chunks_of_few_tokens(tmp_path):
     close(gpu.forward(IDS[:8]), host.forward(IDS[:8]))
 
 
+def test_the_simulators_memory_stays_where_it_is():
+    """What was given lies at the same offset for ever: a session's token kernel keeps offsets."""
+    device = SimulatedDevice(memory_bytes=1 << 20)
+    first = device.empty(100, np.float32)
+    before = device.origin(), device.offset(first)
+    second = device.empty((1 << 20) - 512, np.uint8)
+    assert (device.offset(second), device.free_bytes()) == (512, 0)
+    assert device.origin() is before[0] and device.offset(first) == before[1] == 0
+    with pytest.raises(MemoryError, match="0 of 1,048,576 bytes left, 1 were asked for"):
+        device.empty(1, np.uint8)
+
+
 def test_mixed_formats_head_norms_and_scratch(tmp_path):
     """A qwen3 with plain weights among quantized ones, in so little memory that prefill dequantizes anew."""
     model = micro_model(tmp_path / "micro.gguf", "qwen3", MIXED)

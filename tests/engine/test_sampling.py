@@ -83,6 +83,21 @@ def test_min_p_keeps_what_is_likely_enough(logits, p):
     assert (everything[~kept] < p * everything.max() * (1 + 1e-9)).all()
 
 
+@given(seed=st.integers(0, 2**32), p=st.floats(0.05, 1), least=st.floats(1e-6, 1), scale=st.floats(0.1, 8))
+def test_cuts_of_a_large_vocabulary(seed, p, least, scale):
+    """Of all tokens, without top_k: those of the first so many that top_p leaves that are likely enough."""
+    logits = (np.random.default_rng(seed).normal(size=4099) * scale).astype(np.float32)
+    ids, probabilities = Sampler(**{**ALL, "top_p": p, "min_p": least}).candidates(logits)
+    order, everything = np.argsort(-logits, kind="stable"), softmax(logits)
+    assert ids.tolist() == order[: len(ids)].tolist()
+    np.testing.assert_allclose(probabilities, everything[ids] / everything[ids].sum(), rtol=1e-6)
+    assert everything[ids].min() >= least * everything.max() * (1 - 1e-9)
+    assert everything[ids[:-1]].sum() < p + 1e-9
+    if len(ids) < len(logits):  # the next one is cut by one of the two
+        unlikely = everything[order[len(ids)]] < least * everything.max() * (1 + 1e-9)
+        assert unlikely or everything[ids].sum() >= p - 1e-9
+
+
 @settings(max_examples=20)
 @given(temperature=st.floats(0.2, 3))
 def test_temperature_divides_the_logits(temperature):

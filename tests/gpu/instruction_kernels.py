@@ -1,87 +1,26 @@
-"""Small kernels around one PTX instruction each, with random inputs.
-
-The same source runs on the GPU and in the simulator, and both must give the same words."""
+"""Small kernels around one PTX instruction each, with random inputs."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numba import cuda
-from numba.cuda import types
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import Instruction, f32, s32
-from minfer.cuda.kernel import Argument, Kernel
-
-THREADS = 128
-
-
-@dataclass(frozen=True)
-class Probe:
-    """One kernel with its inputs.
-
-    Attributes:
-        kernel: its last array argument is the output, of `out_words` u32.
-        inputs: the arrays before it.
-        rtol, atol: 0 for bit equality; else the output is compared as f32.
-    """
-
-    kernel: Kernel
-    inputs: tuple[np.ndarray, ...]
-    out_words: int
-    rtol: float = 0.0
-    atol: float = 0.0
-
-    def __str__(self) -> str:
-        return self.kernel.name
-
-
-@dataclass(frozen=True)
-class ProbeConfig:
-    """Which instruction."""
-
-    instruction: str
-
-    def __str__(self) -> str:
-        return self.instruction
-
-
-def _kernel(name: str, function: Callable, inputs: tuple, shared_bytes: int = 0, **limits: Any) -> Kernel:
-    arguments = (
-        *(Argument(f"in{i}", "in", array.dtype.name) for i, array in enumerate(inputs)),
-        Argument("out", "out", "uint32"),
-    )
-    return Kernel(
-        name="probe",
-        config=ProbeConfig(name),
-        function=function,
-        threads=THREADS,
-        shared_bytes=shared_bytes,
-        arguments=arguments,
-        **limits,
-    )
-
-
-def _compiled(source: str, **names: Any) -> Callable:
-    """The function `kernel` of a source text: one text serves instructions of any number of operands."""
-    scope = {"cuda": cuda, "ptx": ptx, "types": types, **names}
-    exec(source, scope)
-    return scope["kernel"]
-
-
-def _result_words(instruction: Instruction) -> list[str]:
-    """Expressions for the results of the call `r`, as u32 words."""
-    several = len(instruction.returns) > 1
-    words = []
-    for i, scalar in enumerate(instruction.returns):
-        value = f"r[{i}]" if several else "r"
-        words.append(f"ptx.bitcast_u32_f32({value})" if scalar is f32 else f"types.uint32({value})")
-    return words
-
+from tests.gpu.barrier_kernels import barrier_probes
+from tests.gpu.instruction_probe import (
+    DRAIN,
+    FILL,
+    THREADS,
+    Probe,
+    compiled,
+    probe_kernel,
+    random_bytes,
+    result_words,
+    shared_lines,
+)
 
 # ---- instructions on registers
 
@@ -95,7 +34,7 @@ def register_probe(
         word = f"in0[types.int32({i * THREADS}) + tid]"
         signed = f"types.int32({word})" if scalar is s32 else word
         operands.append(f"ptx.bitcast_f32_u32({word})" if scalar is f32 else signed)
-    results = _result_words(instruction)
+    results = result_words(instruction)
     stores = [f"    out[types.int32({i * THREADS}) + tid] = {word}" for i, word in enumerate(results)]
     source = "\n".join(
         [
@@ -106,7 +45,7 @@ def register_probe(
         ]
     )
     inputs = (np.concatenate([*words, np.zeros(1, np.uint32)]),)  # never empty
-    kernel = _kernel(name, _compiled(source, op=instruction), inputs)
+    kernel = probe_kernel(name, compiled(source, op=instruction), inputs)
     return Probe(kernel, inputs, len(stores) * THREADS, rtol, atol)
 
 
@@ -211,7 +150,7 @@ _REGISTER_CASES: dict[str, tuple[Callable, float, float]] = {
 def global_load_probe(name: str) -> Probe:
     """out = the words of every lane's own piece of a byte buffer."""
     instruction, size = getattr(ptx, name), access_bytes(name)
-    results = _result_words(instruction)
+    results = result_words(instruction)
     source = "\n".join(
         [
             "def kernel(in0, out):",
@@ -220,8 +159,8 @@ def global_load_probe(name: str) -> Probe:
             *(f"    out[types.int32({i * THREADS}) + tid] = {word}" for i, word in enumerate(results)),
         ]
     )
-    inputs = (_bytes(name, THREADS * size),)
-    return Probe(_kernel(name, _compiled(source, op=instruction), inputs), inputs, THREADS * len(results))
+    inputs = (random_bytes(name, THREADS * size),)
+    return Probe(probe_kernel(name, compiled(source, op=instruction), inputs), inputs, THREADS * len(results))
 
 
 def global_store_probe(name: str) -> Probe:
@@ -236,44 +175,24 @@ def global_store_probe(name: str) -> Probe:
             f"    op(address, {', '.join(values)})",
         ]
     )
-    inputs = (_bytes(name, THREADS * 16).view(np.uint32),)
-    return Probe(_kernel(name, _compiled(source, op=instruction), inputs), inputs, THREADS * size // 4)
-
-
-_FILL = [
-    "    tid = types.int32(cuda.threadIdx.x)",
-    "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
-    "    for i in range({words} // 128):",
-    "        at = types.int32(i * 128) + tid",
-    "        ptx.st_shared_u32(base + types.uint32(at * 4), in0[at])",
-    "    cuda.syncthreads()",
-]
-_DRAIN = [
-    "    cuda.syncthreads()",
-    "    for i in range({words} // 128):",
-    "        at = types.int32(i * 128) + tid",
-    "        out[at] = ptx.ld_shared_u32(base + types.uint32(at * 4))",
-]
-
-
-def _shared_lines(lines: list[str], words: int) -> list[str]:
-    return [line.format(words=words) for line in lines]
+    inputs = (random_bytes(name, THREADS * 16).view(np.uint32),)
+    return Probe(probe_kernel(name, compiled(source, op=instruction), inputs), inputs, THREADS * size // 4)
 
 
 def shared_load_probe(name: str) -> Probe:
     """As `global_load_probe`, from shared memory."""
     instruction, size = getattr(ptx, name), access_bytes(name)
-    results, words = _result_words(instruction), max(THREADS * size // 4, 128)
+    results, words = result_words(instruction), max(THREADS * size // 4, 128)
     source = "\n".join(
         [
             "def kernel(in0, out):",
-            *_shared_lines(_FILL, words),
+            *shared_lines(FILL, words),
             f"    r = op(base + types.uint32(tid * {size}))",
             *(f"    out[types.int32({i * THREADS}) + tid] = {word}" for i, word in enumerate(results)),
         ]
     )
-    inputs = (_bytes(name, 4 * words).view(np.uint32),)
-    kernel = _kernel(name, _compiled(source, op=instruction), inputs, 4 * words)
+    inputs = (random_bytes(name, 4 * words).view(np.uint32),)
+    kernel = probe_kernel(name, compiled(source, op=instruction), inputs, 4 * words)
     return Probe(kernel, inputs, THREADS * len(results))
 
 
@@ -284,31 +203,31 @@ def shared_store_probe(name: str) -> Probe:
     source = "\n".join(
         [
             "def kernel(in0, out):",
-            *_shared_lines(_FILL, words),
+            *shared_lines(FILL, words),
             f"    op(base + types.uint32(tid * {size}), {', '.join(_value_words(instruction))})",
-            *_shared_lines(_DRAIN, words),
+            *shared_lines(DRAIN, words),
         ]
     )
-    inputs = (_bytes(name, 4 * words).view(np.uint32),)
-    return Probe(_kernel(name, _compiled(source, op=instruction), inputs, 4 * words), inputs, words)
+    inputs = (random_bytes(name, 4 * words).view(np.uint32),)
+    return Probe(probe_kernel(name, compiled(source, op=instruction), inputs, 4 * words), inputs, words)
 
 
 def ldmatrix_probe(name: str, row_bytes: int = 80) -> Probe:
     """Every warp loads 8x8 matrices whose rows lie `row_bytes` apart."""
     instruction = getattr(ptx, name)
     words = 64 * row_bytes // 4
-    results = _result_words(instruction)
+    results = result_words(instruction)
     source = "\n".join(
         [
             "def kernel(in0, out):",
-            *_shared_lines(_FILL, words),
+            *shared_lines(FILL, words),
             "    lane, warp = tid % 32, tid // 32",
             f"    r = op(base + types.uint32((warp * 16 + lane % 16) * {row_bytes} + lane // 16 * 16))",
             *(f"    out[types.int32({i * THREADS}) + tid] = {word}" for i, word in enumerate(results)),
         ]
     )
-    inputs = (_bytes(name, 4 * words).view(np.uint32),)
-    kernel = _kernel(name, _compiled(source, op=instruction), inputs, 4 * words)
+    inputs = (random_bytes(name, 4 * words).view(np.uint32),)
+    kernel = probe_kernel(name, compiled(source, op=instruction), inputs, 4 * words)
     return Probe(kernel, inputs, THREADS * len(results))
 
 
@@ -318,15 +237,15 @@ def stmatrix_probe(name: str, row_bytes: int = 80) -> Probe:
     source = "\n".join(
         [
             "def kernel(in0, out):",
-            *_shared_lines(_FILL, words),
+            *shared_lines(FILL, words),
             "    lane, warp = tid % 32, tid // 32",
             f"    address = base + types.uint32((warp * 16 + lane % 16) * {row_bytes} + lane // 16 * 16)",
             "    op(address, in0[tid * 4], in0[tid * 4 + 1], in0[tid * 4 + 2], in0[tid * 4 + 3])",
-            *_shared_lines(_DRAIN, words),
+            *shared_lines(DRAIN, words),
         ]
     )
-    inputs = (_bytes(name, 4 * words).view(np.uint32),)
-    kernel = _kernel(name, _compiled(source, op=getattr(ptx, name)), inputs, 4 * words, min_arch=90)
+    inputs = (random_bytes(name, 4 * words).view(np.uint32),)
+    kernel = probe_kernel(name, compiled(source, op=getattr(ptx, name)), inputs, 4 * words, min_arch=90)
     return Probe(kernel, inputs, words)
 
 
@@ -337,111 +256,17 @@ def cp_async_probe(name: str) -> Probe:
     source = "\n".join(
         [
             "def kernel(in0, out):",
-            *_shared_lines(_FILL, words),
+            *shared_lines(FILL, words),
             f"    source = ptx.global_address(in0) + types.uint64(tid) * types.uint64({size})",
             f"    op(base + types.uint32(tid * {size}), source, types.uint32(tid % {size + 1}))",
             "    ptx.cp_async_commit()",
             "    wait()",
-            *_shared_lines(_DRAIN, words),
+            *shared_lines(DRAIN, words),
         ]
     )
-    inputs = (_bytes(name, 4 * words).view(np.uint32),)
-    function = _compiled(source, op=getattr(ptx, name), wait=ptx.cp_async_wait_group(0))
-    return Probe(_kernel(name, function, inputs, 4 * words), inputs, words)
-
-
-def bulk_load_probe(name: str) -> Probe:
-    """One thread copies 4 KB with an mbarrier; all read it out."""
-    words = 1024
-    source = "\n".join(
-        [
-            "def kernel(in0, out):",
-            "    tid = types.int32(cuda.threadIdx.x)",
-            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
-            f"    bar = base + types.uint32({4 * words})",
-            "    if tid == 0:",
-            "        ptx.mbarrier_init(bar, types.uint32(1))",
-            "        ptx.fence_mbarrier_init()",
-            "    cuda.syncthreads()",
-            "    if tid == 0:",
-            f"        ptx.mbarrier_arrive_expect_tx(bar, types.uint32({4 * words}))",
-            f"        ptx.bulk_load(base, ptx.global_address(in0), types.uint32({4 * words}), bar)",
-            "    ptx.mbarrier_wait(bar, types.uint32(0))",
-            *_shared_lines(_DRAIN, words),
-        ]
-    )
-    inputs = (_bytes(name, 4 * words).view(np.uint32),)
-    return Probe(_kernel(name, _compiled(source), inputs, 4 * words + 16, min_arch=90), inputs, words)
-
-
-def named_barrier_probe(name: str) -> Probe:
-    """Two warps write and arrive, two wait and read."""
-    source = "\n".join(
-        [
-            "def kernel(in0, out):",
-            "    tid = types.int32(cuda.threadIdx.x)",
-            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
-            "    if tid < 64:",
-            "        ptx.st_shared_u32(types.uint32(base + tid * 4), in0[tid])",
-            "        ptx.bar_arrive(types.uint32(1), types.uint32(128))",
-            "        out[tid] = in0[tid + 64]",
-            "    else:",
-            "        ptx.bar_sync(types.uint32(1), types.uint32(128))",
-            "        out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
-        ]
-    )
-    inputs = (_bytes(name, 512).view(np.uint32),)
-    return Probe(_kernel(name, _compiled(source), inputs, 256), inputs, THREADS)
-
-
-def mbarrier_probe(name: str) -> Probe:
-    """Two phases of an mbarrier: 128 arrivals before each, in the second only from even threads."""
-    source = "\n".join(
-        [
-            "def kernel(in0, out):",
-            "    tid = types.int32(cuda.threadIdx.x)",
-            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
-            "    first, second = types.uint32(base + 512), types.uint32(base + 520)",
-            "    if tid == 0:",
-            "        ptx.mbarrier_init(first, types.uint32(128))",
-            "        ptx.mbarrier_init(second, types.uint32(64))",
-            "    cuda.syncthreads()",
-            "    ptx.st_shared_u32(types.uint32(base + tid * 4), in0[tid])",
-            "    ptx.mbarrier_arrive(first)",
-            "    ptx.mbarrier_wait(first, types.uint32(0))",
-            "    out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
-            "    ptx.mbarrier_arrive(first)",
-            "    ptx.mbarrier_wait(first, types.uint32(1))",
-            "    ptx.st_shared_u32(types.uint32(base + tid * 4), types.uint32(tid))",
-            "    ptx.mbarrier_arrive_if(second, types.uint32(tid & 1 ^ 1))",
-            "    ptx.mbarrier_wait(second, types.uint32(0))",
-            "    out[tid + 128] = ptx.ld_shared_u32(types.uint32(base + (tid & 126) * 4))",
-        ]
-    )
-    inputs = (_bytes(name, 512).view(np.uint32),)
-    return Probe(_kernel(name, _compiled(source), inputs, 528, min_arch=90), inputs, 2 * THREADS)
-
-
-def copy_mbarrier_probe(name: str) -> Probe:
-    """128 copies that an mbarrier counts as they land; each thread reads what another one copied."""
-    source = "\n".join(
-        [
-            "def kernel(in0, out):",
-            "    tid = types.int32(cuda.threadIdx.x)",
-            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
-            "    landed = types.uint32(base + 512)",
-            "    if tid == 0:",
-            "        ptx.mbarrier_init(landed, types.uint32(128))",
-            "    cuda.syncthreads()",
-            "    source = ptx.global_address(in0) + types.uint64(tid) * types.uint64(4)",
-            "    ptx.cp_async_ca_4(types.uint32(base + tid * 4), source, types.uint32(4))",
-            "    ptx.cp_async_mbarrier_arrive(landed)",
-            "    ptx.mbarrier_wait(landed, types.uint32(0))",
-            "    out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
-        ]
-    )
-    inputs = (_bytes(name, 512).view(np.uint32),)
-    return Probe(_kernel(name, _compiled(source), inputs, 520, min_arch=90), inputs, THREADS)
+    inputs = (random_bytes(name, 4 * words).view(np.uint32),)
+    function = compiled(source, op=getattr(ptx, name), wait=ptx.cp_async_wait_group(0))
+    return Probe(probe_kernel(name, function, inputs, 4 * words), inputs, words)
 
 
 def prefetch_probe(name: str) -> Probe:
@@ -455,8 +280,8 @@ def prefetch_probe(name: str) -> Probe:
             "    out[tid] = in0[tid]",
         ]
     )
-    inputs = (_bytes(name, 512).view(np.uint32),)
-    return Probe(_kernel(name, _compiled(source), inputs), inputs, THREADS)
+    inputs = (random_bytes(name, 512).view(np.uint32),)
+    return Probe(probe_kernel(name, compiled(source), inputs), inputs, THREADS)
 
 
 def access_bytes(name: str) -> int:
@@ -473,21 +298,13 @@ def _value_words(instruction: Instruction) -> list[str]:
     return [f"ptx.bitcast_f32_u32({w})" if s is f32 else w for w, s in zip(words, scalars, strict=True)]
 
 
-def _bytes(name: str, count: int) -> np.ndarray:
-    """Random bytes; for f32 accesses, random ordinary floats."""
-    rng = np.random.default_rng(count)
-    if "f32" in name:
-        return rng.normal(size=count // 4).astype(np.float32).view(np.uint8)
-    return rng.integers(0, 256, count).astype(np.uint8)
-
-
 def _names(*prefixes: str) -> list[str]:
     return [name for name in dir(ptx) if name.startswith(prefixes)]
 
 
 @functools.cache
 def probes() -> tuple[Probe, ...]:
-    """A probe for every instruction that fits one of the patterns above."""
+    """A probe for every instruction that fits one of the patterns above, and those of barriers."""
     found = []
     for name, (words, rtol, atol) in _REGISTER_CASES.items():
         rng = np.random.default_rng(len(name))
@@ -495,18 +312,11 @@ def probes() -> tuple[Probe, ...]:
     for lut in (0x6A, 0xE8, 0xEA):
         rng = np.random.default_rng(lut)
         found.append(register_probe(f"lop3_{lut:#x}", ptx.lop3(lut), [_words(rng) for _ in range(3)]))
-    found += [global_load_probe(name) for name in _names("ld_global")]
-    found += [global_store_probe(name) for name in _names("st_global")]
+    found += [global_load_probe(name) for name in _names("ld_global", "ld_relaxed")]
+    found += [global_store_probe(name) for name in _names("st_global", "st_relaxed")]
     found += [shared_load_probe(name) for name in _names("ld_shared")]
     found += [shared_store_probe(name) for name in _names("st_shared")]
     found += [ldmatrix_probe(name) for name in _names("ldmatrix")]
     found += [stmatrix_probe(name) for name in _names("stmatrix")]
     found += [cp_async_probe(name) for name in _names("cp_async_ca", "cp_async_cg")]
-    found += [
-        bulk_load_probe("bulk_load"),
-        named_barrier_probe("bar_sync"),
-        mbarrier_probe("mbarrier_arrive"),
-        copy_mbarrier_probe("cp_async_mbarrier_arrive"),
-    ]
-    found += [prefetch_probe("prefetch_global_l2")]
-    return tuple(found)
+    return (*found, *barrier_probes(), prefetch_probe("prefetch_global_l2"))

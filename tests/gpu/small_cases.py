@@ -13,6 +13,7 @@ from tests.cuda.parity import Case
 def small_sequences() -> Iterator[tuple[Case | HopperCase, ...]]:
     """Every case, alone or with those to run right before it, whose results it reads."""
     families = (
+        _memory,
         _convert,
         _elementwise,
         _attention,
@@ -27,6 +28,7 @@ def small_sequences() -> Iterator[tuple[Case | HopperCase, ...]]:
         _dequantize,
         _w4a16,
         _w4a8,
+        _placement,
     )
     for cases in families:
         yield from (tuple(case) if isinstance(case, list) else (case,) for case in cases())
@@ -49,6 +51,7 @@ def _gemm_hopper() -> Iterator[Case]:
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu"), 140, 80, 72)
     yield hopper_case(GemmHopperConfig(80, 2, tile_n=192), 200, 88, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), 140, 80, 72)
+    yield hopper_case(GemmHopperConfig(80, 2, pdl=True), 300, 168, 136)
     split, interleaved = Heads(2, 1, 128, bias=True), Heads(2, 1, 64, interleaved=True)
     yield rope_case(GemmHopperConfig(192, 2, epilogue="rope", tile_n=192, heads=split), 200, 72)
     yield rope_case(GemmHopperConfig(64, 2, epilogue="rope", heads=interleaved), 70, 72)
@@ -62,6 +65,13 @@ def _gemm_blocks() -> Iterator[Case]:
         for layout, out in (("swizzled", "f32"), ("padded", "f16")):
             yield block_case(GemmConfig(layout=layout, b_source=name, out=out), 5, 67, 3)
     yield block_case(GemmConfig(a_source="f32_mirror", b_source="Q4_K"), 66, 67, 1)
+
+
+def _memory() -> Iterator[Case]:
+    from minfer.cuda.memory import ReadMemoryConfig
+    from tests.cuda.memory_cases import read_case
+
+    yield read_case(ReadMemoryConfig(2, threads=32, blocks=1), 331)
 
 
 def _convert() -> Iterator[Case]:
@@ -197,3 +207,16 @@ def _dequantize() -> Iterator[Case]:
 
     for format in BLOCKS:
         yield dequantize_case(format, 3, 256)
+
+
+def _placement() -> Iterator[Case]:
+    import numpy as np
+
+    from minfer.cuda.placement import placement
+    from tests.cuda.parity import poisoned
+
+    def apart(where: np.ndarray) -> None:
+        assert len(set(where.tolist())) == len(where)
+
+    kernel, where = placement(), poisoned((3,), np.uint32)
+    yield Case(kernel, kernel.config.grid(3), {"where": where}, {"where": apart})

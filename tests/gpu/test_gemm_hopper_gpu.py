@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from minfer.cuda import runtime
+from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
+from minfer.cuda.placement import device_seats
 from minfer.cuda.registry import shipped_kernels
+from minfer.cuda.tile.seats import ORDER
 from tests.cuda.gemm_hopper_cases import check_bits, expected, hopper_case, rope_case
 from tests.gpu.gemm_cases import MODEL_SHAPES, NT
 
@@ -28,7 +31,8 @@ def arguments(kernel, a, b, c) -> tuple:
         runtime.tensor_map(array, *config.boxes[name]) for name, array in zip("abc", (a, b, c), strict=True)
     )
     grid = config.grid(nt, od, runtime.device().sms)
-    return grid, (*maps, nt, od, depth, config.group(nt, od))
+    seats = (device_seats(),) if config.pdl else ()
+    return grid, (*maps, nt, od, depth, config.group(nt, od), *seats)
 
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)
@@ -94,3 +98,44 @@ def test_chunks_of_tokens_have_the_same_bits(kernel, matrices):
     for chunk in (100, 511):
         parts = [product(torch, kernel, a[i : min(i + chunk, 512)], b) for i in range(0, 512, chunk)]
         assert torch.equal(torch.cat(parts), whole)
+
+
+def test_dependent_launches_keep_their_order_and_their_seats():
+    """Each product of a chain reads what the one before has written; three chains on three streams at once
+    leave each other's blocks without their own multiprocessors."""
+    torch = pytest.importorskip("torch")
+    config = choose(512, 3584, 3584, runtime.device().sms)
+    loaded, size = runtime.load(make_gemm_hopper(config)), 3584
+    chains = []
+    for _ in range(3):
+        weights = [torch.randn(size, size, device="cuda").half() / size**0.5 for _ in range(4)]
+        rows = [torch.randn(512, size, device="cuda").half() for _ in range(5)]
+        wanted = [rows[0]]
+        for weight in weights:
+            wanted.append((wanted[-1].float() @ weight.float().T).half())
+        seats, launches = device_seats(), []
+        for a, b, c in zip(rows, weights, rows[1:], strict=False):
+            maps = [
+                runtime.tensor_map(x, *config.boxes[name]) for name, x in zip("abc", (a, b, c), strict=True)
+            ]
+            grid = config.grid(512, size, runtime.device().sms)
+            sizes = 512, size, size, config.group(512, size)
+            launches.append(loaded.prepare(grid, *maps, *sizes, seats, pdl=True))
+        chains.append((torch.cuda.Stream(), launches, rows, wanted[-1], seats))
+    for _ in range(20):
+        for _, _, rows, _, _ in chains:
+            for row in rows[1:]:
+                row.fill_(float("nan"))
+        torch.cuda.synchronize()
+        for step in range(4):
+            for stream, launches, *_ in chains:
+                launches[step](stream=stream.cuda_stream)
+        torch.cuda.synchronize()
+        for _, _, rows, wanted, seats in chains:
+            assert float((rows[-1].float() - wanted.float()).norm() / wanted.float().norm()) < 2e-3
+            assert not seats.to_host()[:ORDER].any()
+
+
+def test_every_multiprocessor_has_a_place():
+    places = device_seats().to_host()[ORDER:]
+    assert sorted(places) == list(range(runtime.device().sms))

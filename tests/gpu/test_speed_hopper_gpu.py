@@ -3,6 +3,8 @@ results are checked. (Beside cuBLAS, in bursts and sustained: `minfer bench --ag
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,9 @@ from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
 from minfer.cuda.w4a16 import choose as choose_w4a16
 from minfer.cuda.w4a16 import w4a16
 from tests.cuda.block_data import random_matrix
+from tests.gpu.device_time import NT, copies, milliseconds
 from tests.gpu.gemm_cases import LARGEST, MODEL_SHAPES
 from tests.gpu.test_gemm_hopper_gpu import arguments
-from tests.gpu.test_speed_kernels_gpu import NT, copies, milliseconds
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -33,14 +35,16 @@ def test_the_ladder(shape, measure):
     a = torch.randn(NT, depth, device="cuda").half()
     weights = [torch.randn(od, depth, device="cuda").half() for _ in range(copies(2 * od * depth))]
     wanted, speeds = a.float() @ weights[-1].float().T, {}
-    for config in (GemmHopperConfig(), GemmHopperConfig(192), choose(NT, od, depth, runtime.device().sms)):
+    chosen = choose(NT, od, depth, runtime.device().sms)
+    steps = GemmHopperConfig(), GemmHopperConfig(192), replace(chosen, pdl=False), chosen
+    for config in dict.fromkeys(steps):
         kernel = make_gemm_hopper(config)
         c = torch.full((NT, od), float("nan"), device="cuda", dtype=torch.float16)
         torch.cuda.synchronize()
         loaded, launches = runtime.load(kernel), []
         for b in weights:
             grid, args = arguments(kernel, a, b, c)
-            launches.append(loaded.prepare(grid, *args))
+            launches.append(loaded.prepare(grid, *args, pdl=config.pdl))
         speeds[str(config)] = tflops(launches, od, depth)
         assert float((c.float() - wanted).norm() / wanted.norm()) < 1e-3
     measure(f"Hopper GEMM TFLOPS at {NT}x{od}x{depth}", speeds)

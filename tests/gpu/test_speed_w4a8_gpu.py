@@ -11,8 +11,8 @@ from minfer.cuda.w4a8 import W4A8Config, w4a8
 from minfer.cuda.w4a8.formats import GROUP
 from minfer.cuda.w4a8.quantize import QuantizeGroupsConfig, quantize_groups
 from tests.cuda.w4a8_cases import activations, positive_matrix, reference
+from tests.gpu.device_time import NT, copies, milliseconds
 from tests.gpu.gemm_cases import LARGEST, MODEL_SHAPES
-from tests.gpu.test_speed_kernels_gpu import NT, copies, milliseconds
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

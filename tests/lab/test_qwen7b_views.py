@@ -62,6 +62,7 @@ class TestMemory:
         assert short["with f16 copies"] - short["without f16 copies"] == pytest.approx(
             (2 * 28 * per_layer - 2 * 37888 * 3584) / GB
         )
+        assert short["without f16 copies"] - short["w4a16"] == pytest.approx(2 * 37888 * 3584 / GB)
 
     def test_the_longest_context_is_the_last_that_fits(self):
         model, free = memory_view.shapes(), int(RTX_4090.memory)

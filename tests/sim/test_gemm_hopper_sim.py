@@ -5,6 +5,8 @@ import pytest
 
 from minfer.cuda import simulator
 from minfer.cuda.gemm_hopper import GemmHopperConfig, Heads, make_gemm_hopper
+from minfer.cuda.simulator.lanes import current_lane
+from minfer.cuda.simulator.semantics.table import SEMANTICS
 from minfer.cuda.trace import Op, Trace, check, shared_lines
 from tests.cuda.gemm_hopper_cases import check_bits, hopper_case, rope_case
 
@@ -24,11 +26,29 @@ from tests.cuda.gemm_hopper_cases import check_bits, hopper_case, rope_case
         (GemmHopperConfig(80, 2, "f32", "add", tile_n=256), (270, 72, 136), 1),
         (GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), (140, 80, 72), 1),
         (GemmHopperConfig(72, 2, tile_n=192), (200, 80, 136), 1),  # three consumers
+        (
+            GemmHopperConfig(64, 3, pdl=True),
+            (140, 136, 264),
+            2,
+        ),  # three tiles a seat, more k-tiles than stages
+        (GemmHopperConfig(64, 3, pdl=True), (100, 72, 72), 3),  # more seats than tiles
     ],
     ids=str,
 )
 def test_product(config, shape, multiprocessors):
     hopper_case(config, *shape, multiprocessors).run_simulated(seed=0)
+
+
+@pytest.mark.parametrize(
+    "block_of", [lambda number: 7, lambda number: 3 - number // 2], ids=["one", "shared"]
+)
+def test_blocks_that_share_a_multiprocessor_take_other_seats(monkeypatch, block_of):
+    """Where every multiprocessor gets one block, and where some get none."""
+    where = lambda: block_of(current_lane("multiprocessor").block.number)  # noqa: E731
+    monkeypatch.setitem(SEMANTICS, "multiprocessor", where)
+    case = hopper_case(GemmHopperConfig(64, 2, pdl=True), 200, 136, 72, multiprocessors=5)
+    for _ in range(2):
+        case.run_simulated()
 
 
 def test_traced_run_has_no_race_and_no_conflict():

@@ -34,8 +34,8 @@ def test_planes(dim, od, rows, slices, slots):
     gemv_case(config, od, grid=1).run_simulated()
 
 
-def test_weights_in_planes_are_read_without_conflicts():
-    """16 bytes a lane; in blocks their words collide."""
+def test_sixteen_bytes_a_lane_are_read_without_conflicts():
+    """Weights in planes, and the activations of either layout; in blocks weights come word by word."""
 
     def loads(layout):
         trace = Trace()
@@ -44,9 +44,9 @@ def test_weights_in_planes_are_read_without_conflicts():
         return shared_lines(trace, Op.LOAD_SHARED)
 
     planes, blocks = loads("planes"), loads("blocks")
-    assert sum(line.width == 16 and line.conflicts == 0 for line in planes) == 7
-    assert len({line.chain for line in blocks if line.width == 4 and line.conflicts > 0}) == 9
-    assert sum(line.wavefronts for line in planes) < 0.6 * sum(line.wavefronts for line in blocks)
+    for lines, count in ((planes, 7), (blocks, 4)):
+        assert [line.conflicts for line in lines if line.width == 16] == [0] * count
+    assert sum(line.wavefronts for line in planes) < 0.8 * sum(line.wavefronts for line in blocks)
 
 
 @pytest.mark.parametrize("format", SMALL)
@@ -122,7 +122,7 @@ def test_any_thread_order_gives_the_same(seed):
         ({"format": "Q3_K", "dim": 256}, "Q3_K"),
         ({"format": "Q4_K", "dim": 300}, "300"),
         ({"format": "Q4_K", "dim": 256, "rows": 3}, "rows=3"),
-        ({"format": "Q6_K", "dim": 256, "rows": 8}, "rows=8"),
+        ({"format": "Q6_K", "dim": 256, "rows": 16}, "rows=16"),
         ({"format": "Q4_K", "dim": 1024, "rows": 2, "slices": 2}, "2 slices"),
         ({"format": "Q4_K", "dim": 5 * 256, "slices": 4}, "last one empty"),
         ({"format": "Q4_K", "dim": 3584, "rows": 8, "warps": 8}, "the limit is 101376"),
@@ -151,8 +151,9 @@ def test_overlapping_configs_for_shapes():
     whole beside the next kernel's."""
     for shape, taken in {
         ("Q4_K", 3584, 37888): (1, 4, 1, 12, 2),
-        ("Q4_K", 18944, 3584): (1, 1, 2, 14, 2),
-        ("Q6_K", 18944, 3584): (1, 1, 2, 10, 2),
+        ("Q4_K", 18944, 3584): (1, 1, 2, 16, 2),
+        ("Q6_K", 18944, 3584): (1, 1, 2, 12, 2),
+        ("Q6_K", 3584, 152064): (1, 4, 1, 8, 2),
         ("Q4_K", 3584, 4608): (3, 2, 1, 6, 1),
         ("Q4_K", 3584, 3584): (2, 2, 1, 7, 1),
     }.items():

@@ -47,6 +47,8 @@ WARPGROUPS = {
     192: Warpgroups(3, 1, 200, (32, 160)),
     256: Warpgroups(2, 2, 192, (24, 240)),
 }
+#: Cycles up to which a product is a dependent launch: what that saves, a microsecond, is lost in longer ones.
+DEPENDENT_CYCLES = 300_000
 #: (tile_n, tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
 TILES = (
     *((128, m, 4) for m in (256, 240, 224, 192)),
@@ -59,7 +61,8 @@ TILES = (
 @dataclass(frozen=True)
 class GemmHopperConfig:
     """Tile of `tile_n` tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight; C as `out`, by an
-    epilogue ("rope": for a product with q, k and v of `heads`)."""
+    epilogue ("rope": for a product with q, k and v of `heads`). pdl: a dependent launch, which loads B before
+    the kernel before it has ended, and whose blocks take seats (`minfer.cuda.tile.seats`)."""
 
     tile_m: int = 256
     stages: int = 4
@@ -67,6 +70,7 @@ class GemmHopperConfig:
     epilogue: str = "store"
     tile_n: int = 128
     heads: Heads | None = None
+    pdl: bool = False
 
     tile_k = BOX_COLUMNS
 
@@ -87,7 +91,7 @@ class GemmHopperConfig:
         # Every load brings whole groups of 8 rows of B; a warp's part of C fills a chunk.
         granule, most = 8 * self.loads, self.warpgroups.largest_m
         least = chunk_columns(self.out) * (2 if self.epilogue == "swiglu" else 1)
-        if self.tile_m % granule or not least <= self.tile_m <= most:
+        if not least <= self.tile_m <= most or self.tile_m % granule:
             raise ConfigRefused(
                 f"gemm_hopper: tile_m = {self.tile_m}: must be a multiple of {granule} from {least} to "
                 f"{most} ({self.tile_n} tokens, {self.epilogue})"
@@ -127,7 +131,8 @@ class GemmHopperConfig:
             text += f" {self.epilogue}"
         if self.heads is not None:
             text += f" {self.heads}"
-        return text + (f" -> {self.out}" if self.out != "f16" else "")
+        text += f" -> {self.out}" if self.out != "f16" else ""
+        return text + (" pdl" if self.pdl else "")
 
     @property
     def warpgroups(self) -> Warpgroups:
@@ -179,7 +184,8 @@ class GemmHopperConfig:
     def store_buffers(self) -> int:
         """Buffers of a chunk that a warp has for its part of C: what fits, at most all of its columns; with
         rope one, which no TMA store keeps in use."""
-        left = MAX_SHARED_BYTES - ALIGNMENT - 16 * self.stages - self.stages * self.stage_bytes
+        left = MAX_SHARED_BYTES - ALIGNMENT - self.ring.size_bytes - 16 * self.pdl
+        left -= self.stages * self.stage_bytes
         chunks = len(chunk_starts(self.out_m, chunk_columns(self.out)))
         most = 1 if self.epilogue == "rope" else chunks
         return min(most, left // (self.warps * BUFFER_BYTES))
@@ -190,9 +196,14 @@ class GemmHopperConfig:
         return self.stages * self.stage_bytes + self.warps * self.store_buffers * BUFFER_BYTES
 
     @property
+    def place_start(self) -> int:
+        """Where the block's place lies, with pdl: behind the mbarriers."""
+        return self.barriers_start + self.ring.size_bytes
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory a block, with room to align its start to 1024 bytes."""
-        return self.barriers_start + self.ring.size_bytes + ALIGNMENT
+        return self.place_start + 16 * self.pdl + ALIGNMENT
 
     @cached_property
     def boxes(self) -> dict[str, tuple[int, int]]:
@@ -221,9 +232,9 @@ class GemmHopperConfig:
         return -(-nt // self.tile_n), -(-od // self.out_m)
 
     def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
-        """Blocks of a persistent launch: one a multiprocessor, at most one a tile."""
+        """Blocks of a persistent launch: one a multiprocessor; without seats at most one a tile."""
         rows, columns = self.tiles(nt, od)
-        return min(multiprocessors, rows * columns), 1, 1
+        return multiprocessors if self.pdl else min(multiprocessors, rows * columns), 1, 1
 
     def group(self, nt: int, od: int) -> int:
         """Tile rows a group of the schedule: about 2048 tokens."""
@@ -251,6 +262,7 @@ def choose(
         step = max(tile_n * tile_m / 32, (tile_n + tile_m) * 128 / 56)
         return waves(tile_n, tile_m) * (-(-depth // 64) * step + 1500)
 
-    tiles = [tile for tile in TILES if tile[1] >= 64 * halves]
-    tile_n, tile_m, stages = min(tiles, key=cost)
-    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n)
+    best = min((tile for tile in TILES if tile[1] >= 64 * halves), key=cost)
+    tile_n, tile_m, stages = best
+    dependent = cost(best) <= DEPENDENT_CYCLES
+    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=dependent)

@@ -14,6 +14,11 @@ KV store, see `minfer.cuda.gemm_hopper.heads`).
 - Larger tiles move fewer bytes a FLOP, and the wall is power: 256 x 192 is 1-2 % faster than 128 x 256 at
   the same cycles.
 - What is the same in a whole warp goes through `ptx.uniform`, so that descriptors live in uniform registers.
+- A short product is a dependent launch (`minfer.cuda.dependent`): the producer loads its first tiles of B,
+  which the kernel before does not write, while that one ends. Blocks start wherever room becomes free first
+  then; by seats (`minfer.cuda.tile.seats`) neighbours in the order of tiles are neighbours on the chip.
+- The descriptors' high words come in registers: as constants they were 8 of a consumer's 38 instructions a
+  k-tile.
 - The ring's mbarriers are used without cluster scope (each such release or acquire is a fence of the whole
   GPU), and a consumer releases a stage one k-tile late, when its wgmmas have certainly read it.
 
@@ -25,23 +30,30 @@ percent slower where no tile is cut); k-tiles of 128 (half the barriers, but thr
 one whose neighbours share A and not B 1 percent slower at 512 tokens; a random one takes a quarter more time
 at 3584 x 18944 and 512 tokens); clusters of 2, which share a tile of A or of B by multicast (512 tokens: 2-4
 percent slower; 2048: 1; 8192: no faster): the hardware deals them out to all GPCs in turn, where requests for
-the other operand no longer meet on their way to L2; programmatic dependent launches that load weights ahead
-(512 tokens: 2-5 percent fewer cycles, 0-1 percent less time): a block starts where one has ended, so that
-neighbours in the order of tiles are apart.
+the other operand no longer meet on their way to L2; such clusters as dependent launches by seats (16 percent
+slower at 3584 x 18944 and 512 tokens, 60 at 3584 x 3584); dependent launches without seats (0.1 to 1.1
+percent less time at 512 tokens, with them 1.4 to 1.9), or with places by the multiprocessors' numbers (4 to 8
+percent more: those of a GPC do not follow each other); for 3584 columns at 8192 tokens tiles of 256 x 184,
+192 x 200, 256 x 192 and 256 x 152 (1 to 4 percent slower than 128 x 256, though they move 11 to 22 percent
+fewer bytes).
+
+What the last steps brought at 512 tokens, in bursts (percent for o, q+k+v, gate+up, down): tensor maps that
+have L2 fetch 128 bytes and not 256, 0.5, 0.4, 2.0, 0.5; dependent launches with seats then 0.5, 1.0, 0.1, 0.0
+(without that 1.7, 1.9, 0.6, 1.4 in one run, 0.9, 1.1, 0.6, 0.1 in another); high words in registers then 0.9,
+0.4, 0.3, 0.2. At 2048 tokens dependent launches bring 0.5 percent to o and q+k+v; longer products gain
+nothing.
 
 What is left: without any loads (and with wrong results) the same kernels take 86 us of 95 (3584 x 18944 at
 512 tokens), 672 of 702 (37888 x 3584 at 2048), 1323 of 1397 (3584 x 18944 at 8192), where cuBLAS takes 93,
 716 and 1397: wgmma alone, at the power limit, is 6-8 percent faster than cuBLAS. A wave that leaves
 multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3 percent more waves and 5.5
 percent more time (37888 x 3584 at 2048 tokens). The clock follows what L2 is asked for (3584 x 18944 at 512
-tokens): 25.6 million sectors at 1492 MHz, cuBLAS's 16.8 at 1516; clusters of 2 that share A and take their
-tile by the number of their multiprocessor, 20.4 at 1517. Dependent launches of single blocks that do so take
-1-3 percent less time than these at 512 tokens, but only as long as every multiprocessor gets exactly one
-block, which nothing guarantees.
+tokens): 26.1 million sectors at 1490 MHz, with promotion to 128 bytes 21.0 at 1500, cuBLAS's 17.2 at 1522.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from minfer.cuda.gemm_hopper.config import TILES, GemmHopperConfig
@@ -52,12 +64,14 @@ from minfer.cuda.tile.hopper import ALIGNMENT, BUFFER_BYTES
 
 @cache
 def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
-    """The kernel of a config: (a, b, c, nt, od, depth, group), with epilogue "rope" (a, b, [bias,] table, q,
-    k_cache, v_cache, nt, od, depth, group, position).
+    """The kernel of a config: (a, b, c, nt, od, depth, group[, seats]), with epilogue "rope" (a, b, [bias,]
+    table, q, k_cache, v_cache, nt, od, depth, group, position[, seats]).
 
     a, b, c are tensor maps (`config.boxes`, 128-byte swizzle) of A [nt, depth] and B [od, depth], f16
     row-major, and C [nt, od] of `config.out`, od and depth multiples of 8; the sizes are int32; group is
-    `config.group(nt, od)`. The grid is `config.grid`. Every element of C is written; with epilogue "add" C
+    `config.group(nt, od)`. The grid is `config.grid`; with pdl it has as many blocks as the array `seats` has
+    seats, and B must not be what the kernel before has written, or the launch none that may overlap. Every
+    element of C is written; with epilogue "add" C
     += A B^T, each element rounded once. With "swiglu" B is [2 od, depth]: the gate's rows, then the up
     matrix's, and C = silu(gate) * up. With "rope" nothing is written as C: see
     `heads.store_heads`."""
@@ -69,6 +83,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     from minfer.cuda.tile.activation import gate_columns
     from minfer.cuda.tile.hopper import store_tile
     from minfer.cuda.tile.scheduler import tile_xy
+    from minfer.cuda.tile.seats import seated, take_seat
 
     tile_n, tile_m, tile_k = config.tile_n, config.tile_m, config.tile_k
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
@@ -83,8 +98,12 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     registers = config.warpgroups.registers
     fewer, more = ptx.setmaxnreg("dec", registers[0]), ptx.setmaxnreg("inc", registers[1])
     # The first k-tile overwrites the sums; afterwards at most this stage's group is in flight.
-    multiply = ptx.wgmma(tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1, row_blocks=row_blocks)
+    multiply = ptx.wgmma(
+        tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1, row_blocks=row_blocks, high="operand"
+    )
+    high_word = ptx.wgmma_high_word()
     wait_sums = ptx.wgmma_wait(0, accumulators)
+    pdl, place_start = config.pdl, config.place_start
     heads = config.heads
     rotated, biased = heads is not None, heads is not None and heads.bias
     split, pieces = rotated and heads.split, tile_m // PIECE
@@ -117,18 +136,42 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 ptx.tma_load_2d(place + load_bytes, b_map, full, k * tile_k, b_row + od)
 
     @device_function
+    def open_stage(b_map, base, barriers, stage, parity, k, b_row, od):
+        """Wait until a stage is free, and load its tile of B."""
+        full = barriers + 8 * stage
+        ptx.mbarrier_wait(full + 8 * stages, parity)
+        ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+        load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od)
+
+    @device_function
+    def open_early(b_map, base, barriers, tile, rows, columns, k_tiles, group, od):
+        """Open the stages for the first tile, then wait for the kernel before; how many are open."""
+        k = types.int32(0)
+        if tile < rows * columns:
+            _, column = tile_xy(tile, rows, columns, group)
+            b_row = types.int32(column * out_m)
+            while k < min(k_tiles, types.int32(stages)):
+                open_stage(b_map, base, barriers, types.uint32(k), types.uint32(1), k, b_row, od)
+                k = types.int32(k + 1)
+        ptx.griddepcontrol_wait()
+        return k
+
+    @device_function
     def produce(a_map, b_map, base, barriers, tile, step, rows, columns, k_tiles, group, od):
-        stage, parity = types.uint32(0), types.uint32(1)
+        stage, parity, opened = types.uint32(0), types.uint32(1), types.int32(0)
+        if pdl:
+            opened = open_early(b_map, base, barriers, tile, rows, columns, k_tiles, group, od)
         while tile < rows * columns:
             row, column = tile_xy(tile, rows, columns, group)
             a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
             k = types.int32(0)
             while k < k_tiles:
-                full, place = barriers + 8 * stage, base + stage * stage_bytes
-                ptx.mbarrier_wait(full + 8 * stages, parity)
-                ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+                if opened > 0:
+                    opened = types.int32(opened - 1)
+                else:
+                    open_stage(b_map, base, barriers, stage, parity, k, b_row, od)
+                place, full = base + stage * stage_bytes, barriers + 8 * stage
                 ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
-                load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od)
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             tile = types.int32(tile + step)
@@ -150,7 +193,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             store(part, target, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, thread):
+    def consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, thread, high):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         sums = cuda.local.array(accumulators, dtype=types.float32)
         for i in range(accumulators):
@@ -165,7 +208,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             while k < k_tiles:
                 ptx.mbarrier_wait(barriers + 8 * stage, parity)
                 offset = stage * (stage_bytes >> 4)
-                multiply(sums, a_start + offset, b_start + offset, k)
+                multiply(sums, a_start + offset, b_start + offset, k, high[0], high[1])
                 if k > 0:
                     release(barriers + 8 * (stages + previous), thread)
                 else:
@@ -183,7 +226,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         if lane == 0:
             wait_stores()
 
-    def gemm_hopper(a, b, c, bias, table, q, k_cache, v_cache, nt, od, depth, group, position):
+    def gemm_hopper(a, b, c, bias, table, q, k_cache, v_cache, nt, od, depth, group, position, seats):
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
         base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
         barriers = types.uint32(base + barriers_start)
@@ -201,19 +244,27 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             if not rotated:
                 ptx.prefetch_tensor_map(target)
             initialise(barriers)
+        if pdl and thread == 32:
+            ptx.st_shared_u32(base + place_start, take_seat(address(seats)))
         cuda.syncthreads()
         rows = types.int32((nt + (tile_n - 1)) // tile_n)
         columns = types.int32((od + (out_m - 1)) // out_m)
         k_tiles = types.int32((depth + (tile_k - 1)) // tile_k)
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
+        if pdl:
+            tile = ptx.uniform(types.int32(ptx.ld_shared_u32(base + place_start)))
         if warpgroup == 0:
             fewer()
+            if pdl and thread == 32:
+                seated(address(seats))
             if thread == 0:
                 produce(a_map, b_map, base, barriers, tile, step, rows, columns, k_tiles, group, od)
         else:
             more()
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
-            consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, within)
+            # Sizes have no sign, which the assembler does not know: it keeps these words in registers.
+            high = types.uint32(high_word | (nt >> 31)), types.uint32(high_word | (od >> 31))
+            consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, within, high)
 
     return Kernel(
         name="gemm_hopper",
@@ -238,6 +289,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             Argument("v_cache", "inout", "float16", align=16, present=rotated),
             *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "group")),
             Argument("position", "scalar", "int32", present=rotated),
+            Argument("seats", "inout", "uint32", present=pdl),
         ),
         min_arch=90,
         arch_specific=True,
@@ -246,8 +298,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
 
 
 def shipped() -> list[Kernel]:
-    """Every tile that `choose` may pick, also with the epilogues of a model's layers (q, k and v of
-    Qwen2.5-7B and SmolLM2-135M)."""
+    """Every tile that `choose` may pick as a dependent launch, also with the epilogues of a model's layers
+    (q, k and v of Qwen2.5-7B and SmolLM2-135M); and the large ones, which long products take, as none."""
     plain = [GemmHopperConfig(m, stages, tile_n=n) for n, m, stages in TILES]
     sums = [
         GemmHopperConfig(m, stages, "f32", "add", n)
@@ -263,4 +315,7 @@ def shipped() -> list[Kernel]:
         for n, m, stages in ((192, 192, 4), (128, 256, 4), (128, 64, 8))
     ]
     rotated.append(GemmHopperConfig(128, 6, "f16", "rope", 128, Heads(9, 3, 64, interleaved=True)))
-    return [make_gemm_hopper(config) for config in (*plain, *sums, *gates, *rotated)]
+    every = (*plain, *sums, *gates, *rotated)
+    dependent = [replace(config, pdl=True) for config in every]
+    large = [config for config in every if config.tile_n * config.tile_m >= 128 * 224]
+    return [make_gemm_hopper(config) for config in (*dependent, *large)]

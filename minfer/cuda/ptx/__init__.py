@@ -84,6 +84,7 @@ from minfer.cuda.ptx.hopper import (
 )
 from minfer.cuda.ptx.memory import (
     atom_add_global_u32,
+    atom_or_global_u32,
     fence_gpu,
     ld_global_f32,
     ld_global_nc_f32,
@@ -172,11 +173,13 @@ from minfer.cuda.ptx.wgmma import (
     pin,
     wgmma,
     wgmma_descriptor,
+    wgmma_high_word,
     wgmma_wait,
 )
 
 __all__ = [
     "atom_add_global_u32",
+    "atom_or_global_u32",
     "bar_arrive",
     "bar_sync",
     "bitcast_f32_u32",
@@ -329,5 +332,6 @@ __all__ = [
     "wait_global_u32",
     "wgmma",
     "wgmma_descriptor",
+    "wgmma_high_word",
     "wgmma_wait",
 ]

@@ -127,6 +127,11 @@ def atom_add_global_u32(address: u64, value: u32) -> u32:
     before)."""
 
 
+@instruction("atom.relaxed.gpu.global.or.b32 $0, [$1], $2;", section="9.7.13.5 atom")
+def atom_or_global_u32(address: u64, bits: u32) -> u32:
+    """Set bits of a word that all blocks share; the word before. Orders no other accesses."""
+
+
 @instruction("red.release.gpu.global.add.u32 [$0], $1;", section="9.7.13.7 red")
 def red_add_release_u32(address: u64, value: u32):
     """Add to a word that all blocks share, after everything that this thread (and before a barrier its block)

@@ -35,6 +35,11 @@ def wgmma_descriptor(address, leading_bytes):
     return ((address & 0x3FFFF) >> 4) | ((leading_bytes >> 4) << 16)
 
 
+def wgmma_high_word(swizzle: int = 128, stride_bytes: int = 1024) -> int:
+    """High word of a descriptor: the swizzle, and the bytes from 8 rows to the next 8."""
+    return (_SWIZZLE_CODES[swizzle] << 30) | (stride_bytes >> 4)
+
+
 @functools.cache
 def wgmma(
     n: int,
@@ -49,13 +54,14 @@ def wgmma(
     stride_bytes: int | None = None,
     wait: int | None = None,
     row_blocks: int = 1,
+    high: str = "constant",
 ) -> Instruction:
     """Factory: one stage of D[64, n] (+)= A[64, K] B[K, n] as one block: fence, `k_steps` x wgmma, commit,
     maybe a wait.
 
     The instruction's operands: the accumulators (local array of n / 2 f32 or s32), then A (descriptor low
     word, or with a="registers" a local array of 4 * k_steps u32), then B's descriptor low word, then with
-    accumulate="operand" a u32.
+    accumulate="operand" a u32, then with high="operand" the descriptors' high words.
 
     - `dtype`: "f16", "bf16" (16 columns of k a step), "tf32" (8), "s8", "u8" (A unsigned, B signed; 32): 32
       bytes each.
@@ -66,6 +72,8 @@ def wgmma(
     - `swizzle`: 128, 64, 32 or 0 bytes, as the tile was written; `stride_bytes`: from 8 rows to the next 8
       (default 8 * swizzle).
     - `wait`: also wait until at most so many groups are pending.
+    - `high`: "constant", or "operand": both high words (`wgmma_high_word`) come in registers. The assembler
+      loads a constant anew before every wgmma.
     - `row_blocks`: A in shared memory has so many times 64 rows, and D as many times n / 2 accumulators,
       those of a block of 64 rows behind those of the one before.
     """
@@ -93,7 +101,9 @@ def wgmma(
     if row_blocks > 1 and a != "shared":
         raise ValueError(f"wgmma: {row_blocks} blocks of 64 rows of A in {a}")
     stride_bytes = 8 * swizzle if stride_bytes is None else stride_bytes
-    high = (_SWIZZLE_CODES[swizzle] << 30) | (stride_bytes >> 4)
+    if high not in ("constant", "operand") or (high == "operand" and a != "shared"):
+        raise ValueError(f"wgmma: high = {high!r} with A in {a}")
+    word = wgmma_high_word(swizzle, stride_bytes)
 
     def text(places: dict) -> str:
         lines = [
@@ -103,6 +113,7 @@ def wgmma(
             ".reg .b64 da, db;",
             "setp.eq.b32 rest, 0, 0;",
         ]
+        high_a, high_b = (places["high_a"], places["high_b"]) if high == "operand" else (word, word)
         condition = {True: "0, 0", False: "0, 1"}.get(accumulate)
         lines.append(
             f"setp.eq.b32 first, {condition};"
@@ -117,11 +128,11 @@ def wgmma(
         for block, k in itertools.product(range(row_blocks), range(k_steps)):
             if a == "shared":
                 offset = a_offsets[k] + block * 8 * stride_bytes
-                lines += [f"add.u32 t, {places['a']}, {offset >> 4};", f"mov.b64 da, {{t, {high}}};"]
+                lines += [f"add.u32 t, {places['a']}, {offset >> 4};", f"mov.b64 da, {{t, {high_a}}};"]
                 left = "da"
             else:
                 left = "{" + ", ".join(places["a"][4 * k : 4 * k + 4]) + "}"
-            lines += [f"add.u32 t, {places['b']}, {b_offsets[k] >> 4};", f"mov.b64 db, {{t, {high}}};"]
+            lines += [f"add.u32 t, {places['b']}, {b_offsets[k] >> 4};", f"mov.b64 db, {{t, {high_b}}};"]
             outputs = ", ".join(places["d"][block * n // 2 : (block + 1) * n // 2])
             lines.append(
                 f"wgmma.mma_async.sync.aligned.m64n{n}{k_shape}.{types} {{{outputs}}}, {left}, db, "
@@ -139,6 +150,8 @@ def wgmma(
     }
     if accumulate == "operand":
         operands["accumulate"] = u32
+    if high == "operand":
+        operands |= {"high_a": u32, "high_b": u32}
     return _block(
         "wgmma",
         text,
@@ -158,6 +171,7 @@ def wgmma(
             "stride_bytes": stride_bytes,
             "wait": wait,
             "row_blocks": row_blocks,
+            "high": word if high == "operand" else None,
         },
         documentation=f"D[{64 * row_blocks}, {n}] (+)= A B in {k_steps} steps of m64n{n}{k_shape} {types}.",
     )

@@ -4,7 +4,8 @@ A persistent block takes tiles b, b + blocks, b + 2 blocks, ... of one order. `t
 of `group` tile rows, and within a group row by row of the group down each column, so that the tiles in flight
 at a time share few rows of A and few columns of B, and B passes through L2 once a group. The hardware fills
 one GPC after the other with the blocks of such a launch: neighbours in this order are neighbours there, and
-their reads of the same lines at the same time reach L2 as one.
+their reads of the same lines at the same time reach L2 as one. Where blocks start in another order, they take
+seats (`minfer.cuda.tile.seats`).
 """
 
 from minfer.cuda import ptx

@@ -17,7 +17,6 @@ from minfer.cuda.kernel import Kernel
 STAGING_BYTES = 32 << 20
 READ_BYTES = 1 << 20  # of a pinned buffer, for a token's logits
 WRITE_BYTES = 1 << 16  # of a pinned buffer, for a pass's tokens
-ARENA_BYTES = 64 << 20  # that the simulator's arrays lie in
 Progress = Callable[[int], None]
 
 
@@ -173,23 +172,25 @@ class SimulatedDevice:
         self.arch, self.sms, self.memory_bytes = arch, sms, memory_bytes
         self.shared_bytes = shared_limit(arch)
         self.launches: list[Kernel] = []
-        self._memory, self._used = np.empty(0, np.uint8), 0
+        # One block, as a GPU's memory is one space; the system gives pages as they are written.
+        self._memory, self._used = np.empty(memory_bytes, np.uint8), 0
 
     def __str__(self) -> str:
         return f"simulator ({self.arch}, {self.sms} SMs)"
 
     def free_bytes(self) -> int:
-        return self.memory_bytes
+        return max(0, self.memory_bytes - self._used)
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
-        # One block of memory, as a GPU's is one space. Poison, as bytes: NaN for f16 and f32.
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        if self._used + size > self._memory.nbytes:
-            self._memory = np.empty(max(ARENA_BYTES, size), np.uint8)
-            self._used = 0
+        if size > self.free_bytes():
+            raise MemoryError(
+                f"{self} has {self.free_bytes():,} of {self.memory_bytes:,} bytes left, {size:,} were asked "
+                "for, and nothing is given back: open another one, or one of more memory_bytes"
+            )
         memory = self._memory[self._used : self._used + size]
         self._used += -(-size // 256) * 256
-        memory[:] = 0xFF
+        memory[:] = 0xFF  # poison: NaN for f16 and f32
         return memory.view(dtype).reshape(shape)
 
     def offset(self, array: np.ndarray) -> int:

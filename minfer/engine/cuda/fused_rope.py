@@ -60,14 +60,10 @@ class FusedRope:
         (a, stack), self._waiting = self._waiting, None
         nt, rows, columns, sms = len(a), stack.rows, stack.columns, self.device.sms
         gemm = launch_for(make_gemm_hopper, _rotating, (nt, rows, sms), nt, rows, columns, sms, self.heads)
-        boxes = gemm.config.boxes
-        maps = (
-            self._products.tensor_map(a, boxes["a"]),
-            self._products.tensor_map(self._products.halves(stack), boxes["b"]),
-        )
         bias = (stack.bias,) if self.heads.bias else ()
         sizes = nt, rows, columns, gemm.config.group(nt, rows)
-        gemm.on(self.device, *maps, *bias, self._table, q, keys, values, *sizes, position)
+        targets = *bias, self._table, q, keys, values
+        self._products.launch_hopper(gemm, a, stack, *targets, *sizes, position)
         return True
 
 

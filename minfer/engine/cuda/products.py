@@ -10,9 +10,11 @@ import numpy as np
 
 from minfer.cuda.gemm import BLOCK_SOURCES, GemmConfig, make_gemm
 from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
+from minfer.cuda.placement import PlacementConfig, placement, places
+from minfer.cuda.tile.seats import ORDER, make_seats
 from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
-from minfer.engine.cuda.launches import TensorMaps, launch_for
+from minfer.engine.cuda.launches import Launch, TensorMaps, launch_for
 from minfer.engine.cuda.mmq import MmqProducts
 from minfer.engine.cuda.plan import SCRATCH, MemoryPlan
 from minfer.engine.cuda.routes import SMALL_TOKENS, Route
@@ -38,6 +40,7 @@ class Products:
         self._panel: Any = None
         self.tensor_map = TensorMaps(device)
         self._w4a16 = W4A16Products(device, self.tensor_map) if route.w4a16 else None
+        self._seats = self._make_seats() if route.wgmma else None
         self._w4a8: W4A8Products | None = None
         if route.w4a8:
             memory = self._memory(plan.activations["int8"])
@@ -182,9 +185,26 @@ class Products:
         gemm.on(self.device, a, weights, c, nt, od, depth)
 
     def _hopper(self, a: Any, stack: Stack, c: Any, epilogue: str = "store") -> None:
-        (nt, od), depth, weights = c.shape, stack.columns, self.halves(stack)
+        (nt, od), depth = c.shape, stack.columns
         out, sms = "f32" if epilogue == "add" else "f16", self.device.sms
         gemm = launch_for(make_gemm_hopper, choose, (nt, od, sms), nt, od, depth, sms, out, epilogue)
-        boxes = gemm.config.boxes
-        maps = [self.tensor_map(x, boxes[name]) for name, x in (("a", a), ("b", weights), ("c", c))]
-        gemm.on(self.device, *maps, nt, od, depth, gemm.config.group(nt, od))
+        target = self.tensor_map(c, gemm.config.boxes["c"])
+        self.launch_hopper(gemm, a, stack, target, nt, od, depth, gemm.config.group(nt, od))
+
+    def launch_hopper(self, gemm: Launch, a: Any, stack: Stack, *rest: Any) -> None:
+        """Launch a Hopper GEMM on a stack as f16; rest: its arguments between B and the seats. A dependent
+        launch reads the stack before the kernel before it has ended, unless that one has just written it."""
+        if not self._copies or stack.half is None:
+            gemm = replace(gemm, pdl=False)
+        operands = ("a", a), ("b", self.halves(stack))
+        maps = [self.tensor_map(array, gemm.config.boxes[name]) for name, array in operands]
+        seats = (self._seats,) if gemm.config.pdl else ()
+        gemm.on(self.device, *maps, *rest, *seats)
+
+    def _make_seats(self) -> Any:
+        """Seats for Hopper's GEMMs, one after the other on the device's stream."""
+        device, count = self.device, self.device.sms
+        seats = device.empty(ORDER + count, np.uint32)
+        launch_for(placement, PlacementConfig, (count,)).on(device, seats[ORDER:])
+        device.write(seats, make_seats(places(device.read(seats[ORDER:]))))
+        return seats

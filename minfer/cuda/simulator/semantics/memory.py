@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+
 import numpy as np
 
 from minfer.cuda.simulator.errors import Deadlock, InvalidInstruction
@@ -135,17 +138,24 @@ def prefetch_global_l2(address):
     current_lane("prefetch_global_l2").launch.memory.find(int(address) & _ADDRESS, 1)
 
 
-@semantics
-def atom_add_global_u32(address, value):
-    lane = current_lane("atom_add_global_u32")
-    address = int(address) & _ADDRESS
-    region = lane.launch.memory.find(address, 4)
-    check_aligned(address, 4, "atom_add_global_u32")
-    check_writable(region)
-    at = (address - region.base) // 4
-    before = int(region.u32[at])
-    region.u32[at] = (before + int(value)) & 0xFFFFFFFF
-    return before
+def _atom(name: str, combine: Callable[[int, int], int]):
+    def atom(address, value):
+        lane = current_lane(name)
+        address = int(address) & _ADDRESS
+        region = lane.launch.memory.find(address, 4)
+        check_aligned(address, 4, name)
+        check_writable(region)
+        at = (address - region.base) // 4
+        before = int(region.u32[at])
+        region.u32[at] = combine(before, int(value)) & 0xFFFFFFFF
+        return before
+
+    register(name, atom)
+    return atom
+
+
+atom_add_global_u32 = _atom("atom_add_global_u32", operator.add)
+_atom("atom_or_global_u32", operator.or_)
 
 
 @semantics

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from minfer.cuda.simulator.arrays import LocalArray
-from minfer.cuda.simulator.errors import AsyncHazard, Divergence, OutOfBounds, UninitializedShared
+from minfer.cuda.simulator.errors import (
+    AsyncHazard,
+    Divergence,
+    InvalidInstruction,
+    OutOfBounds,
+    UninitializedShared,
+)
 from minfer.cuda.simulator.lanes import Group, Lane, current_lane
 from minfer.cuda.simulator.memory import SHARED_BASE
 from minfer.cuda.simulator.semantics.table import semantics
@@ -238,6 +244,13 @@ def _executor(items: tuple[tuple[str, Any], ...]):
 @semantics
 def wgmma(accumulators, a, b, /, *accumulate, **parameters):
     lane = current_lane("wgmma")
+    word = parameters["high"]
+    if word is not None:
+        *accumulate, high_a, high_b = accumulate
+        if (int(high_a), int(high_b)) != (word, word):
+            raise InvalidInstruction(
+                f"wgmma: descriptors' high words {high_a:#x}, {high_b:#x}, not {word:#x}"
+            )
     if lane.trace is not None:
         lane.trace.record(lane, Op.WGMMA, extra=parameters["n"])
     operand = a if isinstance(a, LocalArray) else int(a) & 0xFFFFFFFF

@@ -1,0 +1,75 @@
+"""What memory can do, as measured, and that no figure passes it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from minfer.campaign import ceilings
+from minfer.campaign.ceilings import AboveCeiling, Ceilings, ceilings_of, measure_memory, write_ceilings
+from minfer.campaign.record import RecordError
+from minfer.campaign.workload import Work
+from minfer.engine.cuda.devices import SimulatedDevice
+from tests.campaign.fake_gpu import Array
+
+
+def test_measured_ceilings_come_from_the_reference_data(tmp_path):
+    h200 = ceilings_of("NVIDIA H200")
+    assert 3.5e12 < min(h200.copy, h200.read) < max(h200.copy, h200.read) < 4.8e12
+    assert h200.tensor["f16"] == pytest.approx(989.5e12, rel=0.01)
+    assert ceilings_of("NVIDIA H200", tmp_path).source == "datasheet"
+    assert ceilings_of("Matrox Millennium") is None
+    assert json.loads(json.dumps(h200.as_dict()))["copy_gb_s"] == h200.copy / 1e9
+
+
+def test_what_is_impossible_raises():
+    limits = Ceilings(copy=4e12, read=4e12, tensor={"f16": 1e15}, source="a test")
+    limits.check("fine", Work(0.9e15, 3.9e12), 1.0)
+    limits.check("not known", None, 1e-9)
+    with pytest.raises(AboveCeiling, match=r"copy: 5e\+12 bytes a second, the ceiling is 4e\+12 \(a test\)"):
+        limits.check("copy", Work(0.0, 5e12), 1.0)
+    with pytest.raises(AboveCeiling, match="f16 operations a second"):
+        limits.check("gemm", Work(2e15, 1.0), 1.0)
+
+
+class Timed(SimulatedDevice):
+    """A simulated device on which all that is measured takes 2 ms."""
+
+    stream = None
+
+    def empty(self, shape, dtype):
+        return super().empty(shape, dtype).view(Array)
+
+    def device_ms(self, enqueue, device, samples, queued):
+        assert device is self and samples == 9 and queued
+        enqueue()
+        return 2.0
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    device = Timed(sms=1)
+    monkeypatch.setattr(ceilings, "device_ms", device.device_ms)
+    return device
+
+
+def test_memory_is_measured_by_what_was_moved(timed):
+    nbytes = 2**16 + 48
+    found = measure_memory(timed, nbytes)
+    assert found == {"copy_gb_s": round(4 * nbytes / 2e6), "read_gb_s": round(2 * nbytes / 2e6)}
+
+
+def test_a_copy_that_is_none_is_found_out(timed, monkeypatch):
+    monkeypatch.setattr(Array, "copy_from", lambda *arguments: None)
+    with pytest.raises(RuntimeError, match="is not what lay there"):
+        measure_memory(timed, 2**12)
+
+
+def test_what_was_measured_is_what_counts_from_then_on(tmp_path):
+    path = write_ceilings("NVIDIA H200", {"copy_gb_s": 4100, "read_gb_s": 4500}, tmp_path)
+    assert path.name == "ceilings-h200.json"
+    found = ceilings_of("NVIDIA H200", tmp_path)
+    assert (found.copy, found.read) == (4.1e12, 4.5e12) and "minfer ceilings" in found.source
+    with pytest.raises(RecordError, match="does not know Matrox Millennium"):
+        write_ceilings("Matrox Millennium", {}, tmp_path)
