@@ -24,7 +24,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
-from minfer.cuda.block_dots import HIGH, LOW, k4_scales, load_8_words, two_words
+from minfer.cuda.block_dots import HIGH, LOW, k4_scales, load_2_words, load_8_words
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.records import Layout
 
@@ -163,7 +163,8 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
         half, _ = part_of(lane, 0)
         load_8_words(quants, block + uint32(lane * (32 * parts)))
         load_8_words(bits, block + uint32(128 + half * 32))
-        scales = two_words(block + uint32(192 + half * 8))
+        scales = cuda.local.array(2, uint32)
+        load_2_words(scales, block + uint32(192 + half * 8))
         total = float32(0)
         for p in unroll(parts):
             _, odd = part_of(lane, p)
