@@ -154,7 +154,7 @@ def _load_words(count: int) -> Callable:
     return load
 
 
-_load4, _load5, load_8_words = _load_words(4), _load_words(5), _load_words(8)
+load_2_words, _load4, _load5, load_8_words = (_load_words(count) for count in (2, 4, 5, 8))
 
 
 @device_function

@@ -50,7 +50,12 @@ def matrix(arena: Arena, rng, format: str, rows: int, columns: int, gain: float 
 
 
 def token_case(
-    config: TokenConfig, formats: list[tuple[str, str]], vocab: int = 200, position: int = 5, seed: int = 0
+    config: TokenConfig,
+    formats: list[tuple[str, str]],
+    vocab: int = 200,
+    position: int = 5,
+    seed: int = 0,
+    choose: bool = True,
 ) -> Case:
     """A model of len(formats) layers, each with its formats of V and down."""
     rng = np.random.default_rng(seed + position)
@@ -121,6 +126,29 @@ def token_case(
     def residual(got: np.ndarray) -> None:
         near(x)(got.reshape(hidden, -1)[:, 0])
 
+    token = []
+
+    def chosen(got: np.ndarray) -> None:
+        """One of the largest logits, where the position's parity says."""
+        token[:] = got[position & 1 : (position & 1) + 1]
+        assert got[1 - (position & 1)] == -7
+        assert logits[token[0]] > logits.max() - 0.05 * logits.std()
+
+    def is_token(got: np.ndarray) -> None:
+        np.testing.assert_array_equal(got, token)
+
+    state = {
+        "best": np.zeros(2, np.uint32),
+        "chosen": np.full(2, -7, np.int32),
+        "next_token": np.array([3], np.int32),
+        "positions": np.array([position], np.int32),
+        "length": np.array([position + 1], np.int32),
+    }
+    after = dict(state)
+    if choose:
+        after |= {"chosen": chosen, "next_token": is_token}
+        after |= {name: state[name] + 1 for name in ("positions", "length")}
+
     last_tag = 1 + sum(bool(entry.flags & ARRIVE) for entry in entries)
     workspace = np.zeros if config.tagged else poisoned
     arguments = {
@@ -135,14 +163,16 @@ def token_case(
         "attended": workspace(config.exchanged_bytes(q_dim), np.uint8),
         "activated": workspace(config.exchanged_bytes(ffn), np.uint8),
         "logits": poisoned(vocab, np.float32),
-        "positions": np.array([position], np.int32),
+        "positions": state.pop("positions"),
         "rope_table": rope,
         "partial": poisoned(config.partial_shape, np.float32),
         "statistics": poisoned(config.statistics_shape, np.float32),
         "counters": np.zeros(config.groups, np.uint32),
         "barriers": np.zeros(3, np.uint32),
+        **state,
         "eps": EPS,
         "scale": head_dim**-0.5,
+        "choose": int(choose),
     }
     checks = {
         "residual": residual,
@@ -151,5 +181,6 @@ def token_case(
         "values": cached(1),
         "barriers": np.array([0, 0, last_tag if config.tagged else 0], np.uint32),
         "counters": np.zeros(config.groups, np.uint32),
+        **after,
     }
     return Case(decode_token(config), config.grid, arguments, checks, 1e-9, 0, f"position={position}")

@@ -205,7 +205,7 @@ def test_f32_activations(tmp_path):
 
 def test_a_token_in_one_kernel(tmp_path, monkeypatch):
     """Q4_K and Q6_K on sm_90. A prompt in chunks of one has tokens whose logits nobody wants: their keys and
-    values are stored nevertheless."""
+    values are stored nevertheless. The kernel chooses the next token, too."""
     from minfer.engine.cuda import token
 
     monkeypatch.setattr(token, "TokenConfig", partial(TokenConfig, warps=4))
@@ -218,6 +218,12 @@ def test_a_token_in_one_kernel(tmp_path, monkeypatch):
     close(gpu.forward(IDS[:2]), host.forward(IDS[:2]))
     step = ["embedding", "decode_token"]
     assert [kernel.name for kernel in device.launches] == 3 * step  # one more for capture
+    fed, wanted = IDS[2], []
+    for _ in range(2):
+        wanted.append(int(host.forward([fed]).argmax()))
+        fed = wanted[-1]
+    assert list(gpu.greedy(IDS[2], 2)) == wanted
+    assert "argmax" not in launched(device)
 
 
 def test_a_model_that_the_kernel_does_not_take(tmp_path):

@@ -155,7 +155,7 @@ def _gemv() -> Iterator[Case]:
 
 
 def _token() -> Iterator[Case]:
-    from minfer.cuda.token import TOKEN_STEPS, TokenConfig
+    from minfer.cuda.token import LAST_STEP, TOKEN_STEPS, TokenConfig
     from tests.cuda.token_cases import token_case
 
     config = TokenConfig(4, 2, 64, 64, 256, 512, entries=7, bias=True, blocks=5, warps=3)
@@ -163,6 +163,8 @@ def _token() -> Iterator[Case]:
         made = replace(config, **TOKEN_STEPS[step])
         yield token_case(made, [("Q6_K", "Q4_K")], position=37)
         yield token_case(made, [("Q6_K", "Q6_K")], position=400)
+    spared = replace(config, blocks=16, **TOKEN_STEPS[LAST_STEP])
+    yield token_case(spared, [("Q6_K", "Q4_K")], position=37)
 
 
 def _quantize() -> Iterator[Case]:

@@ -27,6 +27,7 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
             [("Q6_K", "Q6_K")],
             120,
         ),
+        (small(entries=6, blocks=8), [("Q4_K", "Q4_K")], 40),  # one block of them makes no q, k and v
     ],
     ids=str,
 )

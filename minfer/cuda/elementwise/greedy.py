@@ -51,7 +51,7 @@ class ArgmaxConfig:
 
 
 @device_function
-def _key(bits):
+def order_key(bits):
     """A float's bits as an integer whose order is the order of the floats, both zeros alike, NaN on top."""
     magnitude = bits & uint32(0x7FFFFFFF)
     if magnitude > uint32(0x7F800000):
@@ -105,7 +105,7 @@ def argmax(config: ArgmaxConfig = ArgmaxConfig()) -> Kernel:
         key = uint32(0)
         index = uint32(0x7FFFFFFF)
         for i in range(cuda.blockIdx.x * threads + cuda.threadIdx.x, n, cuda.gridDim.x * threads):
-            found = _key(ptx.ld_global_u32(source + uint64(i) * uint64(4)))
+            found = order_key(ptx.ld_global_u32(source + uint64(i) * uint64(4)))
             if better(key, index, found, uint32(i)):
                 key = found
                 index = uint32(i)

@@ -90,20 +90,38 @@ class RopeStoreConfig:
         return (blocks_for("rope_store: nt", nt), -(-(self.width // 8) // self.threads), 1)
 
 
-def head_part(config: RopeStoreConfig, load_source: Callable | None = None) -> Callable:
+def part_place(config: RopeStoreConfig) -> Callable:
+    """Device function (head, part) -> (rotated, low, high): a part of a head of a stacked row is its dims low
+    ... low + 3 and high ... high + 3."""
+    rotating_heads, rotating, half = config.heads + config.kv_heads, config.rotary // 8, config.rotary // 2
+    interleaved = config.interleaved
+
+    @device_function
+    def place(head, part):
+        # Past the rotary dims, and in v, the two fours are just neighbours.
+        low = int32(part * 8)
+        high = int32(low + 4)
+        rotated = head < rotating_heads and part < rotating
+        if rotated and not interleaved:
+            low = int32(part * 4)
+            high = int32(low + half)
+        return rotated, low, high
+
+    return place
+
+
+def head_part(config: RopeStoreConfig) -> Callable:
     """Device function (source, bias, q_norm, k_norm, position, table, head, part, eps) -> (low, high, a0, a1,
     a2, a3, b0, b1, b2, b3): 8 dims of a head of a stacked row (all arguments but head, part, eps are u64;
     the first three and the table are addresses), with bias, head norm and RoPE applied: dims low ... low + 3
-    and high ... high + 3 of the head. With `norm` the head_dim / 8 lanes of a head call it together.
-    `load_source`: a device function for four elements of the source, if it is not in global memory."""
+    and high ... high + 3 of the head. With `norm` the head_dim / 8 lanes of a head call it together."""
     head_dim, half = config.head_dim, config.rotary // 2
-    heads, kv_heads = config.heads, config.kv_heads
-    per_head, rotating = head_dim // 8, config.rotary // 8
-    interleaved, biased, normed = config.interleaved, config.bias, config.norm
-    rotate = rotate_adjacent if interleaved else rotate_halves
+    heads, kv_heads, per_head = config.heads, config.kv_heads, config.head_dim // 8
+    biased, normed = config.bias, config.norm
+    rotate = rotate_adjacent if config.interleaved else rotate_halves
     load, element = load4(config.source), {"f32": 4, "f16": 2}[config.source]
     shuffles = per_head.bit_length() - 1
-    load = load_source or load
+    place = part_place(config)
 
     @device_function
     def head_scale(squares, eps):
@@ -114,14 +132,7 @@ def head_part(config: RopeStoreConfig, load_source: Callable | None = None) -> C
 
     @device_function
     def take(source, bias, q_norm, k_norm, position, table, head, part, eps):
-        # Offsets of the two fours within the head. Past the rotary dims, and in v, they are just
-        # neighbours.
-        low = int32(part * 8)
-        high = int32(low + 4)
-        rotated = head < heads + kv_heads and part < rotating
-        if rotated and not interleaved:
-            low = int32(part * 4)
-            high = int32(low + half)
+        rotated, low, high = place(head, part)
         angles = cuda.local.array(8, float32)
         if rotated:  # the first of the loads: none waits for another
             load_angles(angles, 0, table + position * uint64(half * 8) + uint64(part * 32))

@@ -154,6 +154,11 @@ def wait_global_u32(address: u64, least: u32):
     runs is an error, not a hang."""
 
 
+@instruction("red.relaxed.gpu.global.max.u64 [$0], $1;", section="9.7.13.7 red")
+def red_max_u64(address: u64, value: u64):
+    """Raise 8 bytes that all blocks share to `value`, if they are less; orders nothing."""
+
+
 @instruction("red.relaxed.gpu.global.add.u32 [$0], $1;", section="9.7.13.7 red")
 def red_add_u32(address: u64, value: u32):
     """Add to a word that all blocks share; orders nothing."""

@@ -1,4 +1,5 @@
-"""The kernel's pointers, in shared memory: a thread keeps those in registers that it needs at the moment."""
+"""The kernel's pointers and the token's position, in shared memory: a thread keeps those in registers that it
+needs at the moment."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ from minfer.cuda.instruction import device_function
 
 (
     WEIGHTS, VECTORS, KEYS, VALUES, RESIDUAL, QKV, ATTENDED_RECORDS, ACTIVATED_RECORDS, LOGITS, POSITIONS,
-    ROPE_TABLE, PARTIAL, STATISTICS, COUNTERS, BARRIERS,
-) = range(15)  # fmt: skip
-ADDRESSES_BYTES = 8 * 15
+    ROPE_TABLE, PARTIAL, STATISTICS, COUNTERS, BARRIERS, POSITION,
+    BEST, CHOSEN, TOKEN, LENGTH,
+) = range(20)  # fmt: skip
+ADDRESSES_BYTES = 8 * 20
 
 
 @device_function

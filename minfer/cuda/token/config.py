@@ -18,6 +18,7 @@ LINES = 32  # from a tile's beginning or end to that of a 16-byte line, twice
 MOST_SLOTS = 8
 MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
 MOST_SPLITS = 64
+ONE_BLOCK_TURNS = 3  # up to so many another turn is faster than a combination of splits
 EXCHANGES = ("barrier", "tags", "bits")
 LOADS = 8  # 16-byte loads of activations that a thread has in flight
 ENTRY_BYTES = 32  # of the schedule
@@ -56,6 +57,8 @@ class TokenConfig:
         early: percent of the blocks that one does not wait for before it looks for tags.
         ahead: tiles that are brought into L2, beyond those of the ring, while it is full
             (`minfer.cuda.token.ring`).
+        prefetch: bring into L2 what a phase reads besides weights when the stream passes it.
+        spare: who attends to a short context makes none of q, k and v: it waits for them earlier.
     """
 
     heads: int
@@ -68,12 +71,14 @@ class TokenConfig:
     interleaved: bool = False
     bias: bool = False
     blocks: int = 132
-    warps: int = 10
+    warps: int = 11
     lanes: int = 2
     spread: bool = True
     exchange: str = "bits"
     early: int = 50
     ahead: int = 4
+    prefetch: bool = True
+    spare: bool = True
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
@@ -130,8 +135,9 @@ class TokenConfig:
         ring = f"warps={self.warps} lanes={self.lanes} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"
-        if self.spread:
-            ring = f"spread {ring}"
+        for name in ("prefetch", "spare", "spread"):
+            if getattr(self, name):
+                ring = f"{name} {ring}"
         return (
             f"hidden={self.hidden} ffn={self.ffn} {shape} entries={self.entries} blocks={self.blocks} {ring}"
         )
@@ -222,6 +228,12 @@ class TokenConfig:
         return min(self.blocks // self.groups, MOST_SPLITS)
 
     @property
+    def spared(self) -> int:
+        """Blocks that make none of q, k and v: those that attend alone, if they are few. Without tags blocks
+        arrive together."""
+        return self.groups if self.spare and self.tagged and self.groups * 8 <= self.blocks else 0
+
+    @property
     def partial_shape(self) -> tuple[int, int, int]:
         """Shape of the f32 workspace of sums."""
         return (self.heads, self.splits, self.head_dim)
@@ -248,11 +260,20 @@ class TokenConfig:
         return max(1, min(self.warps, 8, room // self.sums_bytes))
 
     @property
+    def turn_rows(self) -> int:
+        """Rows of the cache that a block attends to at once, 16 a warp."""
+        return 16 * self.attention_warps
+
+    @property
+    def one_block_rows(self) -> int:
+        """Most rows that are not split."""
+        return ONE_BLOCK_TURNS * self.turn_rows
+
+    @property
     def attention_bytes(self) -> int:
-        """The row's part, then the warps' sums, the splits' factors, or the row as it comes."""
+        """The row's part, then the warps' sums or the splits' factors."""
         factors = self.block_heads * MOST_SPLITS * 4
-        row = (self.block_heads + 2) * self.head_dim * 4 if self.tagged else 0
-        return self.query_bytes + max(self.attention_warps * self.sums_bytes, factors, row)
+        return self.query_bytes + max(self.attention_warps * self.sums_bytes, factors)
 
     @property
     def widest(self) -> int:
@@ -288,8 +309,13 @@ class TokenConfig:
         return 2 * MOST_SLOTS * 8
 
     @property
+    def best_at(self) -> int:
+        """The best of a warp's logits, 8 bytes each (`minfer.cuda.token.choose`)."""
+        return _align(self.scratch_at + self.warps * 4, 8)
+
+    @property
     def addresses_at(self) -> int:
-        return _align(self.scratch_at + self.warps * 4)
+        return _align(self.best_at + self.warps * 8)
 
     @property
     def table_at(self) -> int:

@@ -10,8 +10,10 @@ worked out once for both then, and a sum over the lanes is one of twice as many 
 most).
 
 Nothing is shifted into place: masked nibbles and bits go into dp4a where they are, 4 or 16 or 64 times too
-large, and the sums are scaled. Sums start at 1.5 * 2**23 as a bit pattern: below 2**22 they are floats
-whenever one looks at them, without a conversion.
+large, and the sums are scaled. Sums start at MAGIC = 1.5 * 2**23 as a bit pattern: below 2**22 they are
+floats whenever one looks at them, MAGIC too large. What that makes of their product with a scale is known
+before the sum is, and subtracted with what else is: rounded to half of 1 in a sum, the error of one
+activation.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
-from minfer.cuda.block_dots import HIGH, LOW, k4_scales, load_8_words
+from minfer.cuda.block_dots import HIGH, LOW, k4_scales, load_2_words, load_8_words
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.records import Layout
 
@@ -31,15 +33,22 @@ MAGIC = 12582912.0  # 1.5 * 2**23
 
 
 @device_function
-def _number(bits):
-    """The sum in an accumulator."""
-    return ptx.bitcast_f32_u32(uint32(bits)) - float32(MAGIC)
+def _above(bits):
+    """The sum in an accumulator, and MAGIC."""
+    return ptx.bitcast_f32_u32(uint32(bits))
 
 
 @device_function
+@unrolled
 def _byte(word, n):
-    """Byte n of a word."""
-    return ptx.cvt_rn_f32_u32((word >> uint32(8 * n)) & uint32(255))
+    """Byte n of a word: the last one of 2**23 and it."""
+    return ptx.bitcast_f32_u32(ptx.prmt(word, uint32(0x4B000000), uint32(0x7440 + n))) - float32(8388608.0)
+
+
+@device_function
+def _signed_byte(word, n):
+    """Byte n of a word, signed: three times its sign above it."""
+    return ptx.cvt_rn_f32_s32(int32(ptx.prmt(word, word, uint32(0x8880 + n * 0x1111))))
 
 
 @device_function
@@ -53,7 +62,8 @@ def _half_scales(header_low, header_middle, header_high, half):
         low = uint32(0x30303030)
         high = uint32(LOW)
     scales = ((header_low >> shift) & low) | (header_high & high)
-    return scales, ((header_middle >> shift) & low) | ((header_high >> uint32(4)) & high)
+    minima = ((header_middle >> shift) & low) | ((header_high >> uint32(4)) & high)
+    return uint32(scales), uint32(minima)
 
 
 def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable, int, int]:
@@ -61,7 +71,7 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
     (block, lane, words, factors) -> f32: `lane` of those that share the block, `record` and `block` shared
     addresses; and the lengths of the local arrays `words` (u32) and `factors` (f32)."""
     parts = 4 // lanes  # of a lane
-    run_at, load_factors = layout.run_at, layout.load_factors
+    run_at, load_factors, fma = layout.run_at, layout.load_factors, ptx.fma_rn_f32
     scales_of = k4_scales if lanes == 4 else _half_scales
 
     @device_function
@@ -78,9 +88,10 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
     @device_function
     @unrolled
     def load_activations(words, factors, record, lane, six):
-        """Of each part `words` has 4 runs of 16, those of low nibbles first; `factors` has their scales, then
-        what offsets are multiplied with: the runs' sums, of Q4_K added up a sub-block, of Q6_K times -32.
-        High nibbles' are 16 times smaller."""
+        """Of each part `words` has 4 runs of 16, those of low nibbles first; `factors` has their scales, high
+        nibbles' 16 times smaller, then of Q4_K the sums of each sub-block's two runs, which minima are
+        multiplied with, and what MAGIC makes of them; of Q6_K both together, of a run, which all weights are
+        32 too large for."""
         for p in unroll(parts):
             half, odd = part_of(lane, p)
             first = half * 8 + odd * 4
@@ -103,11 +114,12 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
                 factors[8 * p + 2 + i] *= float32(0.0625)
             if six:
                 for i in unroll(4):
-                    factors[8 * p + 4 + i] = sums[i] * float32(-32)
+                    factors[8 * p + 4 + i] = sums[i] * float32(-32) - factors[8 * p + i] * float32(MAGIC)
             else:
                 for i in unroll(2):
                     factors[8 * p + 4 + i] = sums[2 * i] + sums[2 * i + 1]
-                    factors[8 * p + 6 + i] = float32(0)
+                    both = factors[8 * p + 2 * i] + factors[8 * p + 2 * i + 1]
+                    factors[8 * p + 6 + i] = both * float32(-MAGIC)
 
     @device_function
     @unrolled
@@ -135,8 +147,8 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
                 sums[i // 4] = ptx.dp4a_u8s8(quants[i] & uint32(LOW), low, sums[i // 4])
                 sums[2 + i // 4] = ptx.dp4a_u8s8(quants[i] & uint32(HIGH), high, sums[2 + i // 4])
             f = 8 * p
-            lows = factors[f] * _number(sums[0]) + factors[f + 1] * _number(sums[1])
-            highs = factors[f + 2] * _number(sums[2]) + factors[f + 3] * _number(sums[3])
+            lows = fma(factors[f], _above(sums[0]), fma(factors[f + 1], _above(sums[1]), factors[f + 6]))
+            highs = fma(factors[f + 2], _above(sums[2]), fma(factors[f + 3], _above(sums[3]), factors[f + 7]))
             products += _byte(scales, 2 * p) * lows + _byte(scales, 2 * p + 1) * highs
             offsets += _byte(minima, 2 * p) * factors[f + 4] + _byte(minima, 2 * p + 1) * factors[f + 5]
         return ptx.unpack_f16x2_lo(h0) * products - ptx.unpack_f16x2_hi(h0) * offsets
@@ -151,6 +163,8 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
         half, _ = part_of(lane, 0)
         load_8_words(quants, block + uint32(lane * (32 * parts)))
         load_8_words(bits, block + uint32(128 + half * 32))
+        scales = cuda.local.array(2, uint32)
+        load_2_words(scales, block + uint32(192 + half * 8))
         total = float32(0)
         for p in unroll(parts):
             _, odd = part_of(lane, p)
@@ -175,11 +189,10 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
                 tops[n] = ptx.dp4a_u8s8(bits[i] & low_bits, low, tops[n])
                 sums[2 + n] = ptx.dp4a_u8s8(quants[i] & uint32(HIGH), high, sums[2 + n])
                 tops[2 + n] = ptx.dp4a_u8s8(bits[i] & high_bits, high, tops[2 + n])
-            scales = block + uint32(192 + half * 8 + odd * 2)
             for i in unroll(4):
-                scale = ptx.cvt_rn_f32_s32(ptx.ld_shared_s8(scales + uint32((i // 2) * 4 + i % 2)))
-                value = _number(sums[i]) + weight * _number(tops[i])
-                total += scale * (factors[8 * p + i] * value + factors[8 * p + 4 + i])
+                scale = _signed_byte(scales[i // 2], odd * 2 + i % 2)
+                value = fma(weight, _above(tops[i]) - float32(MAGIC), _above(sums[i]))
+                total += scale * fma(factors[8 * p + i], value, factors[8 * p + 4 + i])
         return ptx.unpack_f16x2_lo(ptx.ld_shared_u16(block + uint32(208))) * total
 
     x_words, x_factors = 16 * parts, 8 * parts

@@ -39,6 +39,8 @@ class Exchange(NamedTuple):
     Attributes:
         store_sum: (of, index, value, tag).
         load_sum: (of, index): one that this thread has stored.
+        load_four: (local f32 array, at, of, index, tag): sums index ... index + 3 (a multiple of 4) to the
+            array's at ... at + 3; not 0 where one is of another step.
         load_sums: (local f32 array, of, tag): this thread's fours of the residual stream.
         store_run: (of, index, dim, v0, v1, v2, v3, tag): quantizes and stores activations `index` ... `index
             + 3` (a multiple of 4) of `dim`. All 32 lanes call it, neighbouring lanes with neighbouring fours.
@@ -47,6 +49,7 @@ class Exchange(NamedTuple):
 
     store_sum: Callable
     load_sum: Callable
+    load_four: Callable
     load_sums: Callable
     store_run: Callable
 
@@ -55,13 +58,25 @@ def make_exchange(config: TokenConfig) -> Exchange:
     """The functions of `config.exchange`."""
     dim, threads = config.hidden, config.threads
     return (
-        _tagged(dim, threads, tagged_sums(config)) if config.tagged else _plain(dim, threads, config.layout)
+        _tagged(dim, threads, _short_sums() if config.exchange == "bits" else _paired_sums())
+        if config.tagged
+        else _plain(dim, threads, config.layout)
     )
 
 
 def sum_rounds(dim: int, threads: int) -> int:
     """Fours of the residual stream that a thread takes, one after the other."""
     return -(-dim // (4 * threads))
+
+
+@device_function
+def load_four_f32(values, at, address):
+    """Four f32 to a local array's at ... at + 3."""
+    v0, v1, v2, v3 = ptx.ld_global_v4_f32(address)
+    values[at] = v0
+    values[at + 1] = v1
+    values[at + 2] = v2
+    values[at + 3] = v3
 
 
 def make_load(dim: int, threads: int) -> Callable:
@@ -74,11 +89,7 @@ def make_load(dim: int, threads: int) -> Callable:
         for i in unroll(rounds):
             four = int32(cuda.threadIdx.x) + int32(i * threads)
             if four < fours:
-                v0, v1, v2, v3 = ptx.ld_global_v4_f32(x + uint64(four) * uint64(16))
-                values[i * 4] = v0
-                values[i * 4 + 1] = v1
-                values[i * 4 + 2] = v2
-                values[i * 4 + 3] = v3
+                load_four_f32(values, i * 4, x + uint64(four) * uint64(16))
 
     return load_fours
 
@@ -94,6 +105,11 @@ def _plain(dim: int, threads: int, layout: Layout) -> Exchange:
     @device_function
     def load_sum(of, index):
         return ptx.ld_global_f32(of + uint64(index) * uint64(4))
+
+    @device_function
+    def load_four(values, at, of, index, tag):
+        load_four_f32(values, at, of + uint64(index * 4))
+        return uint32(0)
 
     @device_function
     def load_sums(values, of, tag):
@@ -112,7 +128,7 @@ def _plain(dim: int, threads: int, layout: Layout) -> Exchange:
             ptx.st_global_f32(tail, scale)
             ptx.st_global_f32(tail + uint64(sum_behind), total)
 
-    return Exchange(store_sum, load_sum, load_sums, store_run)
+    return Exchange(store_sum, load_sum, load_four, load_sums, store_run)
 
 
 class TaggedSums(NamedTuple):
@@ -121,8 +137,7 @@ class TaggedSums(NamedTuple):
     Attributes:
         store: device function (of, index, value, tag).
         load_own: device function (of, index): one that this thread has stored.
-        load_four: device function (local f32 array, at, of, index, tag): sums index ... index + 3 (a multiple
-            of 4) to the array's at ... at + 3; not 0 where one is of another step.
+        load_four: as `Exchange.load_four`.
     """
 
     store: Callable
@@ -178,11 +193,6 @@ def _short_sums() -> TaggedSums:
     return TaggedSums(store, load_own, load_four)
 
 
-def tagged_sums(config: TokenConfig) -> TaggedSums:
-    """The functions of "tags" or "bits"."""
-    return _short_sums() if config.exchange == "bits" else _paired_sums()
-
-
 def _tagged(dim: int, threads: int, sums: TaggedSums) -> Exchange:
     fours, rounds = dim // 4, sum_rounds(dim, threads)
     load_four = sums.load_four
@@ -215,7 +225,7 @@ def _tagged(dim: int, threads: int, sums: TaggedSums) -> Exchange:
         # The lower halves of the factor and of the tag.
         ptx.st_pair(of + uint64(index) * uint64(2), word, ptx.prmt(factor, tag, uint32(0x5410)))
 
-    return Exchange(sums.store, sums.load_own, load_sums, store_run)
+    return Exchange(sums.store, sums.load_own, load_four, load_sums, store_run)
 
 
 def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Callable, int]:
@@ -347,45 +357,3 @@ def _copy_tagged(config: TokenConfig, dim: int) -> Callable:
                 ptx.st_shared_u32(record + uint32(scale_at(run) + second * sum_behind), factor)
 
     return copy
-
-
-def make_fetch(config: TokenConfig) -> Callable:
-    """Device function (row, qkv, tag, kv_head, first_head): a block's heads of the tagged sums of the
-    projection, then their kv head's key and value, as f32 to a shared address."""
-    served, head_dim, threads = config.block_heads, config.head_dim, config.threads
-    heads, kv_heads = config.heads, config.kv_heads
-    fours = head_dim // 4
-    chunks = (served + 2) * fours
-    rounds = -(-chunks // threads)
-    held = rounds * 4
-    load_four = tagged_sums(config).load_four if config.tagged else None
-
-    @device_function
-    @unrolled
-    def fetch(row, qkv, tag, kv_head, first_head):
-        values = cuda.local.array(held, float32)
-        polls = uint32(0)
-        wrong = uint32(1)
-        while wrong != uint32(0):
-            wrong = uint32(0)
-            for i in unroll(rounds):
-                chunk = int32(cuda.threadIdx.x) + int32(i * threads)
-                if chunk < chunks:
-                    local = chunk // fours
-                    head = first_head + local
-                    if local >= served:
-                        head = heads + (local - served) * kv_heads + kv_head
-                    index = (head * fours + chunk - local * fours) * 4
-                    wrong = uint32(wrong | load_four(values, i * 4, qkv, index, tag))
-            if wrong != uint32(0):
-                polls = uint32(polls + uint32(1))
-                ptx.poll_again(polls)
-        for i in unroll(rounds):
-            chunk = int32(cuda.threadIdx.x) + int32(i * threads)
-            if chunk < chunks:
-                ptx.st_shared_v4_f32(
-                    row + uint32(chunk * 16),
-                    values[i * 4], values[i * 4 + 1], values[i * 4 + 2], values[i * 4 + 3],
-                )  # fmt: skip
-
-    return fetch

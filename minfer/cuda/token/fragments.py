@@ -42,7 +42,7 @@ def make_fragments(served: int, kv_heads: int, head_dim: int) -> Fragments:
         g = int32(ptx.lane_id()) >> 2
         column = keys + uint64((int32(ptx.lane_id()) & 3) * 16)
         for tile in unroll(2):
-            row = first + tile * 8 + g
+            row = int32(first + tile * 8 + g)
             at = column + uint64(row) * uint64(pitch)
             for j in unroll(pieces):
                 w0 = uint32(0)
@@ -63,7 +63,7 @@ def make_fragments(served: int, kv_heads: int, head_dim: int) -> Fragments:
         g = int32(ptx.lane_id()) >> 2
         t = int32(ptx.lane_id()) & 3
         for r in unroll(4):
-            row = first + 2 * t + (r & 1) + (r >> 1) * 8
+            row = int32(first + 2 * t + (r & 1) + (r >> 1) * 8)
             at = values + uint64(row) * uint64(pitch) + uint64(g * (per_lane * 2))
             for j in unroll(per_lane // 8):
                 w0 = uint32(0)
@@ -84,7 +84,7 @@ def make_fragments(served: int, kv_heads: int, head_dim: int) -> Fragments:
         g = int32(ptx.lane_id()) >> 2
         t = int32(ptx.lane_id()) & 3
         for tile in unroll(2):
-            if first + tile * 8 + g == position:
+            if int32(first + tile * 8 + g) == position:
                 for j in unroll(pieces):
                     w0, w1, w2, w3 = ptx.ld_shared_v4_u32(fresh + uint32(j * 64 + t * 16))
                     key_words[(tile * pieces + j) * 4] = w0
@@ -92,7 +92,7 @@ def make_fragments(served: int, kv_heads: int, head_dim: int) -> Fragments:
                     key_words[(tile * pieces + j) * 4 + 2] = w2
                     key_words[(tile * pieces + j) * 4 + 3] = w3
         for r in unroll(4):
-            if first + 2 * t + (r & 1) + (r >> 1) * 8 == position:
+            if int32(first + 2 * t + (r & 1) + (r >> 1) * 8) == position:
                 for j in unroll(per_lane // 8):
                     at = fresh + uint32(head_dim * 2 + g * (per_lane * 2) + j * 16)
                     w0, w1, w2, w3 = ptx.ld_shared_v4_u32(at)

@@ -20,15 +20,20 @@ from minfer.cuda.token.addresses import (
     ACTIVATED_RECORDS,
     ATTENDED_RECORDS,
     BARRIERS,
+    BEST,
+    CHOSEN,
     COUNTERS,
     KEYS,
+    LENGTH,
     LOGITS,
     PARTIAL,
+    POSITION,
     POSITIONS,
     QKV,
     RESIDUAL,
     ROPE_TABLE,
     STATISTICS,
+    TOKEN,
     VALUES,
     VECTORS,
     WEIGHTS,
@@ -37,12 +42,13 @@ from minfer.cuda.token.addresses import (
     put_address,
 )
 from minfer.cuda.token.attend import make_attend
+from minfer.cuda.token.choose import make_choose
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
 from minfer.cuda.token.exchange import make_copy, make_exchange, make_norm
 from minfer.cuda.token.multiply import FIRST, LAST, SHARE, make_multiply
 from minfer.cuda.token.ring import make_stream
 from minfer.cuda.token.schedule import ACTIVATED, ADD, ARRIVE, ATTENDED, ATTENTION, NORM, WAIT
-from minfer.cuda.token.tiles import block_rows
+from minfer.cuda.token.tiles import make_block_rows
 
 
 def decode_token(config: TokenConfig) -> Kernel:
@@ -54,8 +60,11 @@ def decode_token(config: TokenConfig) -> Kernel:
     head_dim, attended and activated uint8 of `config.exchanged_bytes`: workspaces, the latter for the
     attention's output and for ffn; logits f32; positions int32 [1]: rows in the caches before; rope_table f32
     [positions, rotary / 2, 2]; partial, statistics, counters: workspaces of the attention's shapes; barriers
-    uint32 [3]; eps, scale float32. Before the first launch counters, barriers and, with tags, what blocks
-    exchange are zero; nobody else writes them. Launch on `config.grid`, with pdl=True or without.
+    uint32 [3], best uint32 [2]; chosen int32 [2], next_token, length int32 [1]; eps,
+    scale float32; choose int32. If `choose` is not 0, the state is that of the next token afterwards, as
+    `minfer.cuda.elementwise.argmax` leaves it. Before the first launch counters, barriers, best and,
+    with tags, what blocks exchange are zero; nobody else writes them. Launch on `config.grid`, with pdl=True
+    or without.
 
     Integer dot products are exact and f32 sums have a fixed order: the same bits on every run.
     """
@@ -64,7 +73,7 @@ def decode_token(config: TokenConfig) -> Kernel:
         config.scratch_at, config.addresses_at, config.table_at, config.region_at
     )  # fmt: skip
     full_at, done_at, blocks, hidden = config.full_at, config.done_at, config.blocks, config.hidden
-    tagged, counted = config.tagged, config.awaited > 0
+    best_at, tagged, counted = config.best_at, config.tagged, config.awaited > 0
     all_threads, early = threads + 32, blocks - config.awaited
 
     @device_function
@@ -83,18 +92,20 @@ def decode_token(config: TokenConfig) -> Kernel:
 
     @device_function
     @unrolled
-    def arrive(counter):
-        """After a barrier of the block."""
-        if cuda.threadIdx.x == 0:
+    def arrive(counter, times):
+        """After a barrier of the block; by the thread that has least to do while the block attends."""
+        if counted and cuda.threadIdx.x == threads - 1:
             if tagged:
-                ptx.red_add_u32(counter, uint32(1))
+                ptx.red_add_u32(counter, uint32(times))
             else:
-                ptx.red_add_release_u32(counter, uint32(1))
+                ptx.red_add_release_u32(counter, uint32(times))
 
     exchange = make_exchange(config)
     store_sum, load_sum = exchange.store_sum, exchange.load_sum
-    stream, attend = make_stream(config), make_attend(config, exchange.store_run, wait, sync)
+    block_rows = make_block_rows(config)
+    stream, attend = make_stream(config), make_attend(config, exchange, wait, arrive, sync)
     take_share, multiply = make_multiply(config, exchange, sync)
+    tell, choose_next = make_choose(config, sync)
     prepare, norm, held = make_norm(config, exchange.load_sums)
     copy_attended, copy_activated = (make_copy(config, dim) for dim in (config.attended, config.ffn))
 
@@ -105,7 +116,7 @@ def decode_token(config: TokenConfig) -> Kernel:
             ptx.st_shared_v4_u32(table + uint32(i * 16), w0, w1, w2, w3)
 
     @device_function
-    def leave(barriers, tag):
+    def leave(shared, barriers, tag, choose):
         """The last block to leave sets the counters back, and keeps the last tag for the next launch."""
         if cuda.threadIdx.x == 0:
             before = ptx.atom_add_global_u32(barriers + uint64(4), uint32(1))
@@ -114,18 +125,20 @@ def decode_token(config: TokenConfig) -> Kernel:
                 ptx.st_global_u32(barriers + uint64(4), uint32(0))
                 if tagged:
                     ptx.st_global_u32(barriers + uint64(8), tag)
+                if choose:
+                    choose_next(shared)
 
     @device_function
     def put_embedded(x, residual, block, tag):
         """This block's share of the embedded token to the residual stream."""
-        first, last = block_rows(int32(0), int32(hidden), block, int32(blocks))
+        first, last = block_rows(int32(0), int32(hidden), block)
         mine = first + int32(cuda.threadIdx.x)
         if mine < last:
             store_sum(residual, mine, ptx.ld_global_f32(x + uint64(mine) * uint64(4)), tag)
 
     @device_function
     @unrolled
-    def work(shared, x, eps, scale, block, warp):
+    def work(shared, x, eps, scale, choose, block, warp):
         """The warps that multiply and attend."""
         thread = int32(cuda.threadIdx.x)
         addresses = shared + uint32(addresses_at)
@@ -135,6 +148,9 @@ def decode_token(config: TokenConfig) -> Kernel:
         state[0] = uint32(0)
         state[1] = uint32(0)
         barriers = address_of(addresses, BARRIERS)
+        if thread == 0:  # barriers of the first products are before its readers
+            position = ptx.ld_global_u32(address_of(addresses, POSITIONS))
+            put_address(addresses, POSITION, uint64(position))
         target = uint32(0)
         tag = uint32(0)  # of what the step before has made
         if tagged:
@@ -158,7 +174,6 @@ def decode_token(config: TokenConfig) -> Kernel:
                     join(w4, w5),
                     scale,
                 )
-                sync()
             else:
                 share = cuda.local.array(SHARE, int32)
                 take_share(share, flags, int32(w4), w7, block, warp)
@@ -179,15 +194,17 @@ def decode_token(config: TokenConfig) -> Kernel:
                         copy_activated(region, address_of(addresses, ACTIVATED_RECORDS), tag)
                     sync()
                 multiply(shared, region, share, flags, w7, w5, w0, state, old, eps, tag + uint32(1))
+                if flags & ARRIVE:
+                    arrive(barriers, uint32(1))
             if flags & ARRIVE:
-                if counted:
-                    arrive(barriers)
                 target += uint32(blocks)
                 tag = uint32(tag + uint32(1))
-        leave(barriers, tag)
+        if choose:
+            tell(shared)
+        leave(shared, barriers, tag, choose)
 
     @device_function
-    def run(shared, x, eps, scale):
+    def run(shared, x, eps, scale, choose):
         thread = int32(cuda.threadIdx.x)
         warp = ptx.uniform(thread >> 5)
         block = int32(cuda.blockIdx.x)
@@ -196,19 +213,22 @@ def decode_token(config: TokenConfig) -> Kernel:
                 ptx.mbarrier_init(shared + uint32(full_at + n * 8), uint32(1))
                 ptx.mbarrier_init(shared + uint32(done_at + n * 8), uint32(warps))
             ptx.fence_mbarrier_init()
+            for n in range(warps):
+                ptx.st_shared_v2_u32(shared + uint32(best_at + n * 8), uint32(0), uint32(0))
         cuda.syncthreads()
         if warp == warps:
             if ptx.lane_id() == 0:
                 stream(shared, block)
         else:
             ptx.griddepcontrol_wait()
-            work(shared, x, eps, scale, block, warp)
+            work(shared, x, eps, scale, choose, block, warp)
 
     address = ptx.global_address
 
     def token(
         schedule, weights, vectors, keys, values, x, residual, qkv, attended, activated, logits, positions,
-        rope_table, partial, statistics, counters, barriers, eps, scale,
+        rope_table, partial, statistics, counters, barriers, best, chosen, next_token, length,
+        eps, scale, choose,
     ):  # fmt: skip
         shared = ptx.shared_address(cuda.shared.array(0, uint8))
         load_table(shared + uint32(table_at), address(schedule))
@@ -229,7 +249,11 @@ def decode_token(config: TokenConfig) -> Kernel:
             put_address(at, STATISTICS, address(statistics))
             put_address(at, COUNTERS, address(counters))
             put_address(at, BARRIERS, address(barriers))
-        run(shared, address(x), eps, scale)
+            put_address(at, BEST, address(best))
+            put_address(at, CHOSEN, address(chosen))
+            put_address(at, TOKEN, address(next_token))
+            put_address(at, LENGTH, address(length))
+        run(shared, address(x), eps, scale, choose)
 
     arguments = (
         Argument("schedule", "in", "uint32", align=16),
@@ -243,14 +267,19 @@ def decode_token(config: TokenConfig) -> Kernel:
         Argument("attended", "inout", "uint8", align=16),
         Argument("activated", "inout", "uint8", align=16),
         Argument("logits", "out", "float32"),
-        Argument("positions", "in", "int32"),
+        Argument("positions", "inout", "int32"),
         Argument("rope_table", "in", "float32", align=16),
         Argument("partial", "inout", "float32", align=16),
         Argument("statistics", "inout", "float32", align=8),
         Argument("counters", "inout", "uint32"),
         Argument("barriers", "inout", "uint32"),
+        Argument("best", "inout", "uint32", align=8),
+        Argument("chosen", "inout", "int32"),
+        Argument("next_token", "inout", "int32"),
+        Argument("length", "inout", "int32"),
         Argument("eps", "scalar", "float32"),
         Argument("scale", "scalar", "float32"),
+        Argument("choose", "scalar", "int32"),
     )
     return Kernel(
         name="decode_token",
@@ -262,7 +291,7 @@ def decode_token(config: TokenConfig) -> Kernel:
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
-        # What depends on the lane alone is put aside while the block attends.
+        # Other shapes: what is put aside comes back from L2, since waiting for other blocks empties L1.
         allowed_spill_bytes=256,
         cooperative=True,
     )

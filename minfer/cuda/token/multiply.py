@@ -16,13 +16,11 @@ from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import warp_sum
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.config import TokenConfig
-from minfer.cuda.token.dots import (
-    make_dots,
-)
+from minfer.cuda.token.dots import make_dots
 from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.outputs import make_outputs
 from minfer.cuda.token.schedule import PAIRS, SIX_BIT
-from minfer.cuda.token.tiles import block_rows, make_groups, tile_shape, unit_bytes
+from minfer.cuda.token.tiles import make_block_rows, make_groups, tile_shape, unit_bytes
 
 NUMBER, PARITY = range(2)  # of a state: slot, its phase's parity
 FIRST, LAST, TEAMS, TEAM, GROUP, UNIT, END = range(7)
@@ -33,9 +31,9 @@ end."""
 
 def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tuple[Callable, Callable]:
     """Device functions (share, flags, rows, shape, block, warp): this warp's share of a product; and (shared,
-    region, share, flags, shape, place, matrix, state, old, eps, tag): its work. `shape` is a word of the
-    schedule, `matrix` the low word of the weights' offset; `sync` is the warps' barrier."""
-    slots, warps, blocks = config.slots, config.warps, config.blocks
+    region, share, flags, shape, place, matrix, state, old, eps, tag): its work. `shape` is a word of
+    the schedule, `matrix` the low word of the weights' offset; `sync` is the warps' barrier."""
+    slots, warps, block_rows = config.slots, config.warps, make_block_rows(config)
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
     most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
     slot_bytes = config.slot_bytes
@@ -47,7 +45,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     def take_share(share, flags, rows, shape, block, warp):
         units, _ = tile_shape(shape)
         groups, inverse = row_groups(units), int32(shape) >> 14
-        first, last = block_rows(flags, rows, block, blocks)
+        first, last = block_rows(flags, rows, block)
         team = (warp * inverse) >> 16
         group = warp - team * groups
         share[FIRST] = first
@@ -115,14 +113,14 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             sync()
         while begin < last:
             count = int32(min(each, last - begin))
-            rows = count * pieces
+            rows = int32(count * pieces)
             number = state[NUMBER]
             # Where in a 16-byte line the tile's copy begins.
             shift = uint32(matrix + uint32(begin * pitch)) & uint32(15)
             tile = shared + uint32(ring_at) + number * uint32(slot_bytes) + shift + unit_at
             ptx.mbarrier_wait(shared + uint32(full_at) + number * uint32(8), state[PARITY])
-            while next_row + teams < rows:
-                second = next_row + teams
+            second = int32(next_row + teams)
+            while second < rows:
                 if six:
                     a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
                     b = dot_q6_k(tile + uint32(second * pitch), part, words, factors)
@@ -133,6 +131,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 second_at = sum_at(sums, second, count, begin - first, pieces, groups)
                 put_two(a, b, lane, first_at, second_at)
                 next_row = int32(second + teams)
+                second = int32(next_row + teams)
             if next_row < rows:
                 if six:
                     a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
@@ -152,7 +151,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 state[PARITY] ^= uint32(1)
             begin = int32(begin + count)
             following = int32(min(begin + each, last))
-            if begin == last or (following - first) * pieces * groups > most:
+            if begin == last or int32((following - first) * pieces * groups) > most:
                 sync()
                 write(shared, flags, place, first, begin - first, groups, old, eps, tag)
                 sync()

@@ -12,6 +12,7 @@ from minfer.cuda import ptx
 from minfer.cuda.elementwise.activation import silu_product
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.addresses import ACTIVATED_RECORDS, LOGITS, QKV, RESIDUAL, address_of
+from minfer.cuda.token.choose import candidate, make_keep
 from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.schedule import NORM, PAIRS, TO_LOGITS, TO_QKV
@@ -24,6 +25,7 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
     warps, threads, dim = config.warps, config.threads, config.hidden
     addresses_at, scratch_at, sums_at = config.addresses_at, config.scratch_at, config.sums_at
     store_sum, store_run = exchange.store_sum, exchange.store_run
+    keep_best = make_keep(config)
 
     @device_function
     @unrolled
@@ -82,12 +84,16 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
                 of = address_of(addresses, QKV)
             if flags & TO_LOGITS:
                 of = address_of(addresses, LOGITS)
+            best = uint64(0)
             for i in range(thread, count, threads):
                 total = scale * add_up(sums + uint32(int32(i) * groups * 4), groups)
                 index = int32(place) + first + int32(i)
                 if flags & TO_LOGITS:
                     ptx.st_global_f32(of + uint64(index) * uint64(4), total)
+                    best = max(best, candidate(total, index))
                 else:
                     store_sum(of, index, old + total, tag)
+            if flags & TO_LOGITS:
+                keep_best(shared, best)
 
     return write

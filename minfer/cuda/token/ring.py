@@ -15,10 +15,11 @@ from numba.cuda.types import int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function, unrolled
-from minfer.cuda.token.addresses import WEIGHTS, address_of, join
+from minfer.cuda.token.addresses import POSITIONS, WEIGHTS, address_of, join
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
+from minfer.cuda.token.prefetch import make_prefetch
 from minfer.cuda.token.schedule import ATTENTION, PAIRS
-from minfer.cuda.token.tiles import block_rows, tile_shape, unit_bytes
+from minfer.cuda.token.tiles import make_block_rows, tile_shape, unit_bytes
 
 ENTRY, BEGIN, LAST, EACH, PITCH = range(5)
 """Of a cursor: the entry; the next tile's first output, the block's last; outputs a tile, bytes a row."""
@@ -29,9 +30,11 @@ ROWS, APART = range(2)
 
 def make_stream(config: TokenConfig) -> Callable:
     """Device function (shared, block), for one thread."""
-    entries, slots, blocks, ahead = config.entries, config.slots, config.blocks, config.ahead
+    entries, slots, ahead = config.entries, config.slots, config.ahead
+    block_rows = make_block_rows(config)
     full_at, done_at, slot_bytes = config.full_at, config.done_at, config.slot_bytes
     addresses_at, table_at, ring_at = config.addresses_at, config.table_at, config.ring_at
+    prefetches, prefetch = config.prefetch, make_prefetch(config)
 
     @device_function
     @unrolled
@@ -53,7 +56,7 @@ def make_stream(config: TokenConfig) -> Callable:
                 rows, _, word, shape = ptx.ld_shared_v4_u32(at + uint32(16))
                 flags = int32(word)
                 if not flags & ATTENTION:
-                    first, last = block_rows(flags, int32(rows), block, blocks)
+                    first, last = block_rows(flags, int32(rows), block)
                     units, each = tile_shape(shape)
                     cursor[BEGIN] = first
                     cursor[LAST] = last
@@ -97,6 +100,9 @@ def make_stream(config: TokenConfig) -> Callable:
         if ahead > 0:
             start(later)
             seek(later, later_addresses, table, weights, block)
+        # It may be the token's before: this warp does not wait for the kernel before.
+        position = int32(ptx.ld_global_u32(address_of(shared + uint32(addresses_at), POSITIONS)))
+        passed = int32(0)  # entries whose vectors and rows are on their way to L2
         lead = int32(0)  # tiles from the next one to that
         number = uint32(0)
         parity = uint32(1)
@@ -118,6 +124,9 @@ def make_stream(config: TokenConfig) -> Callable:
                 else:
                     later[BEGIN] += later[EACH]
                     seek(later, later_addresses, table, weights, block)
+            if prefetches:
+                prefetch(shared + uint32(addresses_at), table, passed, cursor[ENTRY] + 1, position, block)
+                passed = int32(cursor[ENTRY] + 1)
             apart = addresses[APART]
             line, length, size = take(cursor, addresses)
             ptx.mbarrier_wait(done, parity)

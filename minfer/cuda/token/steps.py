@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 _CHANGES: dict[str, dict[str, Any]] = {
-    "barriers": {"exchange": "barrier", "spread": False, "early": 0, "lanes": 4, "ahead": 0},
+    "barriers": {
+        "exchange": "barrier",
+        "spread": False,
+        "early": 0,
+        "lanes": 4,
+        "ahead": 0,
+        "prefetch": False,
+        "spare": False,
+    },
     "spread records": {"spread": True},
     "tags": {"exchange": "tags"},
     "half awaited": {"early": 50},
     "two-bit tags": {"exchange": "bits"},
     "two lanes": {"lanes": 2},
     "L2 in the gaps": {"ahead": 4},
+    "all else ahead": {"prefetch": True},
+    "who attends is spared": {"spare": True},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}

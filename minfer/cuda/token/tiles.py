@@ -14,19 +14,31 @@ from numba.cuda.types import int32
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
+from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.records import RUN
-from minfer.cuda.token.schedule import PAIRS, Q4_BYTES, Q6_BYTES, SIX_BIT
+from minfer.cuda.token.schedule import PAIRS, Q4_BYTES, Q6_BYTES, SIX_BIT, TO_QKV
 
 
-@device_function
-def block_rows(flags, rows, block, blocks):
-    """(first, last) output of a block; whole runs of gated activations."""
-    grain = int32(1)
-    if flags & PAIRS:
-        grain = int32(RUN)
-    grains = int32(ptx.udiv_u32(rows, grain))
-    first = int32(ptx.udiv_u32(block * grains, blocks)) * grain
-    return first, int32(ptx.udiv_u32((block + 1) * grains, blocks)) * grain
+def make_block_rows(config: TokenConfig) -> Callable:
+    """Device function (flags, rows, block) -> (first, last) output of a block; whole runs of gated
+    activations, none of q, k and v for those that `config.spared` counts."""
+    blocks, spared = config.blocks, config.spared
+
+    @device_function
+    def block_rows(flags, rows, block):
+        grain, among = int32(1), int32(blocks)
+        if flags & PAIRS:
+            grain = int32(RUN)
+        grains = int32(ptx.udiv_u32(rows, grain))
+        if flags & TO_QKV:
+            if block < spared:
+                grains = int32(0)
+            among = int32(blocks - spared)
+            block = int32(max(block - spared, 0))
+        first = int32(ptx.udiv_u32(block * grains, among)) * grain
+        return first, int32(ptx.udiv_u32((block + 1) * grains, among)) * grain
+
+    return block_rows
 
 
 @device_function

@@ -25,13 +25,13 @@ class Chooser:
         )
         self._candidates = device.empty((self._partial.grid[0], 2), np.uint32)
         # Of the last two positions: one is read while the other is written.
-        self._chosen, self._seen = device.mapped(2, np.int32)
+        self.chosen, self._seen = device.mapped(2, np.int32)
 
     def enqueue(self, logits: Any) -> None:
         """Choose from f32 logits (vocab,): the state becomes that of the next token."""
         device, candidates = self._device, self._candidates
         self._partial.on(device, logits, candidates, self._vocab)
-        self._next.on(device, candidates, self._chosen, *self._state, len(candidates))
+        self._next.on(device, candidates, self.chosen, *self._state, len(candidates))
 
     def after(self, position: int) -> Callable[[], int]:
         """What waits until everything enqueued has been done and returns the choice after the token at

@@ -34,7 +34,7 @@ from minfer.engine.cuda.operands import Operands
 from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.routes import Route
-from minfer.engine.cuda.token import TokenStep
+from minfer.engine.cuda.token import TokenState, TokenStep
 from minfer.engine.cuda.weights import Loader, Run, Stack
 from minfer.engine.errors import EngineError
 from minfer.model.model import Model
@@ -112,17 +112,10 @@ class CudaRuntime:
         the separate kernels, which take every model."""
         if self.route.token_kernel is None or not self._pdl:
             return None
-        caches = self._keys, self._values
+        state = TokenState(*self._state_of_one, self._chooser.chosen)
+        caches = self._rope_table, self._keys, self._values
         try:
-            return TokenStep(
-                self.config,
-                self.weights,
-                self.device,
-                self._positions,
-                self._rope_table,
-                *caches,
-                self.route.token_kernel,
-            )
+            return TokenStep(self.config, self.weights, self.device, state, *caches, self.route.token_kernel)
         except (ConfigRefused, CompileError, LaunchRefused) as error:
             tell(f"decode takes one kernel an operation; {error}")
             return None
@@ -161,8 +154,7 @@ class CudaRuntime:
 
     def set_tokens(self, ids: Sequence[int], position: int) -> None:
         """See Runtime.set_tokens."""
-        if self._token is not None:
-            self._token.settle()
+        self._settle()
         n, chunk = len(ids), self.plan.chunk
         self._state[:n] = ids
         self._state[chunk : chunk + n] = np.arange(position, position + n)
@@ -177,17 +169,33 @@ class CudaRuntime:
 
     def capture(self, forward: Callable[[], None]) -> Callable[[], None]:
         """See Runtime.capture; for one token, whose kernels read all that changes from device memory."""
-        forward()  # compiles and loads kernels; the tokens set before the replay overwrite what it leaves
-        return self.device.capture(forward)
+
+        def step() -> None:
+            forward()
+            self._settle()
+
+        step()  # compiles and loads kernels; the tokens set before the replay overwrite what it leaves
+        return self.device.capture(step)
+
+    def _settle(self) -> None:
+        if self._token is not None:
+            self._token.settle()
+
+    @property
+    def _state_of_one(self) -> tuple[Any, Any, Any]:
+        """Where a token's id, its position and the length of the context with it are."""
+        return self._tokens[:1], self._positions[:1], self._length
 
     @cached_property
     def _chooser(self) -> Chooser:
-        state = self._tokens[:1], self._positions[:1], self._length
-        return Chooser(self.device, self.config.vocab_size, state, self._pdl and self._token is None)
+        return Chooser(self.device, self.config.vocab_size, self._state_of_one, self._pdl)
 
     def choose(self, logits: Activations) -> None:
         """See Runtime.choose."""
-        self._chooser.enqueue(logits.matrix("f32")[0])
+        if self._step is not None:
+            self._step.choose()
+        else:
+            self._chooser.enqueue(logits.matrix("f32")[0])
 
     def chosen(self, position: int) -> Callable[[], int]:
         """See Runtime.chosen."""
@@ -195,6 +203,7 @@ class CudaRuntime:
 
     def read(self, buffer: Activations) -> np.ndarray:
         """See Runtime.read."""
+        self._settle()
         if buffer.storage.form == "panels":
             return self._products.read_panels(buffer)
         return self.device.read(buffer.matrix("f32"))

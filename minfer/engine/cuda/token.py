@@ -1,12 +1,12 @@
 """A decode step in one kernel, where the device and the model's formats allow (sm_90; Q4_K, Q6_K).
 
-The forward states its operations one by one; all but the embedding are only noted, and the last one launches
-`minfer.cuda.token`, which does them all.
+The forward states its operations one by one; all but the embedding are only noted, and then
+`minfer.cuda.token` does them all, and the choice of the next token too.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,16 @@ from minfer.model.config import ModelConfig
 FORMATS = ("Q4_K", "Q6_K")
 
 
+class TokenState(NamedTuple):
+    """A token's id, its position, and the length of the context with it, int32 [1] each; what has been chosen
+    after positions of both parities, int32 [2]."""
+
+    token: Any
+    position: Any
+    length: Any
+    chosen: Any
+
+
 class TokenStep:
     """One token through all layers, by a step of the kernel's ladder (`TOKEN_STEPS`). Raises ConfigRefused
     where the kernel has no place for the model, and CompileError or LaunchRefused where it cannot run."""
@@ -33,7 +43,7 @@ class TokenStep:
         config: ModelConfig,
         weights: Weights,
         device: Device,
-        positions: Any,
+        state: TokenState,
         rope_table: Any,
         keys: list[Any],
         values: list[Any],
@@ -61,13 +71,14 @@ class TokenStep:
         self._qkv = device.empty(made.sums_shape(q_dim + 2 * kv_dim), np.float32)
         self._records = [device.empty(made.exchanged_bytes(n), np.uint8) for n in (q_dim, config.ffn)]
         self._split_sums = [device.empty(n, np.float32) for n in (made.partial_shape, made.statistics_shape)]
-        self._counters = [device.empty(n, np.uint32) for n in (made.groups, 3)]
+        self._counters = [device.empty(n, np.uint32) for n in (made.groups, 3, 2)]
         exchanged = [self._residual, self._qkv, *self._records] if made.tagged else []
         for cleared in (*self._counters, *exchanged):
             device.write(cleared, np.zeros(cleared.shape, cleared.dtype))
-        self._table = positions, rope_table
+        self._state, self._rope_table = state, rope_table
         self._spare = device.empty(config.vocab_size, np.float32)
         self._x: Any = None
+        self._logits: Any = None
 
     def _matrix(self, run: Run) -> Matrix:
         return Matrix(self.device.offset(run.blocks), run.format, run.rows, run.columns)
@@ -87,8 +98,8 @@ class TokenStep:
         )
 
     def begin(self) -> None:
-        """Nothing of the step has been launched."""
-        self._x = None
+        """Nothing of the step has been launched, and nobody wants its logits."""
+        self._x, self._logits = None, self._spare
 
     def rmsnorm(self, out: Activations, x: Activations, weights: Any) -> None:
         """The first one's x is the embedded token."""
@@ -96,9 +107,9 @@ class TokenStep:
             self._x = x.matrix("f32")[0]
 
     def linear(self, out: Activations, x: Activations, matrix: Stack, add: bool) -> None:
-        """The last one is that of the logits: launch everything."""
+        """The last one is that of the logits."""
         if out.storage.role == "logits":
-            self._launch(out.matrix("f32")[0])
+            self._logits = out.matrix("f32")[0]
             out.storage.mark("f32")
 
     def attention(self, layer: int, out: Activations, q: Activations) -> None:
@@ -108,19 +119,24 @@ class TokenStep:
         """Part of the kernel."""
 
     def settle(self) -> None:
-        """Store the keys and values of a step whose logits nobody wanted."""
+        """Launch what has been stated, if it has not been."""
         if self._x is not None:
-            self._launch(self._spare)
+            self._launch(choose=False)
 
-    def _launch(self, logits: Any) -> None:
-        config, origin = self._config, self.device.origin()
+    def choose(self) -> None:
+        """Launch what has been stated; the state becomes that of the most likely token."""
+        self._launch(choose=True)
+
+    def _launch(self, choose: bool) -> None:
+        config, origin, state = self._config, self.device.origin(), self._state
         x, self._x = self._x, None
         self.device.launch(
             kernel(decode_token, config), config.grid,
             self._schedule, origin, origin.view(np.float32), origin.view(np.float16), origin.view(np.float16),
-            x, x if self._residual is None else self._residual, self._qkv, *self._records, logits,
-            *self._table, *self._split_sums, *self._counters,
-            self.config.rms_eps, self.config.head_dim**-0.5,
+            x, x if self._residual is None else self._residual, self._qkv, *self._records, self._logits,
+            state.position, self._rope_table, *self._split_sums, *self._counters,
+            state.chosen, state.token, state.length,
+            self.config.rms_eps, self.config.head_dim**-0.5, int(choose),
         )  # fmt: skip
 
 

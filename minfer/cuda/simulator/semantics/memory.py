@@ -175,6 +175,19 @@ def red_add_u32(address, value):
     atom_add_global_u32(address, value)
 
 
+@semantics
+def red_max_u64(address, value):
+    lane = current_lane("red_max_u64")
+    address = int(address) & _ADDRESS
+    region = lane.launch.memory.find(address, 8)
+    check_aligned(address, 8, "red_max_u64")
+    check_writable(region)
+    at = (address - region.base) // 4
+    low, high = (int(word) for word in region.u32[at : at + 2])
+    most = max(low | high << 32, int(value))
+    region.u32[at], region.u32[at + 1] = most & 0xFFFFFFFF, most >> 32
+
+
 _store_two, _load_four = (
     _make_store("st_pair", "global", "u32", 2),
     _make_load("ld_two_pairs", "global", "u32", 4),
