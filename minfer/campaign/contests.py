@@ -133,7 +133,9 @@ def block_product(torch: Any, format: str, name: str, nt: int, od: int, depth: i
         arrays = {"a": a} | dict(zip(("w", "other"), each, strict=False)) | {"c": ours}
         seen = [runtime.tensor_map(x, *boxes[key]) if key in boxes else x for key, x in arrays.items()]
         sizes = nt, rows[0], depth, 0, od, config.group(nt), *((kv, left) if paired else ())
-        return _on_torchs_stream(torch, loaded.prepare(config.grid(nt, od, sms), *seen, *sizes), ours)
+        return _on_torchs_stream(
+            torch, loaded.prepare(config.grid(nt, od, sms), *seen, *sizes, pdl=config.pdl), ours
+        )
 
     calls = [bind(each) for each in blocks]
     peers = {"cuBLAS": _matmuls(torch, a, weights, theirs)}

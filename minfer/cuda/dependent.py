@@ -1,4 +1,4 @@
-"""Programmatic dependent launch (sm_90): kernels of a decode step that overlap at their seams.
+"""Programmatic dependent launch (sm_90): kernels of a decode step or a prefill that overlap at their seams.
 
 A kernel made with `pdl` lets the next one start as soon as all its own blocks run, and waits for the end of
 the one before it before it touches what that one wrote. What does not depend on it (a GEMV's weights) may be

@@ -21,8 +21,8 @@ def test_shared_memory():
 
 def test_q6_k_slots_hold_aligned_chunks():
     config = W4A16Config("Q6_K", 152, 4)
-    # 15 chunks of 16 bytes and 16 scales a row, and a note
-    assert config.slot_bytes == 128 * (240 + 32) + 16
+    # 15 chunks of 16 bytes a row, the scales in the last two
+    assert config.slot_bytes == 128 * 240
     assert "w" not in config.boxes
 
 
@@ -45,8 +45,9 @@ def test_a_pair_fills_whole_waves():
     config = choose_pair(2048, (4096, 512), 3584, width=4608, left=4096)
     assert (config.format, config.tokens, config.store) == (PAIR, 192, "tma")
     assert sum(math.prod(config.tiles(2048, od)) for od in (4096, 512)) == 3 * 132
-    assert config.boxes["w"][1] == 144 and config.landing_arrivals == 99
+    assert config.boxes["w"][1] == 144 and config.landing_arrivals == 96
     assert config.slot_bytes % 128 == 0 and config.slot_bytes >= W4A16Config("Q6_K").slot_bytes
+    assert config.pdl
     assert choose_pair(2048, (512, 4000), 3584, width=4512, left=4000).store == "direct"
 
 

@@ -68,7 +68,7 @@ def test_straight_from_blocks(shape, measure):
             runtime.tensor_map(x, *config.boxes[n]) if n in config.boxes else x for n, x in arrays.items()
         ]
         sizes = NT, od, depth, 0, od, config.group(NT)
-        launches.append(loaded.prepare(config.grid(NT, od, sms), *seen, *sizes))
+        launches.append(loaded.prepare(config.grid(NT, od, sms), *seen, *sizes, pdl=config.pdl))
     speed = tflops(launches, od, depth)
     rows = torch.linspace(0, NT - 1, 64, device="cuda").long()
     wanted = a[rows].double() @ torch.from_numpy(values).cuda().double().T

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from minfer.cuda import runtime
 from minfer.cuda.registry import shipped_kernels
-from minfer.cuda.w4a16 import PAIR
+from minfer.cuda.w4a16 import PAIR, choose, w4a16
+from tests.cuda.block_data import random_matrix
 from tests.cuda.w4a16_cases import Product
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -28,3 +30,34 @@ def test_ragged(kernel, shape):
     if config.format == PAIR:  # what comes first in C fills its tiles
         rows, width = (-(-od // 128) * 128, 8 * nt), None
     Product.random(config, nt, rows, blocks, width).case(runtime.device().sms).run_on_gpu()
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+def test_dependent_launches_wait(format):
+    """Two products in a row, over and over: the second reads what the first wrote, and the next first one
+    overwrites it. They overlap, and leave what they leave one after the other."""
+    nt, dim, sms = 512, 1024, runtime.device().sms
+    config = choose(format, nt, dim, dim, sms, width=dim)
+    loaded, boxes = runtime.load(w4a16(config)), config.boxes
+    draw = np.random.default_rng(7)
+    weights = [runtime.to_device(random_matrix(format, dim, dim, seed, 1e-4)[0]) for seed in (1, 2)]
+    inputs = [runtime.to_device(draw.standard_normal((nt, dim)).astype(np.float16)) for _ in range(10)]
+    between = runtime.empty((nt, dim), "float16")
+
+    def run(pdl: bool) -> list[np.ndarray]:
+        outputs = [runtime.zeros((nt, dim), "float16") for _ in inputs]
+        steps = []
+        for x, y in zip(inputs, outputs, strict=True):
+            for a, w, c in ((x, weights[0], between), (between, weights[1], y)):
+                arrays = {"a": a, "w": w, "c": c}
+                seen = [runtime.tensor_map(v, *boxes[n]) if n in boxes else v for n, v in arrays.items()]
+                sizes = nt, dim, dim, 0, dim, config.group(nt)
+                steps.append(loaded.prepare(config.grid(nt, dim, sms), *seen, *sizes, pdl=pdl))
+        for step in steps:
+            step()
+        runtime.device().synchronize()
+        return [y.to_host() for y in outputs]
+
+    for alone, overlapping in zip(run(False), run(config.pdl), strict=True):
+        assert np.isfinite(alone).all() and alone.any()
+        assert np.array_equal(alone, overlapping)

@@ -59,4 +59,4 @@ def test_traced_run_has_no_race_and_no_conflict(format, gated):
     lines = shared_lines(trace)
     assert {line.degree for line in lines if line.op is Op.STMATRIX} == {1}
     if format == "Q4_K":  # Q6_K blocks start anywhere
-        assert {line.degree for line in lines if line.place.function in ("prepare", "four_bytes")} == {1}
+        assert {line.degree for line in lines if line.place.function in ("fetch", "load_two_runs")} == {1}

@@ -54,6 +54,8 @@ class W4A16Config(PackedTile):
     gated: bool = False
 
     tile_k = BOX_COLUMNS
+    #: Launched so that it overlaps the end of the kernel before (`minfer.cuda.dependent`).
+    pdl = True
 
     def __post_init__(self):
         check_types("w4a16", self)
@@ -111,8 +113,8 @@ class W4A16Config(PackedTile):
 
     @property
     def landing_arrivals(self) -> int:
-        """One, or one a warp, when it has noted where blocks start, and each thread's copies."""
-        return 1 if all(packed.by_tma for packed in self.parts) else MOVERS + 32 * MOVERS
+        """Of the threads that copy: one, or each."""
+        return 1 if all(packed.by_tma for packed in self.parts) else 32 * MOVERS
 
     @property
     def buffers(self) -> int:
@@ -147,8 +149,8 @@ class W4A16Config(PackedTile):
             )
 
 
-#: (tokens, stages, slots, ahead, consumers) of the tiles that `choose` picks from. Three consumers' blocks of
-#: Q6_K take longer to copy than to multiply.
+#: (tokens, stages, slots, ahead, consumers) of the tiles that `choose` picks from. Three consumers of
+#: Q6_K lose (`minfer.cuda.w4a16.kernel`).
 TWO_CONSUMERS = (
     (256, 4, 2, False, 2),
     (232, 4, 2, True, 2),

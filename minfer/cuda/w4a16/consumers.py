@@ -12,12 +12,12 @@ from minfer.cuda.tile.scheduler import tile_xy
 from minfer.cuda.tile.transposed import store_accumulators_transposed, store_tile_transposed
 from minfer.cuda.w4a16.config import W4A16Config
 from minfer.cuda.w4a16.formats import PAIRS, QUARTERS, WORDS, PackedFormat
-from minfer.cuda.w4a16.movers import row_skew
+from minfer.cuda.w4a16.movers import chunk_start
 
 
 def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> DeviceFunction:
-    """(bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks, nt, od, first, width, group,
-    pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile, lap, parity, slot, slot_parity):
+    """(source, bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks, nt, od, first, width,
+    group, pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile, lap, parity, slot, slot_parity):
     multiply and store all tiles of this thread block, one at least, of weights in this format.
 
     The cursors of both rings (at first 0, 0, 0, 0) are those of the first block; what is returned is the
@@ -40,10 +40,8 @@ def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> Devi
     buffers_bytes = max(0, config.buffers) * config.chunk_bytes
     element_bytes = 2 if config.out == "f16" else 4
     advance_slot = config.slot_ring.advance
-    prepare, finish, begin = packed.prepare, packed.finish, packed.begin
-    begins, read_by = begin is not None, packed.read_by
-    locate, skew_of = packed.place, row_skew(config)
-    ahead = config.ahead
+    fetch, prepare, finish, ahead = packed.fetch, packed.prepare, packed.finish, config.ahead
+    locate, start = packed.place, chunk_start(config, packed)
     # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
     multiply_first = ptx.wgmma(tokens, a="registers", k_steps=4, accumulate="operand")
     multiply = ptx.wgmma(tokens, a="registers", k_steps=4)
@@ -52,6 +50,16 @@ def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> Devi
     store_tile = store_tile_transposed(tokens, config.buffers, combine) if stored_by_tma else None
     store_elements = store_accumulators_transposed(tokens, config.out)
     descriptor = ptx.wgmma_descriptor
+
+    @device_function
+    def open_block(source, slot, row, byte, od, pitch, block):
+        """(place, scales) of the lane's first row, and of its second."""
+        near_start = start(source, row, od, pitch, block)
+        # Eight rows are whole chunks.
+        far_start = start(source, row + apart, od, pitch, block) if gated else near_start
+        near, near_scales = locate(slot, row, near_start)
+        far, far_scales = locate(slot, row + apart, far_start)
+        return types.uint32(near + byte), near_scales, types.uint32(far + byte), far_scales
 
     @device_function
     def add_bias(sums, low, high):
@@ -87,7 +95,7 @@ def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> Devi
     @device_function
     @unrolled
     def consume(
-        bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks,
+        source, bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks,
         nt, od, first, width, group, pitch, consumer, thread,
         lap, parity, slot, slot_parity,
     ):  # fmt: skip
@@ -111,20 +119,21 @@ def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> Devi
             # The lane's number, below 32, keeps the assembler from using a uniform register.
             raw[words - 1] = ptx.ld_shared_u32(constant + 4) + (ptx.lane_id() >> 5)
         token_tile, output_tile = types.int32(0), types.int32(0)
-        near_skew, far_skew = skew_of(row, od, pitch), skew_of(row + apart, od, pitch)
+        tiles = types.int32(token_tiles * output_tiles)
         ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
-        start = types.uint32(slots_at + slot * slot_bytes)
-        near, near_scales = locate(start, row, near_skew)
-        far, far_scales = locate(start, row + apart, far_skew)
-        if begins:
-            begin(raw, near, far, byte)
-        for eighth in unroll(2):
-            prepare(numbers, pairs, raw, near, far, byte, near_scales, far_scales, eighth)
+        place = types.uint32(slots_at + slot * slot_bytes)
+        near, near_scales, far, far_scales = open_block(source, place, row, byte, od, pitch, 0)
+        fetch(raw, pairs, near, far, near_scales, far_scales, 0)
+        prepare(numbers, raw, 0)
         finish(even, numbers, pairs)
         pin(even)
-        while tile < token_tiles * output_tiles:
+        fetch(raw, pairs, near, far, near_scales, far_scales, 1)
+        while tile < tiles:
+            following = types.int32(tile + step)
             block = types.int32(0)
             while block < blocks:
+                later = types.int32(block + 1)
+                more = later < blocks or following < tiles
                 for quarter in unroll(QUARTERS):
                     ptx.mbarrier_wait(barriers + 8 * (lap + quarter), parity)
                     activations = a_start + (lap + quarter) * (stage_bytes >> 4)
@@ -137,26 +146,15 @@ def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> Devi
                     if not ahead:
                         wait_last(sums)
                     # The next k-tile's weights while this one is multiplied.
-                    for half in unroll(2):
-                        eighth = (2 * quarter + 2 + half) % 8
-                        prepare(numbers, pairs, raw, near, far, byte, near_scales, far_scales, eighth)
-                    if quarter == read_by:
+                    prepare(numbers, raw, (quarter + 1) % QUARTERS)
+                    if quarter == 2:
+                        # All of the block has been fetched.
                         ptx.syncwarp()
                         free = lane == 0
                         if not last:
                             # What is read of the last slot once more is read before it is overwritten.
-                            free &= block + 1 < blocks or tile + step < token_tiles * output_tiles
+                            free &= more
                         ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), free)
-                    if quarter == 2:
-                        # At the very end the last block is unpacked once more, for nothing.
-                        if block + 1 < blocks or tile + step < token_tiles * output_tiles:
-                            slot, slot_parity = advance_slot(slot, slot_parity)
-                            ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
-                        place = types.uint32(slots_at + slot * slot_bytes)
-                        near, near_scales = locate(place, row, near_skew)
-                        far, far_scales = locate(place, row + apart, far_skew)
-                        if begins:
-                            begin(raw, near, far, byte)
                     if ahead:
                         pin(numbers)
                         wait_last(sums)
@@ -178,7 +176,19 @@ def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> Devi
                     else:
                         finish(even, numbers, pairs)
                         pin(even)
-                block = types.int32(block + 1)
+                    # Those of the k-tile after it, so that they have a k-tile's time to come.
+                    if quarter == 2:
+                        # At the very end the last block is unpacked once more, for nothing.
+                        if more:
+                            slot, slot_parity = advance_slot(slot, slot_parity)
+                            ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
+                        place = types.uint32(slots_at + slot * slot_bytes)
+                        after = types.int32(0 if later == blocks else later)
+                        near, near_scales, far, far_scales = open_block(
+                            source, place, row, byte, od, pitch, after
+                        )
+                    fetch(raw, pairs, near, far, near_scales, far_scales, (quarter + 2) % QUARTERS)
+                block = later
                 lap, parity = next_lap(lap, parity)
             wait_sums(sums)
             release(barriers, last_stage(lap), thread)
@@ -198,7 +208,7 @@ def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> Devi
                     od,
                     lane,
                 )
-            tile = types.int32(tile + step)
+            tile = following
         if not last:
             ptx.syncwarp()
             ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)

@@ -13,20 +13,29 @@ before; no unpacked weight is written anywhere. One block a multiprocessor takes
 - While wgmma is in flight nothing branches by lane (C7518), and fragments are pinned before the next wait.
 - q, k and v are one launch though v is of another format (`choose_pair`): a thread block that is done with
   the tiles of the first matrix goes on with the second one's, in code of its own but the same rings.
+- A launch overlaps the end of the kernel before (`pdl`): its first blocks of weights come meanwhile. That is
+  1.5-2 of 90 us (q, k, v), 4 of 400 (down).
 
 What was tried on an H200 and lost: two or three wgmma groups in flight (the assembler serialises them all,
 C7513); k-tiles of 128 (no faster for any tile); narrow tiles that fill more waves (152 tokens: unpacking
 takes longer than multiplying). Scales are named in the operand: copied to both halves by prmt they are 57
-instructions more.
+instructions more. Q6_K's rows by a bulk copy each: a warp starts them one lane after the other, 594 us for
+down instead of 406. Three consumers of Q6_K, at 160 tokens: 508 us instead of 399. Tiles of 192 rows in which
+consumers have either format, two full waves for q, k and v: no faster than three of 128 rows (95.0 and
+94.9 us, sustained 108.8 and 104.9), for the same reason. Awaiting the next k-tile right behind wgmma, which
+keeps the assembler from moving unpacking between the four of a group: up to 2 % slower. Three slots for
+down's Q6_K: no gain.
 
-What held Q6_K back, read off ncu's samples an instruction: the warps that copy are slow in instructions (one
-in about nine cycles), and spent 530 on a block, so that consumers waited a tenth of their time for blocks;
-then k-tiles in which all of a half block's bytes were loaded took longer than their products, and the others
-less. Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B: Q4_K 1.00 (qkv; two consumers 0.98-0.99),
-1.04-1.08 (o), 0.99-1.02 (gate and up), 1.02-1.09 (down), Q6_K 1.03 (down, 0.94 before the last of these
-steps). q and k in Q4_K with v in Q6_K: 0.92 (99.9 us, 92.1 by the f16 GEMM on a copy; at 512 tokens 35.5 and
-26.0). All blocks have three tiles, and one of Q6_K takes longer to unpack than to multiply. A launch for v
-alone comes on top of one for q and k that is hardly shorter than one for all three: 111.2 us.
+What holds Q6_K back is a consumer's time: it multiplies and unpacks by turns (`UNPACKING`), and an
+instruction of its warp takes some four cycles while the tensor cores use the registers. So it counts that the
+warps that copy load all of a row's scales before they convert any, that a quarter's bytes are loaded a k-tile
+before they are unpacked (down: 597 kilocycles, without 646), and every instruction less: 135 a k-tile, 145
+in what was measured last; Q4_K 111 and 116.
+
+Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B, in bursts and sustained: Q4_K 1.02 and 1.01 (qkv),
+1.07 and 1.11 (o), 1.02 and 1.01 (gate and up), 1.05 and 1.11 (down), Q6_K 0.97 and 1.07 (down), q and k in
+Q4_K with v in Q6_K 0.96 and 0.95: all blocks have three tiles, and one of Q6_K takes longer to unpack than to
+multiply. A launch for v alone comes on top of one for q and k that is hardly shorter than one for all three.
 """
 
 from __future__ import annotations
@@ -87,6 +96,7 @@ def w4a16(config: W4A16Config) -> Kernel:
             if stored_by_tma:
                 ptx.prefetch_tensor_map(c)
         base, barriers = start()
+        ptx.griddepcontrol_launch_dependents()
         token_tiles = types.int32((nt + (tokens - 1)) // tokens)
         output_tiles = types.int32((od + (outputs - 1)) // outputs)
         others = types.int32((other_od + (outputs - 1)) // outputs)
@@ -98,6 +108,8 @@ def w4a16(config: W4A16Config) -> Kernel:
         if warpgroup == 0:
             fewer()
             if thread == 0:
+                # Only the weights are touched before the kernel before has ended.
+                ptx.griddepcontrol_wait()
                 later, stage, phase = bring(
                     a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group,
                     types.uint32(0), types.uint32(1),
@@ -122,18 +134,19 @@ def w4a16(config: W4A16Config) -> Kernel:
                     )  # fmt: skip
         else:
             more_registers()
+            ptx.griddepcontrol_wait()
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
             lap, parity = types.uint32(0), types.uint32(0)
             slot, slot_parity = types.uint32(0), types.uint32(0)
             if not paired or tile < tiles:
                 tile, lap, parity, slot, slot_parity = consume(
-                    bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks, nt, od, first,
-                    width, group, pitch, consumer, within, lap, parity, slot, slot_parity,
+                    source, bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks, nt, od,
+                    first, width, group, pitch, consumer, within, lap, parity, slot, slot_parity,
                 )  # fmt: skip
             if paired and tile - tiles < token_tiles * others:
                 consume_other(
-                    bias, c, base, barriers, types.int32(tile - tiles), step, token_tiles, others, blocks, nt,
-                    other_od, other_first, width, group, other_pitch, consumer, within,
+                    other, bias, c, base, barriers, types.int32(tile - tiles), step, token_tiles, others,
+                    blocks, nt, other_od, other_first, width, group, other_pitch, consumer, within,
                     lap, parity, slot, slot_parity,
                 )  # fmt: skip
             if stored_by_tma and within == 0:

@@ -40,16 +40,17 @@ def matrix_row(config: W4A16Config) -> DeviceFunction:
     return row_of
 
 
-def row_skew(config: W4A16Config) -> DeviceFunction:
-    """(row, od, pitch) -> how many bytes later in its 16-byte chunk than the tile's first row a row starts,
-    modulo 16."""
-    row_of = matrix_row(config)
+def chunk_start(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
+    """(source, row, od, pitch, block) -> in which byte of a chunk of 16 a block of the tile's row starts: the
+    rows of the tiles before it are whole chunks."""
+    row_of, block_bytes = matrix_row(config), packed.block_bytes
 
     @device_function
-    def skew(row, od, pitch):
-        return types.uint32(row_of(row, od) * pitch) & types.uint32(15)
+    def start(source, row, od, pitch, block):
+        at = types.uint32(source) + types.uint32(row_of(row, od) * pitch + block * block_bytes)
+        return types.uint32(at & types.uint32(15))
 
-    return skew
+    return start
 
 
 def _copy_box(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
@@ -64,9 +65,8 @@ def _copy_box(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
             ptx.tma_load_2d(slot, source, landed, block * block_bytes, row)
             if gated:
                 ptx.tma_load_2d(slot + half, source, landed, block * block_bytes, od + row)
-        if not alone:
-            ptx.cp_async_mbarrier_arrive(landed)
-            ptx.mbarrier_arrive_if(landed, (thread & 31) == 0 and thread != 0)
+        elif not alone:
+            ptx.mbarrier_arrive(landed)
 
     return copy
 
@@ -109,7 +109,7 @@ def _copy_rows(config: W4A16Config, packed: PackedFormat, exact: bool) -> Device
 
 def _copy_chunks(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
     """Seven threads a row; the last five of all only arrive."""
-    outputs, block_bytes, note_start = config.outputs, packed.block_bytes, packed.note_start
+    outputs, block_bytes = config.outputs, packed.block_bytes
     inner, outer = _copy_rows(config, packed, False), _copy_rows(config, packed, True)
 
     @device_function
@@ -122,12 +122,7 @@ def _copy_chunks(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
                 inner(source, slot, row, block, od, pitch, line, part)
             else:
                 outer(source, slot, row, block, od, pitch, line, part)
-        if thread == 0:
-            start = types.uint32(source) + types.uint32(row * pitch + block * block_bytes)
-            ptx.st_shared_u32(slot + note_start, start & types.uint32(15))
         ptx.cp_async_mbarrier_arrive(landed)
-        ptx.syncwarp()
-        ptx.mbarrier_arrive_if(landed, (thread & 31) == 0)
 
     return copy
 
@@ -142,17 +137,21 @@ def move_weights(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
     slots, slot_bytes, rows, outputs = config.slots, config.slot_bytes, config.rows, config.outputs
     place, expand = packed.place, packed.expand
     copy = _copy_box(config, packed) if packed.by_tma else _copy_chunks(config, packed)
-    advance, skew = config.slot_ring.advance, row_skew(config)
+    advance, start, gated = config.slot_ring.advance, chunk_start(config, packed), config.gated
 
     @device_function
     @unrolled
-    def finish(slot, od, pitch, thread):
+    def finish(source, slot, od, pitch, block, thread):
         """Expand the scales of all rows."""
+        # THREADS rows are whole chunks.
+        within = start(source, thread, od, pitch, block)
         for first in unroll(0, rows, THREADS):
             if first + THREADS <= rows or thread < rows - first:
                 row = types.int32(first + thread)
-                block, scales = place(slot, row, skew(row, od, pitch))
-                expand(block, scales)
+                if gated:
+                    within = start(source, row, od, pitch, block)
+                at, scales = place(slot, row, within)
+                expand(at, scales)
 
     @device_function
     def move(
@@ -162,12 +161,13 @@ def move_weights(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
         tiles = types.int32(token_tiles * output_tiles)
         total = types.int32(ptx.udiv_u32(tiles - tile + step - 1, step) * blocks)
         # Blocks are copied slots - 1 ahead of where they are expanded: into the slot before that one.
-        row, block = types.int32(0), types.int32(0)
+        row, block, expanded = types.int32(0), types.int32(0), types.int32(0)
         done = types.int32(1 - slots)
         while done < total:
             if done >= 0:
                 ptx.mbarrier_wait(landed + 8 * slot, parity)
-                finish(types.uint32(first + slot * slot_bytes), od, pitch, thread)
+                finish(source, types.uint32(first + slot * slot_bytes), od, pitch, expanded, thread)
+                expanded = types.int32(0 if expanded + 1 == blocks else expanded + 1)
                 ptx.syncwarp()
                 ptx.mbarrier_arrive_if(ready + 8 * slot, (thread & 31) == 0)
             if tile < tiles:

@@ -10,7 +10,7 @@ from numba.cuda.types import float32, uint32
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.w4a16.formats import QUARTERS, SCALE_BYTES, PackedFormat, and_or, load_two_runs
+from minfer.cuda.w4a16.formats import QUARTERS, SCALE_BYTES, PackedFormat, and_or, join_run, load_two_runs
 
 BYTES = BLOCKS["Q4_K"].size
 #: The weight at which the rounding of a scale to f16 is made good by the minimum.
@@ -57,7 +57,7 @@ def q4_k(rows: int) -> PackedFormat:
     quarter_bytes = rows * SCALE_BYTES
 
     @device_function
-    def place(slot, row, skew):
+    def place(slot, row, start):
         return uint32(slot + row * BYTES), uint32(slot + rows * BYTES + row * SCALE_BYTES)
 
     @device_function
@@ -78,37 +78,34 @@ def q4_k(rows: int) -> PackedFormat:
 
     @device_function
     @unrolled
-    def prepare(
-        numbers, pairs, raw, first, second, byte, first_scales, second_scales, eighth
-    ):  # fmt: skip
-        """Two eighths share their bytes: the first takes low nibbles, the second high ones."""
-        if eighth & 1 == 0:
-            run = uint32(16 + 16 * eighth) + byte
-            load_two_runs(raw, 0, first + run, second + run)
-            quarter = quarter_bytes * (eighth >> 1)
-            pairs[0], pairs[2] = ptx.ld_shared_v2_u32(first_scales + quarter)
-            pairs[1], pairs[3] = ptx.ld_shared_v2_u32(second_scales + quarter)
-            for o in unroll(4):
-                # Word o is of step o / 2, row o % 2.
-                at = 4 * (o // 2) + o % 2
-                numbers[at], numbers[at + 2] = _low_nibbles(raw[o]), _low_nibbles(uint32(raw[o]) >> 8)
-        else:
-            for o in unroll(4):
-                at = 8 + 4 * (o // 2) + o % 2
-                numbers[at], numbers[at + 2] = _high_nibbles(raw[o]), _high_nibbles(uint32(raw[o]) >> 8)
+    def fetch(raw, pairs, first, second, first_scales, second_scales, quarter):
+        run, scales = 16 + 32 * quarter, quarter_bytes * quarter
+        load_two_runs(raw, 0, first + run, second + run)
+        pairs[0], pairs[2] = ptx.ld_shared_v2_u32(first_scales + scales)
+        pairs[1], pairs[3] = ptx.ld_shared_v2_u32(second_scales + scales)
+
+    @device_function
+    @unrolled
+    def prepare(numbers, raw, quarter):
+        """The low nibbles are a sub-block, the high ones the next."""
+        for i in unroll(4):
+            raw[i] = join_run(raw[2 * i], raw[2 * i + 1])
+        for o in unroll(4):
+            # Word o is of step o / 2, row o % 2.
+            at, later = 4 * (o // 2) + o % 2, uint32(raw[o]) >> 8
+            numbers[at], numbers[at + 2] = _low_nibbles(raw[o]), _low_nibbles(later)
+            numbers[at + 8], numbers[at + 10] = _high_nibbles(raw[o]), _high_nibbles(later)
 
     return PackedFormat(
         block_bytes=BYTES,
         pitch=BYTES,
         by_tma=True,
-        note_start=0,
         slot_bytes=rows * BYTES + QUARTERS * quarter_bytes,
-        words=4,
+        words=8,
         magic=0,
-        read_by=2,
         place=place,
         expand=expand,
-        begin=None,
+        fetch=fetch,
         prepare=prepare,
         finish=_finish,
     )
