@@ -57,6 +57,7 @@ class TokenConfig:
         early: percent of the blocks that one does not wait for before it looks for tags.
         ahead: tiles that are brought into L2, beyond those of the ring, while it is full
             (`minfer.cuda.token.ring`).
+        in_flight: most tiles that a block has asked for and not got: what it hands on waits behind them.
         prefetch: bring into L2 what a phase reads besides weights when the stream passes it.
         spare: who attends to a short context makes none of q, k and v: it waits for them earlier.
     """
@@ -77,6 +78,7 @@ class TokenConfig:
     exchange: str = "bits"
     early: int = 50
     ahead: int = 4
+    in_flight: int = MOST_SLOTS
     prefetch: bool = True
     spare: bool = True
 

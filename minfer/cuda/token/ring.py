@@ -32,6 +32,7 @@ def make_stream(config: TokenConfig) -> Callable:
     """Device function (shared, block), for one thread."""
     entries, slots, ahead = config.entries, config.slots, config.ahead
     block_rows = make_block_rows(config)
+    in_flight, limited = config.in_flight, config.in_flight < slots
     full_at, done_at, slot_bytes = config.full_at, config.done_at, config.slot_bytes
     addresses_at, table_at, ring_at = config.addresses_at, config.table_at, config.ring_at
     prefetches, prefetch = config.prefetch, make_prefetch(config)
@@ -88,6 +89,17 @@ def make_stream(config: TokenConfig) -> Callable:
             ptx.bulk_prefetch_l2(line + apart, size)
 
     @device_function
+    @unrolled
+    def wait_for_earlier(shared, number, parity):
+        """Wait until the tile `config.in_flight` before the one for slot `number` has come."""
+        earlier = int32(number) - int32(in_flight)
+        if earlier < 0:
+            earlier += int32(slots)
+        else:
+            parity ^= uint32(1)
+        ptx.mbarrier_wait(shared + uint32(full_at + earlier * 8), parity)
+
+    @device_function
     def stream(shared, block):
         weights = address_of(shared + uint32(addresses_at), WEIGHTS)
         table = shared + uint32(table_at)
@@ -130,6 +142,8 @@ def make_stream(config: TokenConfig) -> Callable:
             apart = addresses[APART]
             line, length, size = take(cursor, addresses)
             ptx.mbarrier_wait(done, parity)
+            if limited:
+                wait_for_earlier(shared, number, parity)
             if apart != 0:
                 ptx.mbarrier_arrive_expect_tx(full, size * uint32(2))
                 ptx.bulk_load(slot + length, line + apart, size, full)
