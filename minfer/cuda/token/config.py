@@ -57,7 +57,7 @@ class TokenConfig:
         early: percent of the blocks that one does not wait for before it looks for tags.
         ahead: tiles that are brought into L2, beyond those of the ring, while it is full
             (`minfer.cuda.token.ring`).
-        in_flight: most tiles that a block has asked for and not got: what it hands on waits behind them.
+        in_flight: most tiles that a block has asked memory for and not got (`minfer.cuda.token.ring`).
         prefetch: bring into L2 what a phase reads besides weights when the stream passes it.
         spare: who attends to a short context makes none of q, k and v: it waits for them earlier.
     """
@@ -78,7 +78,7 @@ class TokenConfig:
     exchange: str = "bits"
     early: int = 50
     ahead: int = 4
-    in_flight: int = MOST_SLOTS
+    in_flight: int = 2
     prefetch: bool = True
     spare: bool = True
 
@@ -90,6 +90,7 @@ class TokenConfig:
         check_choice("decode_token", "exchange", self.exchange, EXCHANGES)
         check_whole("decode_token: early", self.early, 0, 100)
         check_whole("decode_token: ahead", self.ahead, 0)
+        check_whole("decode_token: in_flight", self.in_flight, 1)
         check_whole("decode_token: heads", self.heads, 1)
         check_whole("decode_token: entries", self.entries, 1)
         check_whole("decode_token: blocks", self.blocks, 1)
@@ -134,6 +135,8 @@ class TokenConfig:
         kind = ("interleaved" if self.interleaved else "neox") + (" bias" if self.bias else "")
         shape = f"heads={self.heads}/{self.kv_heads} hd={self.head_dim} rotary={self.rotary} {kind}"
         slots = f"{self.slots}+{self.ahead}" if self.ahead else f"{self.slots}"
+        if self.limited:
+            slots += f" in flight={self.in_flight}"
         ring = f"warps={self.warps} lanes={self.lanes} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"
@@ -160,6 +163,11 @@ class TokenConfig:
     def slot_bytes(self) -> int:
         """Of the ring, for a tile."""
         return self.tile_bytes + LINES
+
+    @property
+    def limited(self) -> bool:
+        """Whether the ring could have more tiles in flight than it may."""
+        return self.in_flight < self.slots
 
     @property
     def group_units(self) -> int:

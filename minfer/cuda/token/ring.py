@@ -4,6 +4,9 @@ Weights depend on nothing, so that the next tile is asked for as soon as a slot 
 belongs to: while blocks wait for each other, and while they attend, the ring fills with the weights of the
 phases to come. When it has been full for a while, the next tiles are brought into L2 (`TokenConfig.ahead`):
 memory goes on, and what waits in L2 comes faster than memory delivers.
+
+A block has few tiles in flight (`TokenConfig.in_flight`): two of 32 KB sustain the bandwidth, and what it
+hands on to the others waits behind what its multiprocessor has asked memory for.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ def make_stream(config: TokenConfig) -> Callable:
     """Device function (shared, block), for one thread."""
     entries, slots, ahead = config.entries, config.slots, config.ahead
     block_rows = make_block_rows(config)
-    in_flight, limited = config.in_flight, config.in_flight < slots
+    in_flight, limited = config.in_flight, config.limited
     full_at, done_at, slot_bytes = config.full_at, config.done_at, config.slot_bytes
     addresses_at, table_at, ring_at = config.addresses_at, config.table_at, config.ring_at
     prefetches, prefetch = config.prefetch, make_prefetch(config)
@@ -91,7 +94,7 @@ def make_stream(config: TokenConfig) -> Callable:
     @device_function
     @unrolled
     def wait_for_earlier(shared, number, parity):
-        """Wait until the tile `config.in_flight` before the one for slot `number` has come."""
+        """Wait until the tile `in_flight` before slot `number`'s has come; parity: of the pass before."""
         earlier = int32(number) - int32(in_flight)
         if earlier < 0:
             earlier += int32(slots)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from minfer.cuda.token.config import MOST_SLOTS
+
 _CHANGES: dict[str, dict[str, Any]] = {
     "barriers": {
         "exchange": "barrier",
@@ -13,6 +15,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "ahead": 0,
         "prefetch": False,
         "spare": False,
+        "in_flight": MOST_SLOTS,
     },
     "spread records": {"spread": True},
     "tags": {"exchange": "tags"},
@@ -22,6 +25,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "L2 in the gaps": {"ahead": 4},
     "all else ahead": {"prefetch": True},
     "who attends is spared": {"spare": True},
+    "two in flight": {"in_flight": 2},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}
