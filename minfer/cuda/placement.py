@@ -17,8 +17,8 @@ from numba import cuda
 from numba.cuda.types import uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_types
-from minfer.cuda.kernel import Argument, Kernel
+from minfer.cuda.checks import check_types, check_whole
+from minfer.cuda.kernel import MAX_SHARED_BYTES, Argument, Kernel
 from minfer.cuda.tile.seats import make_seats
 
 STAY_NS = 20_000
@@ -34,6 +34,8 @@ class PlacementConfig:
 
     def __post_init__(self) -> None:
         check_types("placement", self)
+        check_whole("placement: threads", self.threads, 32, 1024)
+        check_whole("placement: shared_bytes", self.shared_bytes, 0, MAX_SHARED_BYTES)
 
     def __str__(self) -> str:
         return f"{self.threads} threads, {self.shared_bytes} bytes"
