@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from minfer.campaign.ceilings import ceilings_of
 from minfer.campaign.decomposition import buckets
 from minfer.campaign.environment import environment, stamps
-from minfer.campaign.launch_times import DECODES, GRAPHS, Pass, class_graphs, graph_ms, timer
+from minfer.campaign.launch_times import DECODES, GRAPHS, EventTimer, Pass, class_graphs, graph_ms, timer
 from minfer.campaign.observe import Observed, ObservedRuntime, observing
 from minfer.campaign.prefills import REST_S, SharedModel, separate
 from minfer.campaign.telemetry import Watch, reader_of
@@ -46,6 +46,7 @@ class Taken:
         graph: milliseconds of their launches in one graph, by the device's clock.
         chosen: an observed one, of median length.
         source: who timed its launches. why: the reason that it was not CUPTI, "" if it was or need not be.
+        overlapping: milliseconds of a pass whose launches overlap, where the others' do not.
     """
 
     walls: list[float]
@@ -53,6 +54,18 @@ class Taken:
     chosen: Pass
     source: str
     why: str = ""
+    overlapping: float | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of these passes alone."""
+        found = [f"not by CUPTI: {self.why}"] if self.why else []
+        if self.overlapping is not None:
+            found.append(
+                "events cannot see how launches overlap: in these passes each begins when the one before has "
+                f"ended; as the engine runs it, the pass takes {self.overlapping:.3f} ms"
+            )
+        return found
 
 
 def decompose(
@@ -113,7 +126,7 @@ def decompose(
         buckets=buckets(taken.chosen.launches, taken.chosen.times),
         gap_ms=statistics.median(taken.walls) - taken.graph,
         ceilings={} if known is None else known.as_dict(),
-        notes=[*NOTES, *([f"not by CUPTI: {taken.why}"] if taken.why else [])],
+        notes=[*NOTES, *taken.notes],
     )
     say(summary(wall))
     try:
@@ -182,13 +195,33 @@ def _prefill(
     """Passes before, under and after a timer, and what they launch in a graph."""
     device = ObservingGpu()
     plain, seen = shared.session(route), shared.session(route, device, ObservedRuntime)
-    walls = [_wall(step, plain, watch, REST_S) for _ in range(passes + 1)][1:]
-    with made:
-        chosen = _observed(step, seen, device, made, passes)
-    walls += [_wall(step, plain, watch, REST_S) for _ in range(passes)]
-    graph = graph_ms(chosen.launches, device, samples=passes, rest=REST_S)
+
+    def whole() -> list[float]:
+        return [_wall(step, plain, watch, REST_S) for _ in range(passes)]
+
+    _wall(step, plain, watch, REST_S)
+    by_events = isinstance(made, EventTimer)
+    overlapping = statistics.median(whole()) if by_events else None
+    with one_by_one(shared.device, device) if by_events else contextlib.nullcontext():
+        walls = whole()
+        with made:
+            chosen = _observed(step, seen, device, made, passes)
+        walls += whole()
+        graph = graph_ms(chosen.launches, device, samples=passes, rest=REST_S)
     shared.forget(device)
-    return Taken(walls, graph, chosen, made.source, why)
+    return Taken(walls, graph, chosen, made.source, why, overlapping)
+
+
+@contextlib.contextmanager
+def one_by_one(*devices: GpuDevice) -> Iterator[None]:
+    """Inside, every launch on these devices begins when the one before has ended."""
+    for device in devices:
+        device.overlaps = False
+    try:
+        yield
+    finally:
+        for device in devices:
+            device.overlaps = True
 
 
 def _decode(

@@ -109,6 +109,8 @@ class Array(np.ndarray):
 class FakeGpu(GpuDevice):
     """No super().__init__: there is no GPU. `jitter` are factors by which launches take longer, in turn."""
 
+    overlaps = True
+
     def __init__(self, jitter=(1.0,), each_ms=0.01):
         self.arch, self.sms, self.shared_bytes = "sm_90a", 132, 232448
         self.gpu = SimpleNamespace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from minfer.engine.cuda.runtime import CudaRuntime
 from minfer.engine.errors import EngineError
 from minfer.engine.transformer import Buffers, forward
 from minfer.model.model import Model
-from tests.campaign.fake_gpu import install_observed
+from tests.campaign.fake_gpu import FakeGpu, install_observed
 
 TINY = Path(__file__).parents[2] / "data" / "qwen2-tiny.gguf"
 ROUTES = ("f16", "f16-wgmma", "mmq_raw")
@@ -172,6 +173,22 @@ def test_a_pass_that_is_slower_when_observed_is_refused(shared, monkeypatch):
     route = choose_route("f16", "sm_90a", {})
     with pytest.raises(EngineError, match=r"more than 2%; the observed pass took .* nothing is recorded"):
         decompose(shared, route, "prefill", tokens=100, source="events", say=lambda line: None)
+
+
+def test_launches_that_overlap_are_timed_one_by_one(shared, monkeypatch):
+    launch = FakeGpu.launch
+
+    def overlapping(self, *args, pdl=False):
+        launch(self, *args, pdl=pdl)
+        self.clock -= 0.004 if pdl and self.overlaps else 0.0
+
+    monkeypatch.setattr(FakeGpu, "launch", overlapping)
+    route = choose_route("f16-wgmma", "sm_90a", {})
+    wall = decompose(shared, route, "prefill", tokens=100, source="events", say=lambda line: None)
+    assert wall.ms == pytest.approx(0.01 * sum(bucket.launches for bucket in wall.buckets))
+    (note,) = (note for note in wall.notes if "events cannot see how launches overlap" in note)
+    assert float(re.search(r"the pass takes ([\d.]+) ms", note)[1]) < 0.95 * wall.ms
+    assert shared.device.overlaps
 
 
 def slow_launch(launch):

@@ -28,7 +28,6 @@ def small_sequences() -> Iterator[tuple[Case | HopperCase, ...]]:
         _dequantize,
         _w4a16,
         _w4a8,
-        _placement,
     )
     for cases in families:
         yield from (tuple(case) if isinstance(case, list) else (case,) for case in cases())
@@ -207,16 +206,3 @@ def _dequantize() -> Iterator[Case]:
 
     for format in BLOCKS:
         yield dequantize_case(format, 3, 256)
-
-
-def _placement() -> Iterator[Case]:
-    import numpy as np
-
-    from minfer.cuda.placement import placement
-    from tests.cuda.parity import poisoned
-
-    def apart(where: np.ndarray) -> None:
-        assert len(set(where.tolist())) == len(where)
-
-    kernel, where = placement(), poisoned((3,), np.uint32)
-    yield Case(kernel, kernel.config.grid(3), {"where": where}, {"where": apart})

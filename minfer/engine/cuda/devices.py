@@ -92,6 +92,7 @@ class GpuDevice:
         self.stream = runtime.Stream()
         self._staging: tuple[Any, Any] | None = None
         self._results: list[Any] = []
+        self.overlaps = True  # dependent launches begin before the one before has ended
         self._outbox: Any = None
         self._sent: Any = None
         self._origin: Any = None
@@ -154,7 +155,7 @@ class GpuDevice:
         self._runtime.load(kernel)
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
-        self._runtime.load(kernel).enqueue(grid, args, self.stream, pdl)
+        self._runtime.load(kernel).enqueue(grid, args, self.stream, pdl and self.overlaps)
 
     def tensor_map(self, array: Any, box: tuple[int, ...]) -> Any:
         return self._runtime.tensor_map(array, *box)
