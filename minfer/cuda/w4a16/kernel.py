@@ -29,12 +29,12 @@ down's Q6_K: no gain.
 What holds Q6_K back is a consumer's time: it multiplies and unpacks by turns (`UNPACKING`), and an
 instruction of its warp takes some four cycles while the tensor cores use the registers. So it counts that the
 warps that copy load all of a row's scales before they convert any, that a quarter's bytes are loaded a k-tile
-before they are unpacked (down: 597 kilocycles, without 646), and every instruction less: 135 a k-tile, 145
-in what was measured last; Q4_K 111 and 116.
+before they are unpacked (down: 597 kilocycles, without 646), and every instruction less: 135 a k-tile
+instead of 145 are 592 kilocycles; Q4_K has 111.
 
-Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B, in bursts and sustained: Q4_K 1.02 and 1.01 (qkv),
-1.07 and 1.11 (o), 1.02 and 1.01 (gate and up), 1.05 and 1.11 (down), Q6_K 0.97 and 1.07 (down), q and k in
-Q4_K with v in Q6_K 0.96 and 0.95: all blocks have three tiles, and one of Q6_K takes longer to unpack than to
+Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B, in bursts and sustained: Q4_K 1.00 and 1.01 (qkv),
+1.07 and 1.11 (o), 1.02 and 1.02 (gate and up), 1.05 and 1.11 (down), Q6_K 0.98 and 1.07 (down), q and k in
+Q4_K with v in Q6_K 0.96 and 0.97: all blocks have three tiles, and one of Q6_K takes longer to unpack than to
 multiply. A launch for v alone comes on top of one for q and k that is hardly shorter than one for all three.
 """
 
