@@ -1,5 +1,5 @@
-"""MMQ in the records: its routes' prefills, what each step of the ladder brought, and what was tried besides
-and lost."""
+"""MMQ in the records: its routes' prefills, what each step of the ladder brought, what was tried besides, and
+int8 on Hopper's tensor cores."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from minfer.cuda.mmq.ladder import Step
 
 NT = 2048
+HOPPER_PRODUCTS = {"q+k+v": (4608, 3584), "o": (3584, 3584), "gate+up": (37888, 3584), "down": (3584, 18944)}
+"""The 7B's products that W4A8 was timed on."""
 SHAPES = {"gate+up": (37888, 3584), "down": (3584, 18944)}
 """The 7B's products that every step was timed on: many tiles, and few."""
 COLOURS = {"gate+up": style.BLUE, "down": style.SKY}
@@ -112,15 +114,19 @@ def _rows(records: Sequence[Record], steps: Sequence[Step]) -> list[dict]:
 
 
 def ladder_rows(records: Sequence[Record], weight_type: str = "Q4_K") -> list[dict]:
-    """The ladder of a format, us a GMAC at 2048 tokens, and what it takes of the step before it on `down`;
-    steps that no record holds are left out."""
+    """The ladder of a format, us a GMAC at 2048 tokens, and what a step takes of the one that it changes on
+    `down`; steps that no record holds are left out."""
     from minfer.cuda.mmq import ladder
 
-    rows, before = [], None
-    for row in _rows(records, ladder(weight_type)):
-        change = "" if before is None else f"{row['down'] / before - 1:+.0%}"
+    steps = ladder(weight_type)
+    bases = {step.name: step.base for step in steps}
+    rows, on_down, before = [], {}, ""
+    for row in _rows(records, steps):
+        name, base = row["step"], bases[row["step"]]
+        of = on_down.get(base or before)
+        change = "" if of is None else f"{row['down'] / of - 1:+.0%}" + (f" of {base}" if base else "")
         rows.append({key: row[key] for key in ("step", *SHAPES)} | {"on down": change} | row)
-        before = row["down"]
+        on_down[name], before = row["down"], name
     return rows
 
 
@@ -133,6 +139,18 @@ def tried_rows(records: Sequence[Record], weight_type: str = "Q4_K") -> list[dic
     for row in _rows(records, tried(weight_type)):
         against = "" if base is None else f"{row['gate+up'] / base - 1:+.0%}"
         rows.append({key: row[key] for key in ("step", *SHAPES)} | {"on gate+up": against} | row)
+    return rows
+
+
+def hopper_rows(records: Sequence[Record]) -> list[dict]:
+    """W4A8 (s8 wgmma on Q4_K) with the quantization of its activations, us a GMAC at 2048 tokens."""
+    rows = []
+    for product, (od, depth) in HOPPER_PRODUCTS.items():
+        name = f"w4a8 {od}x{depth} {NT} tokens, with quantization: us/GMAC"
+        if (record := newest(records, name)) is not None:
+            rows.append(
+                {"product": product, "rows x depth": f"{od} x {depth}", "us/GMAC": record.figure(name)}
+            )
     return rows
 
 

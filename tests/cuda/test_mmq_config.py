@@ -153,3 +153,5 @@ def test_the_ladder_changes_something_at_every_step(weight_type):
     assert steps[0].config == r1(weight_type)
     assert len({step.config for step in steps}) == len({step.name for step in steps}) == len(steps)
     assert all(step.config.weight_type == weight_type and step.mechanism for step in steps)
+    names = [step.name for step in steps]
+    assert all(step.base in names[:place] for place, step in enumerate(steps) if step.base)

@@ -175,6 +175,13 @@ class TestMeasured:
         names = [row["step"] for row in rows]
         assert names[:2] == ["R1", "raw narrow"] and "128 x 128 tile" in names
         assert rows[0]["on down"] == "" and rows[1]["on down"].endswith("%")
+        narrow, padded = (rows[names.index(name)] for name in ("raw narrow", "padded rows"))
+        assert padded["on down"] == f"{padded['down'] / narrow['down'] - 1:+.0%} of raw narrow"
+
+    def test_int8_on_hopper(self):
+        rows = mmq_measured.hopper_rows(load_records())
+        assert [row["product"] for row in rows] == list(mmq_measured.HOPPER_PRODUCTS)
+        assert all(2 < row["us/GMAC"] < 3.8 for row in rows) and mmq_measured.hopper_rows([]) == []
 
     def test_products_of_whole_prefills(self):
         rows = {row["route"]: row for row in mmq_measured.product_rows(load_records())}

@@ -1,8 +1,8 @@
-"""The way from the seed's R1 to the fastest config, one change a step, and what else was tried on it.
+"""The way from the seed's R1 to the fastest config, one idea a step, and what else was tried on it.
 
 `ladder(weight_type)` gives the configs in order, with what each was expected to do; `tried(weight_type)` the
-variants of the last steps that lost, with the mechanism. Their times are those of the GPU tests (`mmq ...:
-us/GMAC` in a record), not of this file.
+variants of the last steps that were not taken, with the mechanism. Their times are those of the GPU tests
+(`mmq ...: us/GMAC` in a record), not of this file.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from minfer.cuda.mmq.variants import fast, narrow, r1, stream, wide
 
 @dataclass(frozen=True)
 class Step:
-    """One step: a config and the mechanism by which it should be faster than the one before, or was not."""
+    """One step: a config and the mechanism by which it should be faster than the one that it changes, or was
+    not; `base`: the name of that one, if it is not the step before."""
 
     name: str
     config: MmqConfig
     mechanism: str
+    base: str = ""
 
 
 def ladder(weight_type: str = "Q4_K") -> tuple[Step, ...]:
@@ -27,6 +29,12 @@ def ladder(weight_type: str = "Q4_K") -> tuple[Step, ...]:
     blocks that are not whole 16-byte lines leave the raw family at the tile of 128 x 128 (see `fast`)."""
     padded = replace(narrow(weight_type), layout="padded")
     magic = replace(padded, rescale="magic")
+    padded_gains = "; B fragments of 16 rows by one ldmatrix; Q4_K's nibbles by a mask alone."
+    if weight_type == "Q6_K":
+        padded_gains = (
+            ". What gains most on Q4_K does not apply: Q6_K's bytes are no fragments for ldmatrix, and a "
+            "mask alone does not take them apart. Why it loses is not explained."
+        )
     steps = [
         Step("R1", r1(weight_type), "The base: words expanded between two barriers."),
         Step(
@@ -44,8 +52,8 @@ def ladder(weight_type: str = "Q4_K") -> tuple[Step, ...]:
         Step(
             "padded rows",
             padded,
-            "Fragments without bank conflicts (40-byte rows conflict); B fragments of 16 rows by one "
-            "ldmatrix; Q4_K's nibbles by a mask alone.",
+            "Fragments without bank conflicts (40-byte rows conflict)" + padded_gains,
+            base="raw narrow",
         ),
         Step(
             "magic rescale",
@@ -70,7 +78,8 @@ def ladder(weight_type: str = "Q4_K") -> tuple[Step, ...]:
         Step(
             "128 x 128 tile",
             large,
-            f"Warps of 32 tokens x 64 rows: activations' loads serve 8 mma, not 4; the weights {tile}.",
+            f"Warps of 32 tokens x 64 rows: activations' loads serve 8 mma, not 4; the weights {tile}. "
+            "With KD 4, so that a multiprocessor's shared memory holds two blocks.",
         )
     )
     if weight_type == "Q6_K":
@@ -94,7 +103,7 @@ def ladder(weight_type: str = "Q4_K") -> tuple[Step, ...]:
 
 
 def tried(weight_type: str = "Q4_K") -> tuple[Step, ...]:
-    """Variants of the tile of 128 x 128 that lost (Q4_K's: the other types' follow it)."""
+    """Variants of the tile of 128 x 128 that are not taken (Q4_K's: the other types' follow it)."""
     if weight_type != "Q4_K":
         return ()
     best = fast(weight_type)
@@ -143,7 +152,8 @@ def tried(weight_type: str = "Q4_K") -> tuple[Step, ...]:
         Step(
             "128 x 256 tile",
             replace(best, rows_tile=256, warps_tokens=2, min_blocks=1),
-            "Fewer loads an mma: faster where tiles are many, but half as many tiles leave processors idle.",
+            "Fewer loads an mma: a little faster. But half as many tiles leave more processors idle: on down "
+            "128 x 128 with stream-k is faster. With stream-k it was not tried.",
         ),
     )
 
