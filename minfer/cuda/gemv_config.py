@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from minfer.cuda.block_dots import DOTS, BlockDot
 from minfer.cuda.blocks import BLOCKS, block_of
-from minfer.cuda.checks import blocks_for, check_choice, check_types, check_whole
+from minfer.cuda.checks import blocks_for, check_choice, check_sizes, check_types, check_whole
 from minfer.cuda.gemv_planes import PLANES, slice_bytes
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.q8 import q8_record_bytes
@@ -67,7 +67,7 @@ class GemvConfig:
         check_choice("gemv", "rows", self.rows, tuple(2**i for i in range(self.lane_groups.bit_length())))
         check_choice("gemv", "warps", self.warps, tuple(range(1, 17)))
         check_choice("gemv", "slots", self.slots, (1, 2, 3, 4))
-        check_whole("gemv: resident blocks an SM", self.resident, 1)
+        check_whole("gemv: resident blocks an SM", self.resident, 1, 32)
         if not 1 <= self.slices <= self.blocks or (self.slices > 1 and self.rows > 1):
             raise ConfigRefused(
                 f"gemv: {self.slices} slices of {self.blocks} units with {self.rows} rows; take 1 of either"
@@ -182,6 +182,7 @@ class GemvConfig:
         """A good config for a matrix [od, dim]: slots of some kilobytes that keep all lanes busy, and
         enough of them in flight, with pdl in the `shared` bytes that a block may have of a device with `sms`
         SMs. Raises ConfigRefused where a row of this format cannot be."""
+        check_sizes("gemv", od=od, sms=sms, shared=shared)
         slices = _slices(format, dim, shared if pdl else SHARED_LIMIT)
         rows = _rows(format, dim, od, sms) if slices == 1 else 1
         one = cls(format, dim, rows, slices, 1, 1, addend, pdl, resident=1)

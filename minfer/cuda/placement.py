@@ -17,7 +17,7 @@ from numba import cuda
 from numba.cuda.types import uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.checks import check_types, check_whole
+from minfer.cuda.checks import check_threads, check_types, check_whole
 from minfer.cuda.kernel import MAX_SHARED_BYTES, Argument, Kernel
 from minfer.cuda.tile.seats import make_seats
 
@@ -34,7 +34,7 @@ class PlacementConfig:
 
     def __post_init__(self) -> None:
         check_types("placement", self)
-        check_whole("placement: threads", self.threads, 32, 1024)
+        check_threads("placement", self.threads)
         check_whole("placement: shared_bytes", self.shared_bytes, 0, MAX_SHARED_BYTES)
 
     def __str__(self) -> str:

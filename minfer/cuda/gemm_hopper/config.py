@@ -252,6 +252,7 @@ def choose(
 
     What cycles do not say: an H200 is at its power limit within the first millisecond, where a schedule of
     fewer cycles gets a lower clock, and one that moves fewer bytes a higher one."""
+    check_sizes("gemm_hopper", nt=nt, od=od, id=depth, multiprocessors=multiprocessors)
     halves = 2 if epilogue == "swiglu" else 1
 
     def waves(tile_n: int, tile_m: int) -> int:

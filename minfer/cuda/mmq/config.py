@@ -353,6 +353,7 @@ class MmqConfig:
         """Blocks for nt tokens and od rows: token tiles fastest, so that neighbours share weights in L2. Of
         stream-k kernels what `sms` multiprocessors hold at once, or a few less where every tile then has the
         same number of blocks: a block that serves two tiles fills its pipeline and hands over twice."""
+        check_sizes("mmq", nt=nt, od=od, sms=sms)
         if self.stream:
             held = self.workspace(sms)[1]
             left = held % math.prod(self.tiles(nt, od))
@@ -361,12 +362,14 @@ class MmqConfig:
 
     def idle(self, nt: int, od: int, sms: int) -> float:
         """Share of the multiprocessors' time that is lost if each computes whole tiles."""
+        check_sizes("mmq", nt=nt, od=od, sms=sms)
         tiles = math.prod(self.tiles(nt, od))
         return 1 - tiles / (-(-tiles // sms) * sms)
 
     def workspace(self, sms: int) -> tuple[int, int]:
         """f32 elements of `parts` and words of `ready` that a stream-k kernel takes, enough for all the
         blocks that `sms` multiprocessors hold; the words must be zero before the first launch."""
+        check_sizes("mmq", sms=sms)
         blocks = sms * (self.min_blocks or 1)
         return blocks * self.tokens_tile * self.rows_tile, blocks
 

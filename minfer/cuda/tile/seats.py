@@ -32,10 +32,10 @@ MOST_SEATS = 32 * WORDS
 def make_seats(places: Sequence[int]) -> np.ndarray:
     """The array of a launch of `len(places)` blocks: places[i] is that of multiprocessor i's seat.
 
-    Raises ValueError unless each place from 0 on comes once, or for more than MOST_SEATS.
+    Raises ValueError unless each place from 0 on comes once, for none, or for more than MOST_SEATS.
     """
-    if len(places) > MOST_SEATS:
-        raise ValueError(f"{len(places)} seats: at most {MOST_SEATS}")
+    if not 1 <= len(places) <= MOST_SEATS:
+        raise ValueError(f"{len(places)} seats: at most {MOST_SEATS}, at least one")
     if sorted(places) != list(range(len(places))):
         raise ValueError(f"places of {len(places)} seats must be 0 to {len(places) - 1}, each once")
     seats = np.zeros(ORDER + len(places), np.uint32)

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.cuda.blocks import BLOCKS
+from minfer.cuda.checks import check_whole
+from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.token.config import TILE_ROWS, TokenConfig
 from minfer.cuda.token.records import WEIGHTS
 
@@ -63,6 +65,7 @@ class Entry:
     def shape(self, config: TokenConfig) -> int:
         """What a block needs to know of the product's tiles, in a word: blocks of weights a row (8 bits),
         outputs of a tile (6), 65536 over the groups of a row's blocks, rounded up (17)."""
+        check_whole("decode_token: blocks of weights a row", self.units, 1, 255)
         pitch = self.units * (Q6_BYTES if self.flags & SIX_BIT else Q4_BYTES)
         rows = min(TILE_ROWS, config.tile_bytes // pitch)
         each = rows // 2 if self.flags & PAIRS else rows
@@ -70,7 +73,11 @@ class Entry:
 
 
 def table(entries: list[Entry], config: TokenConfig) -> NDArray[np.uint32]:
-    """uint32 [entries, 8]."""
+    """uint32 [entries, 8]. Refuses (ConfigRefused) another number of entries than the kernel reads."""
+    if len(entries) != config.entries:
+        raise ConfigRefused(
+            f"decode_token: a schedule of {len(entries)} entries; the kernel reads {config.entries}"
+        )
     return np.array([entry.words(config) for entry in entries], np.uint32)
 
 

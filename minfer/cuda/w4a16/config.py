@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from minfer.cuda.checks import check_sizes, check_types
+from minfer.cuda.checks import check_choice, check_sizes, check_types
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.tile.hopper import BOX_COLUMNS
 from minfer.cuda.tile.transposed import CHUNK_ROWS
@@ -20,6 +20,8 @@ FORMATS = {"Q4_K": q4_k, "Q6_K": q6_k}
 PAIR = "Q4_K+Q6_K"
 OUTPUTS = ("f16", "f32")
 STORES = ("tma", "direct")
+MOST_TOKENS_OF_THREE = 192
+"""Of a tile of three consumers: with more the assembler finds no registers."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class W4A16Config(PackedTile):
             raise ConfigRefused(f"w4a16: {self.consumers} consumers: 2 or 3 have registers enough")
         if self.tokens % 8 or not 64 <= self.tokens <= 256:
             raise ConfigRefused(f"w4a16: {self.tokens} tokens a tile: a multiple of 8 from 64 to 256")
+        if self.consumers == 3 and self.tokens > MOST_TOKENS_OF_THREE:
+            raise ConfigRefused(
+                f"w4a16: {self.tokens} tokens of 3 consumers: their registers hold the sums of at most "
+                f"{MOST_TOKENS_OF_THREE}; take fewer, or 2 consumers"
+            )
         if self.store == "tma" and self.out != "f16":
             raise ConfigRefused(f'w4a16: {self.out} cannot be stored by TMA here: take store="direct"')
         if self.gated and (self.store != "tma" or self.bias):
@@ -182,6 +189,9 @@ def choose(
     a number of cycles for its unpacking, a tile about 1500 cycles outside its main loop: a fit to times of an
     H200, which says nothing about what overlaps."""
 
+    check_choice("w4a16", "format", format, tuple(FORMATS))
+    check_sizes("w4a16", nt=nt, od=od, id=depth, multiprocessors=multiprocessors)
+
     def cost(tile: tuple) -> int:
         tiles = _tiles(tile, nt, od * (1 + gated))
         return -(-tiles // multiprocessors) * _cycles(format, tile, depth)
@@ -202,6 +212,8 @@ def choose_pair(
 ) -> W4A16Config:
     """`choose` for a pair of `ods` outputs, of Q4_K and of Q6_K; `left`: those of the one that comes first in
     C. The slowest block has its share of the tiles of Q6_K and fills its waves with others."""
+
+    check_sizes("w4a16", nt=nt, first=ods[0], second=ods[1], id=depth, multiprocessors=multiprocessors)
 
     def cost(tile: tuple) -> int:
         first, second = (_tiles(tile, nt, od) for od in ods)
