@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -12,6 +13,7 @@ from minfer.engine.errors import EngineError, InputError
 from minfer.model.model import Model
 
 BACKENDS = ("auto", "host", "cuda")
+SWITCHES = ("MINFER_GEMM_", "MINFER_MMQ")  # beginnings: see `minfer.engine.cuda.routes`
 KV_DTYPES = ("f16", "f32")
 KvDtype = Literal["f16", "f32"]
 Role = Literal["residual", "normed", "qkv", "attended", "gate_up", "activated", "logits"]
@@ -166,7 +168,7 @@ def choose_backend(
             raise InputError(f"route {route!r} is of the cuda backend: the host backend has none")
         if weights != "auto":
             raise InputError(f"weights {weights!r} is of the cuda backend: the host backend has one form")
-        return _host(), "host: asked for"
+        return _host(), f"host: asked for{_unused_switches()}"
     reason = _why_no_cuda()
     if reason is None:
         from minfer.engine.cuda.backend import CudaBackend
@@ -176,7 +178,13 @@ def choose_backend(
     if name == "cuda" or route != "auto" or weights != "auto":
         raise EngineError(f"backend cuda cannot be used: {reason}; use --backend host")
     matter, _, _ = reason.partition(": ")  # the remedy is for those who ask for cuda
-    return _host(), f"host: {matter}"
+    return _host(), f"host: {matter}{_unused_switches()}"
+
+
+def _unused_switches() -> str:
+    """What is to be said of switches of the cuda backend's routes that are set."""
+    on = sorted(k for k, v in os.environ.items() if k.startswith(SWITCHES) and v not in ("", "0"))
+    return f" ({', '.join(on)}: of the cuda backend, without effect here)" if on else ""
 
 
 def _host() -> Backend:

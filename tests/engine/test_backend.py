@@ -18,6 +18,13 @@ def test_host_can_be_asked_for():
     assert "thread" in backend.describe()
 
 
+def test_switches_of_the_cuda_backend_are_told_to_be_without_effect_on_the_host(monkeypatch):
+    monkeypatch.setenv("MINFER_MMQ", "1")
+    monkeypatch.setenv("MINFER_GEMM_K64", "0")
+    _, reason = choose_backend("host")
+    assert reason == "host: asked for (MINFER_MMQ: of the cuda backend, without effect here)"
+
+
 def test_auto_falls_back_and_says_why_without_the_remedy(monkeypatch):
     monkeypatch.setattr(module, "_why_no_cuda", lambda: "no NVIDIA driver was found: install one; or not")
     backend, reason = choose_backend("auto")
