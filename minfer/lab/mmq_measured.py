@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from minfer.campaign.against import SHAPES
 from minfer.campaign.decomposition import products_us_per_gmac
 from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.peers import llamacpp
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
     from minfer.cuda.mmq.ladder import Step
 
 NT = 2048
-HOPPER_PRODUCTS = {"q+k+v": (4608, 3584), "o": (3584, 3584), "gate+up": (37888, 3584), "down": (3584, 18944)}
-"""The 7B's products that W4A8 was timed on."""
-SHAPES = {"gate+up": (37888, 3584), "down": (3584, 18944)}
+TIMED = {name: SHAPES[name] for name in ("gate+up", "down")}
 """The 7B's products that every step was timed on: many tiles, and few."""
 COLOURS = {"gate+up": style.BLUE, "down": style.SKY}
 PEER = {"Q4_K": "q4_K gate/up", "Q6_K": "q6_K"}
@@ -93,7 +92,7 @@ def product_rows(records: Sequence[Record]) -> list[dict]:
 
 
 def _figure(config: MmqConfig, product: str) -> str:
-    od, depth = SHAPES[product]
+    od, depth = TIMED[product]
     return f"mmq {config} {od}x{depth} {NT} tokens: us/GMAC"
 
 
@@ -107,7 +106,7 @@ def _time(records: Sequence[Record], config: MmqConfig, product: str) -> float |
 def _rows(records: Sequence[Record], steps: Sequence[Step]) -> list[dict]:
     rows = []
     for step in steps:
-        times = {product: _time(records, step.config, product) for product in SHAPES}
+        times = {product: _time(records, step.config, product) for product in TIMED}
         if None not in times.values():
             rows.append({"step": step.name, **times, "mechanism": step.mechanism})
     return rows
@@ -125,7 +124,7 @@ def ladder_rows(records: Sequence[Record], weight_type: str = "Q4_K") -> list[di
         name, base = row["step"], bases[row["step"]]
         of = on_down.get(base or before)
         change = "" if of is None else f"{row['down'] / of - 1:+.0%}" + (f" of {base}" if base else "")
-        rows.append({key: row[key] for key in ("step", *SHAPES)} | {"on down": change} | row)
+        rows.append({key: row[key] for key in ("step", *TIMED)} | {"on down": change} | row)
         on_down[name], before = row["down"], name
     return rows
 
@@ -138,14 +137,14 @@ def tried_rows(records: Sequence[Record], weight_type: str = "Q4_K") -> list[dic
     rows = []
     for row in _rows(records, tried(weight_type)):
         against = "" if base is None else f"{row['gate+up'] / base - 1:+.0%}"
-        rows.append({key: row[key] for key in ("step", *SHAPES)} | {"on gate+up": against} | row)
+        rows.append({key: row[key] for key in ("step", *TIMED)} | {"on gate+up": against} | row)
     return rows
 
 
 def hopper_rows(records: Sequence[Record]) -> list[dict]:
     """W4A8 (s8 wgmma on Q4_K) with the quantization of its activations, us a GMAC at 2048 tokens."""
     rows = []
-    for product, (od, depth) in HOPPER_PRODUCTS.items():
+    for product, (od, depth) in SHAPES.items():
         name = f"w4a8 {od}x{depth} {NT} tokens, with quantization: us/GMAC"
         if (record := newest(records, name)) is not None:
             rows.append(
@@ -164,7 +163,7 @@ def draw_ladder(records: Sequence[Record], weight_type: str = "Q4_K") -> Picture
     peer = llamacpp().us_per_gmac[PEER[weight_type]]
     fig, (ax,) = style.figure(9.6, 1.5 + 0.42 * len(rows))
     for place, row in enumerate(reversed(rows)):
-        for product, up in zip(SHAPES, (0.19, -0.19), strict=True):
+        for product, up in zip(TIMED, (0.19, -0.19), strict=True):
             label = product if place == 0 else None
             ax.barh(place + up, row[product], height=0.36, color=COLOURS[product], label=label)
             style.beside(ax, row[product], place + up, f"{row[product]:.1f}", fontsize=8)
@@ -172,7 +171,7 @@ def draw_ladder(records: Sequence[Record], weight_type: str = "Q4_K") -> Picture
     ax.text(peer, len(rows) - 0.42, f" llama.cpp {peer:g}", va="bottom", fontsize=8.5, color=style.RED)
     ax.set_yticks(range(len(rows)), [row["step"] for row in reversed(rows)], color=style.INK)
     ax.set_ylim(-0.6, len(rows) + 0.2)
-    ax.set_xlim(0, 1.1 * max(row[product] for row in rows for product in SHAPES))
+    ax.set_xlim(0, 1.1 * max(row[product] for row in rows for product in TIMED))
     ax.grid(axis="y", visible=False)
     style.label(ax, f"us a GMAC, {NT:,} tokens")
     style.legend(ax, loc="lower right")

@@ -8,128 +8,102 @@ from tests.gpu.instruction_probe import (
     DRAIN,
     THREADS,
     Probe,
-    compiled,
-    probe_kernel,
     random_bytes,
     shared_lines,
+    source_probe,
 )
 
 
 def bulk_load_probe(name: str) -> Probe:
     """One thread copies 4 KB with an mbarrier; all read it out."""
     words = 1024
-    source = "\n".join(
-        [
-            "def kernel(in0, out):",
-            "    tid = types.int32(cuda.threadIdx.x)",
-            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
-            f"    bar = base + types.uint32({4 * words})",
-            "    if tid == 0:",
-            "        ptx.mbarrier_init(bar, types.uint32(1))",
-            "        ptx.fence_mbarrier_init()",
-            "    cuda.syncthreads()",
-            "    if tid == 0:",
-            f"        ptx.mbarrier_arrive_expect_tx(bar, types.uint32({4 * words}))",
-            f"        ptx.bulk_load(base, ptx.global_address(in0), types.uint32({4 * words}), bar)",
-            "    ptx.mbarrier_wait(bar, types.uint32(0))",
-            *shared_lines(DRAIN, words),
-        ]
-    )
+    lines = [
+        f"    bar = base + types.uint32({4 * words})",
+        "    if tid == 0:",
+        "        ptx.mbarrier_init(bar, types.uint32(1))",
+        "        ptx.fence_mbarrier_init()",
+        "    cuda.syncthreads()",
+        "    if tid == 0:",
+        f"        ptx.mbarrier_arrive_expect_tx(bar, types.uint32({4 * words}))",
+        f"        ptx.bulk_load(base, ptx.global_address(in0), types.uint32({4 * words}), bar)",
+        "    ptx.mbarrier_wait(bar, types.uint32(0))",
+        *shared_lines(DRAIN, words),
+    ]
     inputs = (random_bytes(name, 4 * words).view(np.uint32),)
-    return Probe(probe_kernel(name, compiled(source), inputs, 4 * words + 16, min_arch=90), inputs, words)
+    return source_probe(name, lines, inputs, words, 4 * words + 16, min_arch=90)
 
 
 def named_barrier_probe(name: str) -> Probe:
     """Two warps write and arrive, two wait and read."""
-    source = "\n".join(
-        [
-            "def kernel(in0, out):",
-            "    tid = types.int32(cuda.threadIdx.x)",
-            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
-            "    if tid < 64:",
-            "        ptx.st_shared_u32(types.uint32(base + tid * 4), in0[tid])",
-            "        ptx.bar_arrive(types.uint32(1), types.uint32(128))",
-            "        out[tid] = in0[tid + 64]",
-            "    else:",
-            "        ptx.bar_sync(types.uint32(1), types.uint32(128))",
-            "        out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
-        ]
-    )
+    lines = [
+        "    if tid < 64:",
+        "        ptx.st_shared_u32(types.uint32(base + tid * 4), in0[tid])",
+        "        ptx.bar_arrive(types.uint32(1), types.uint32(128))",
+        "        out[tid] = in0[tid + 64]",
+        "    else:",
+        "        ptx.bar_sync(types.uint32(1), types.uint32(128))",
+        "        out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
+    ]
     inputs = (random_bytes(name, 512).view(np.uint32),)
-    return Probe(probe_kernel(name, compiled(source), inputs, 256), inputs, THREADS)
+    return source_probe(name, lines, inputs, THREADS, 256)
 
 
 def mbarrier_probe(name: str) -> Probe:
     """Two phases of an mbarrier: 128 arrivals before each, in the second only from even threads."""
-    source = "\n".join(
-        [
-            "def kernel(in0, out):",
-            "    tid = types.int32(cuda.threadIdx.x)",
-            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
-            "    first, second = types.uint32(base + 512), types.uint32(base + 520)",
-            "    if tid == 0:",
-            "        ptx.mbarrier_init(first, types.uint32(128))",
-            "        ptx.mbarrier_init(second, types.uint32(64))",
-            "    cuda.syncthreads()",
-            "    ptx.st_shared_u32(types.uint32(base + tid * 4), in0[tid])",
-            "    ptx.mbarrier_arrive(first)",
-            "    ptx.mbarrier_wait(first, types.uint32(0))",
-            "    out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
-            "    ptx.mbarrier_arrive(first)",
-            "    ptx.mbarrier_wait(first, types.uint32(1))",
-            "    ptx.st_shared_u32(types.uint32(base + tid * 4), types.uint32(tid))",
-            "    ptx.mbarrier_arrive_if(second, types.uint32(tid & 1 ^ 1))",
-            "    ptx.mbarrier_wait(second, types.uint32(0))",
-            "    out[tid + 128] = ptx.ld_shared_u32(types.uint32(base + (tid & 126) * 4))",
-        ]
-    )
+    lines = [
+        "    first, second = types.uint32(base + 512), types.uint32(base + 520)",
+        "    if tid == 0:",
+        "        ptx.mbarrier_init(first, types.uint32(128))",
+        "        ptx.mbarrier_init(second, types.uint32(64))",
+        "    cuda.syncthreads()",
+        "    ptx.st_shared_u32(types.uint32(base + tid * 4), in0[tid])",
+        "    ptx.mbarrier_arrive(first)",
+        "    ptx.mbarrier_wait(first, types.uint32(0))",
+        "    out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
+        "    ptx.mbarrier_arrive(first)",
+        "    ptx.mbarrier_wait(first, types.uint32(1))",
+        "    ptx.st_shared_u32(types.uint32(base + tid * 4), types.uint32(tid))",
+        "    ptx.mbarrier_arrive_if(second, types.uint32(tid & 1 ^ 1))",
+        "    ptx.mbarrier_wait(second, types.uint32(0))",
+        "    out[tid + 128] = ptx.ld_shared_u32(types.uint32(base + (tid & 126) * 4))",
+    ]
     inputs = (random_bytes(name, 512).view(np.uint32),)
-    return Probe(probe_kernel(name, compiled(source), inputs, 528, min_arch=90), inputs, 2 * THREADS)
+    return source_probe(name, lines, inputs, 2 * THREADS, 528, min_arch=90)
 
 
 def mbarrier_wait_for_probe(name: str) -> Probe:
     """Not yet completed, whatever the time; completed; and the parity that a fresh mbarrier passes for."""
-    source = "\n".join(
-        [
-            "def kernel(in0, out):",
-            "    tid = types.int32(cuda.threadIdx.x)",
-            "    bar = ptx.shared_address(cuda.shared.array(0, types.uint8))",
-            "    if tid == 0:",
-            "        ptx.mbarrier_init(bar, types.uint32(128))",
-            "    cuda.syncthreads()",
-            "    out[tid] = ptx.mbarrier_wait_for(bar, types.uint32(0), in0[tid])",
-            "    out[tid + 128] = ptx.mbarrier_wait_for(bar, types.uint32(1), in0[tid])",
-            "    cuda.syncthreads()",
-            "    ptx.mbarrier_arrive(bar)",
-            "    ptx.mbarrier_wait(bar, types.uint32(0))",
-            "    out[tid + 256] = ptx.mbarrier_wait_for(bar, types.uint32(0), in0[tid])",
-            "    out[tid + 384] = ptx.mbarrier_wait_for(bar, types.uint32(1), in0[tid])",
-        ]
-    )
+    lines = [
+        "    if tid == 0:",
+        "        ptx.mbarrier_init(base, types.uint32(128))",
+        "    cuda.syncthreads()",
+        "    out[tid] = ptx.mbarrier_wait_for(base, types.uint32(0), in0[tid])",
+        "    out[tid + 128] = ptx.mbarrier_wait_for(base, types.uint32(1), in0[tid])",
+        "    cuda.syncthreads()",
+        "    ptx.mbarrier_arrive(base)",
+        "    ptx.mbarrier_wait(base, types.uint32(0))",
+        "    out[tid + 256] = ptx.mbarrier_wait_for(base, types.uint32(0), in0[tid])",
+        "    out[tid + 384] = ptx.mbarrier_wait_for(base, types.uint32(1), in0[tid])",
+    ]
     inputs = (np.random.default_rng(0).integers(0, 20_000, THREADS, np.uint32),)  # nanoseconds
-    return Probe(probe_kernel(name, compiled(source), inputs, 16, min_arch=90), inputs, 4 * THREADS)
+    return source_probe(name, lines, inputs, 4 * THREADS, 16, min_arch=90)
 
 
 def copy_mbarrier_probe(name: str) -> Probe:
     """128 copies that an mbarrier counts as they land; each thread reads what another one copied."""
-    source = "\n".join(
-        [
-            "def kernel(in0, out):",
-            "    tid = types.int32(cuda.threadIdx.x)",
-            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
-            "    landed = types.uint32(base + 512)",
-            "    if tid == 0:",
-            "        ptx.mbarrier_init(landed, types.uint32(128))",
-            "    cuda.syncthreads()",
-            "    source = ptx.global_address(in0) + types.uint64(tid) * types.uint64(4)",
-            "    ptx.cp_async_ca_4(types.uint32(base + tid * 4), source, types.uint32(4))",
-            "    ptx.cp_async_mbarrier_arrive(landed)",
-            "    ptx.mbarrier_wait(landed, types.uint32(0))",
-            "    out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
-        ]
-    )
+    lines = [
+        "    landed = types.uint32(base + 512)",
+        "    if tid == 0:",
+        "        ptx.mbarrier_init(landed, types.uint32(128))",
+        "    cuda.syncthreads()",
+        "    source = ptx.global_address(in0) + types.uint64(tid) * types.uint64(4)",
+        "    ptx.cp_async_ca_4(types.uint32(base + tid * 4), source, types.uint32(4))",
+        "    ptx.cp_async_mbarrier_arrive(landed)",
+        "    ptx.mbarrier_wait(landed, types.uint32(0))",
+        "    out[tid] = ptx.ld_shared_u32(types.uint32(base + (127 - tid) * 4))",
+    ]
     inputs = (random_bytes(name, 512).view(np.uint32),)
-    return Probe(probe_kernel(name, compiled(source), inputs, 520, min_arch=90), inputs, THREADS)
+    return source_probe(name, lines, inputs, THREADS, 520, min_arch=90)
 
 
 def barrier_probes() -> list[Probe]:

@@ -74,6 +74,21 @@ def compiled(source: str, **names: Any) -> Callable:
     return scope["kernel"]
 
 
+def source_probe(
+    name: str, lines: list[str], inputs: tuple, out_words: int, shared_bytes: int = 0, **limits: Any
+) -> Probe:
+    """The probe of a body in lines, of one input `in0`; `tid` is the thread, `base` the shared memory."""
+    source = "\n".join(
+        [
+            "def kernel(in0, out):",
+            "    tid = types.int32(cuda.threadIdx.x)",
+            "    base = ptx.shared_address(cuda.shared.array(0, types.uint8))",
+            *lines,
+        ]
+    )
+    return Probe(probe_kernel(name, compiled(source), inputs, shared_bytes, **limits), inputs, out_words)
+
+
 def result_words(instruction: Instruction) -> list[str]:
     """Expressions for the results of the call `r`, as u32 words."""
     several = len(instruction.returns) > 1

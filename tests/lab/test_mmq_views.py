@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from minfer.arithmetic.devices import DEVICES, GB10, H200
 from minfer.arithmetic.reference import FOLDER
+from minfer.campaign.against import SHAPES
 from minfer.campaign.records import load_records
 from minfer.lab import block_view, mmq_measured, mmq_view, phantom_view, quantize_view
 from minfer.lab.mmq_widgets import block_explorer, depth_explorer, phantom_explorer, words_explorer
@@ -180,7 +181,7 @@ class TestMeasured:
 
     def test_int8_on_hopper(self):
         rows = mmq_measured.hopper_rows(load_records())
-        assert [row["product"] for row in rows] == list(mmq_measured.HOPPER_PRODUCTS)
+        assert [row["product"] for row in rows] == list(SHAPES)
         assert all(2 < row["us/GMAC"] < 3.8 for row in rows) and mmq_measured.hopper_rows([]) == []
 
     def test_products_of_whole_prefills(self):
