@@ -15,14 +15,13 @@ from minfer.cuda.token.records import RUN, WEIGHTS, Layout, record_layout, recor
 TILE_ROWS = 16  # most of a tile: of what is copied, waited for and multiplied at once
 ROW_BYTES = 2016  # of 14 blocks of Q4_K: a row that tiles are made for
 LINES = 32  # from a tile's beginning or end to that of a 16-byte line, twice
-MOST_SLOTS = 16
+MOST_SLOTS = 8
 MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
 MOST_SPLITS = 64
 ONE_BLOCK_TURNS = 3  # up to so many another turn is faster than a combination of splits
-EXCHANGES = ("barrier", "tags", "bits", "words")
+EXCHANGES = ("barrier", "tags", "bits")
 LOADS = 8  # 16-byte loads of activations that a thread has in flight
 ENTRY_BYTES = 32  # of the schedule
-SENT_BYTES = 320  # 256 activations as blocks hand them on
 
 
 def _ceil(a: int, b: int) -> int:
@@ -80,10 +79,6 @@ class TokenConfig:
     early: int = 50
     ahead: int = 4
     in_flight: int = 2
-    quiet: int = 2
-    tile_rows: int = 16
-    missing: bool = False
-    patience: int = 1000
     prefetch: bool = True
     spare: bool = True
 
@@ -143,7 +138,6 @@ class TokenConfig:
         if self.limited:
             slots += f" in flight={self.in_flight}"
         ring = f"warps={self.warps} lanes={self.lanes} slots={slots} {self.exchange}"
-        ring += f" {self.quiet} {self.tile_rows} {self.missing} {self.patience}"
         if self.tagged:
             ring += f" early={self.early}%"
         for name in ("prefetch", "spare", "spread"):
@@ -163,17 +157,12 @@ class TokenConfig:
     @property
     def tile_bytes(self) -> int:
         """Most of a tile."""
-        return self.tile_rows * ROW_BYTES
+        return TILE_ROWS * ROW_BYTES
 
     @property
     def slot_bytes(self) -> int:
         """Of the ring, for a tile."""
         return self.tile_bytes + LINES
-
-    @property
-    def hushed(self) -> bool:
-        """Whether the stream asks for less while the block hands on or waits for activations."""
-        return self.quiet < self.in_flight
 
     @property
     def limited(self) -> bool:
@@ -216,8 +205,6 @@ class TokenConfig:
 
     def exchanged_bytes(self, dim: int) -> int:
         """Bytes of the workspace of so many activations that blocks exchange."""
-        if self.exchange == "words":
-            return dim // WEIGHTS * SENT_BYTES
         return dim * 2 if self.tagged else self.record_bytes(dim)
 
     # ---- the attention
@@ -320,7 +307,7 @@ class TokenConfig:
         """Sums of rows' groups that are kept: what a block gates, and what it adds to the residual stream, is
         written at once."""
         added = _ceil(self.hidden, self.blocks) * self.row_groups(self.widest)
-        return max(2 * self.outputs * self.row_groups(self.hidden), added, self.tile_rows * self.warps)
+        return max(2 * self.outputs * self.row_groups(self.hidden), added, TILE_ROWS * self.warps)
 
     full_at = 0
     done_at = full_at + MOST_SLOTS * 8
@@ -337,13 +324,8 @@ class TokenConfig:
         return _align(self.scratch_at + self.warps * 4, 8)
 
     @property
-    def quiet_at(self) -> int:
-        """Whether the block hands on or waits for activations."""
-        return self.best_at + self.warps * 8
-
-    @property
     def addresses_at(self) -> int:
-        return _align(self.quiet_at + 4)
+        return _align(self.best_at + self.warps * 8)
 
     @property
     def table_at(self) -> int:

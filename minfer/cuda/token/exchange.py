@@ -29,8 +29,8 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import warp_sum
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.token.config import SENT_BYTES, TokenConfig
-from minfer.cuda.token.records import Layout, quantize_part, quantize_run
+from minfer.cuda.token.config import TokenConfig
+from minfer.cuda.token.records import Layout, quantize_run
 
 
 class Exchange(NamedTuple):
@@ -57,11 +57,11 @@ class Exchange(NamedTuple):
 def make_exchange(config: TokenConfig) -> Exchange:
     """The functions of `config.exchange`."""
     dim, threads = config.hidden, config.threads
-    if not config.tagged:
-        return _plain(dim, threads, config.layout)
-    sums = _paired_sums() if config.exchange == "tags" else _short_sums()
-    store_run = _store_words if config.exchange == "words" else _store_pairs
-    return Exchange(*sums, _load_sums(dim, threads, sums.load_four, config.missing), store_run)
+    return (
+        _tagged(dim, threads, _short_sums() if config.exchange == "bits" else _paired_sums())
+        if config.tagged
+        else _plain(dim, threads, config.layout)
+    )
 
 
 def sum_rounds(dim: int, threads: int) -> int:
@@ -193,8 +193,9 @@ def _short_sums() -> TaggedSums:
     return TaggedSums(store, load_own, load_four)
 
 
-def _load_sums(dim: int, threads: int, load_four: Callable, missing: bool) -> Callable:
+def _tagged(dim: int, threads: int, sums: TaggedSums) -> Exchange:
     fours, rounds = dim // 4, sum_rounds(dim, threads)
+    load_four = sums.load_four
 
     @device_function
     @unrolled
@@ -211,38 +212,20 @@ def _load_sums(dim: int, threads: int, load_four: Callable, missing: bool) -> Ca
                 polls = uint32(polls + uint32(1))
                 ptx.poll_again(polls)
 
-    return load_sums
+    @device_function
+    def store_run(of, index, dim, v0, v1, v2, v3, tag):
+        word, scale, total = quantize_run(v0, v1, v2, v3)
+        if index >= dim:
+            return
+        factor = ptx.bitcast_u32_f32(scale)
+        if index & 8:
+            factor = ptx.bitcast_u32_f32(total)
+        if index & 4:
+            factor >>= uint32(16)
+        # The lower halves of the factor and of the tag.
+        ptx.st_pair(of + uint64(index) * uint64(2), word, ptx.prmt(factor, tag, uint32(0x5410)))
 
-
-@device_function
-def _store_pairs(of, index, dim, v0, v1, v2, v3, tag):
-    word, scale, total = quantize_run(v0, v1, v2, v3)
-    if index >= dim:
-        return
-    factor = ptx.bitcast_u32_f32(scale)
-    if index & 8:
-        factor = ptx.bitcast_u32_f32(total)
-    if index & 4:
-        factor >>= uint32(16)
-    # The lower halves of the factor and of the tag.
-    ptx.st_pair(of + uint64(index) * uint64(2), word, ptx.prmt(factor, tag, uint32(0x5410)))
-
-
-@device_function
-def _store_words(of, index, dim, v0, v1, v2, v3, tag):
-    word, _, scale = quantize_part(v0, v1, v2, v3)
-    shift = uint32(((index >> 1) & 6) + 2)
-    last = uint32(word & uint32(3)) << shift
-    last |= ptx.shfl_xor_u32(last, 1)
-    last |= ptx.shfl_xor_u32(last, 2)
-    if index >= dim:
-        return
-    tag &= uint32(3)
-    record = of + uint64((index >> 8) * SENT_BYTES)
-    ptx.st_relaxed_u32(record + uint64(index & 255), (word & uint32(0xFFFFFFFC)) | tag)
-    if (index & 15) == 0:
-        high = (ptx.bitcast_u32_f32(scale) << uint32(1)) & uint32(0xFFFFFC00)
-        ptx.st_relaxed_u32(record + uint64(256 + ((index >> 2) & 60)), high | last | tag)
+    return Exchange(sums.store, sums.load_own, load_four, load_sums, store_run)
 
 
 def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Callable, int]:
@@ -303,9 +286,7 @@ def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Calla
 def make_copy(config: TokenConfig, dim: int) -> Callable:
     """Device function (records, source, tag): `dim` activations, as other blocks have stored them, to records
     at a shared address. Plain loads: the copy engine does not see what another block has just written."""
-    if not config.tagged:
-        return _copy_plain(config, dim)
-    return _copy_words(config, dim) if config.exchange == "words" else _copy_pairs(config, dim)
+    return _copy_tagged(config, dim) if config.tagged else _copy_plain(config, dim)
 
 
 def _copy_plain(config: TokenConfig, dim: int) -> Callable:
@@ -336,7 +317,7 @@ def _copy_plain(config: TokenConfig, dim: int) -> Callable:
     return copy
 
 
-def _copy_pairs(config: TokenConfig, dim: int) -> Callable:
+def _copy_tagged(config: TokenConfig, dim: int) -> Callable:
     threads, chunks = config.threads, dim // 8  # half a run each, and its scale or its sum
     rounds = -(-chunks // threads)
     held = 4 * rounds
@@ -374,70 +355,5 @@ def _copy_pairs(config: TokenConfig, dim: int) -> Callable:
                 )
                 factor = ptx.prmt(words[i * 4 + 1], words[i * 4 + 3], uint32(0x5410))
                 ptx.st_shared_u32(record + uint32(scale_at(run) + second * sum_behind), factor)
-
-    return copy
-
-
-def _copy_words(config: TokenConfig, dim: int) -> Callable:
-    threads, runs = config.threads, dim // 16
-    rounds = -(-runs // threads)
-    held = 5 * rounds
-    pitch, run_at, scale_at, sum_behind = config.layout[:4]
-    every = not config.missing
-
-    @device_function
-    @unrolled
-    def copy(records, source, tag):
-        words = cuda.local.array(held, uint32)
-        missing = uint32(0)
-        for i in unroll(rounds):
-            if int32(cuda.threadIdx.x) + int32(i * threads) < runs:
-                missing |= uint32(1 << i)
-        polls = uint32(0)
-        while missing != uint32(0):
-            for i in unroll(rounds):
-                if missing & uint32(1 << i):
-                    at = int32(cuda.threadIdx.x) + int32(i * threads)
-                    record = source + uint64((at >> 4) * SENT_BYTES)
-                    w0, w1, w2, w3 = ptx.ld_relaxed_v4_u32(record + uint64((at & 15) * 16))
-                    words[i * 5] = w0
-                    words[i * 5 + 1] = w1
-                    words[i * 5 + 2] = w2
-                    words[i * 5 + 3] = w3
-                    words[i * 5 + 4] = ptx.ld_relaxed_u32(record + uint64(256 + (at & 15) * 4))
-            found = uint32(0)
-            for i in unroll(rounds):
-                wrong = words[i * 5] ^ tag
-                for j in unroll(4):
-                    wrong |= words[i * 5 + 1 + j] ^ tag
-                if wrong & uint32(3) == 0:
-                    found |= uint32(1 << i)
-            if every:
-                if missing & ~found == 0:
-                    missing = uint32(0)
-            else:
-                missing &= ~found
-            if missing != uint32(0):
-                polls = uint32(polls + uint32(1))
-                ptx.poll_again(polls)
-        for i in unroll(rounds):
-            at = int32(cuda.threadIdx.x) + int32(i * threads)
-            if at < runs:
-                last = words[i * 5 + 4]
-                total = int32(0)
-                for j in unroll(4):
-                    word = (words[i * 5 + j] & uint32(0xFFFFFFFC)) | ((last >> uint32(2 + 2 * j)) & uint32(3))
-                    words[i * 5 + j] = word
-                    total = ptx.dp4a(word, uint32(0x01010101), total)
-                record = records + uint32((at >> 4) * pitch)
-                run = at & 15
-                ptx.st_shared_v4_u32(
-                    record + uint32(run_at(run)),
-                    words[i * 5], words[i * 5 + 1], words[i * 5 + 2], words[i * 5 + 3],
-                )  # fmt: skip
-                scale = ptx.bitcast_f32_u32((last & uint32(0xFFFFFC00)) >> uint32(1))
-                tail = record + uint32(scale_at(run))
-                ptx.st_shared_f32(tail, scale)
-                ptx.st_shared_f32(tail + uint32(sum_behind), scale * ptx.cvt_rn_f32_s32(total))
 
     return copy

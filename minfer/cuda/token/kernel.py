@@ -74,7 +74,6 @@ def decode_token(config: TokenConfig) -> Kernel:
     )  # fmt: skip
     full_at, done_at, blocks, hidden = config.full_at, config.done_at, config.blocks, config.hidden
     best_at, tagged, counted = config.best_at, config.tagged, config.awaited > 0
-    hushed, quiet_at = config.hushed, config.quiet_at
     all_threads, early = threads + 32, blocks - config.awaited
 
     @device_function
@@ -187,8 +186,6 @@ def decode_token(config: TokenConfig) -> Kernel:
                     if flags & NORM:
                         prepare(factors, address_of(addresses, VECTORS) + join(w2, w3))
                     wait(barriers, target)
-                    if hushed and flags & ATTENDED and thread == 0:
-                        ptx.st_shared_u32(shared + uint32(quiet_at), uint32(0))
                     if flags & NORM:
                         norm(factors, region, shared + uint32(scratch_at), residual, tag)
                     elif flags & ATTENDED:
@@ -196,8 +193,6 @@ def decode_token(config: TokenConfig) -> Kernel:
                     elif flags & ACTIVATED:
                         copy_activated(region, address_of(addresses, ACTIVATED_RECORDS), tag)
                     sync()
-                    if hushed and thread == 0:
-                        ptx.st_shared_u32(shared + uint32(quiet_at), uint32(0))
                 multiply(shared, region, share, flags, w7, w5, w0, state, old, eps, tag + uint32(1))
                 if flags & ARRIVE:
                     arrive(barriers, uint32(1))
@@ -218,7 +213,6 @@ def decode_token(config: TokenConfig) -> Kernel:
                 ptx.mbarrier_init(shared + uint32(full_at + n * 8), uint32(1))
                 ptx.mbarrier_init(shared + uint32(done_at + n * 8), uint32(warps))
             ptx.fence_mbarrier_init()
-            ptx.st_shared_u32(shared + uint32(quiet_at), uint32(0))
             for n in range(warps):
                 ptx.st_shared_v2_u32(shared + uint32(best_at + n * 8), uint32(0), uint32(0))
         cuda.syncthreads()

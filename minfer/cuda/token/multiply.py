@@ -19,7 +19,7 @@ from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.dots import make_dots
 from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.outputs import make_outputs
-from minfer.cuda.token.schedule import ARRIVE, PAIRS, SIX_BIT
+from minfer.cuda.token.schedule import PAIRS, SIX_BIT
 from minfer.cuda.token.tiles import make_block_rows, make_groups, tile_shape, unit_bytes
 
 NUMBER, PARITY = range(2)  # of a state: slot, its phase's parity
@@ -36,7 +36,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     slots, warps, block_rows = config.slots, config.warps, make_block_rows(config)
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
     most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
-    slot_bytes, hushed, quiet_at = config.slot_bytes, config.hushed, config.quiet_at
+    slot_bytes = config.slot_bytes
     write = make_outputs(config, exchange)
     row_groups = make_groups(config.group_units)
     load_activations, dot_q4_k, dot_q6_k, x_words, x_factors = make_dots(lanes, config.layout)
@@ -119,8 +119,6 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             shift = uint32(matrix + uint32(begin * pitch)) & uint32(15)
             tile = shared + uint32(ring_at) + number * uint32(slot_bytes) + shift + unit_at
             ptx.mbarrier_wait(shared + uint32(full_at) + number * uint32(8), state[PARITY])
-            if hushed and begin + count == last and flags & ARRIVE and cuda.threadIdx.x == 0:
-                ptx.st_shared_u32(shared + uint32(quiet_at), uint32(1))
             second = int32(next_row + teams)
             while second < rows:
                 if six:

@@ -88,10 +88,10 @@ def record_layout(spread: bool) -> Layout:
 
 
 @device_function
-def quantize_part(v0, v1, v2, v3):
-    """(word, sum, scale) of four activations: their int8, the sum of these, and the scale of their run of 16.
-    All 32 lanes call it, neighbouring lanes with neighbouring fours: 4 lanes share a run. A NaN makes its
-    run's scale NaN, an infinity makes it infinite."""
+def quantize_run(v0, v1, v2, v3):
+    """(word, scale, sum) of four activations: their int8, the scale of their run of 16, and its sum of int8
+    times that. All 32 lanes call it, neighbouring lanes with neighbouring fours: 4 lanes share a run. A NaN
+    makes its run's scale NaN, an infinity makes it infinite."""
     largest = largest_bits(v0, v1, v2, v3)
     largest = max(largest, ptx.shfl_xor_u32(largest, 1))
     largest = max(largest, ptx.shfl_xor_u32(largest, 2))
@@ -100,14 +100,8 @@ def quantize_part(v0, v1, v2, v3):
     if largest != 0:
         inverse = float32(127) * ptx.rcp_approx(top)
     word, part = quantize_four(v0, v1, v2, v3, inverse)
-    return word, part, top * float32(1.0 / 127.0)
-
-
-@device_function
-def quantize_run(v0, v1, v2, v3):
-    """(word, scale, sum) as `quantize_part`, but the sum is the run's, times the scale."""
-    word, part, scale = quantize_part(v0, v1, v2, v3)
     total = uint32(part)
     total = uint32(total + ptx.shfl_xor_u32(total, 1))
     total = uint32(total + ptx.shfl_xor_u32(total, 2))
+    scale = top * float32(1.0 / 127.0)
     return word, scale, scale * ptx.cvt_rn_f32_s32(int32(total))

@@ -38,8 +38,6 @@ def make_stream(config: TokenConfig) -> Callable:
     in_flight, limited = config.in_flight, config.limited
     full_at, done_at, slot_bytes = config.full_at, config.done_at, config.slot_bytes
     addresses_at, table_at, ring_at = config.addresses_at, config.table_at, config.ring_at
-    hushes, pauses, quiet, quiet_at = config.hushed and config.quiet > 0, config.quiet == 0, config.quiet, config.quiet_at
-    patience = config.patience
     prefetches, prefetch = config.prefetch, make_prefetch(config)
 
     @device_function
@@ -95,9 +93,9 @@ def make_stream(config: TokenConfig) -> Callable:
 
     @device_function
     @unrolled
-    def wait_for_earlier(shared, number, parity, back):
-        """Wait until the tile `back` before slot `number`'s has come; parity: of the pass before."""
-        earlier = int32(number) - int32(back)
+    def wait_for_earlier(shared, number, parity):
+        """Wait until the tile `in_flight` before slot `number`'s has come; parity: of the pass before."""
+        earlier = int32(number) - int32(in_flight)
         if earlier < 0:
             earlier += int32(slots)
         else:
@@ -127,16 +125,11 @@ def make_stream(config: TokenConfig) -> Callable:
             full = shared + uint32(full_at) + number * uint32(8)
             done = shared + uint32(done_at) + number * uint32(8)
             slot = shared + uint32(ring_at) + number * uint32(slot_bytes)
-            if pauses:
-                polls = uint32(0)
-                while ptx.ld_shared_u32(shared + uint32(quiet_at)) != uint32(0):
-                    polls = uint32(polls + uint32(1))
-                    ptx.poll_again(polls)
             if ahead > 0:
                 while (
                     lead < ahead
                     and later[ENTRY] < entries
-                    and ptx.mbarrier_wait_for(done, parity, uint32(patience)) == uint32(0)
+                    and ptx.mbarrier_wait_for(done, parity, uint32(PATIENCE_NS)) == uint32(0)
                 ):
                     warm(later, later_addresses)
                     seek(later, later_addresses, table, weights, block)
@@ -153,10 +146,7 @@ def make_stream(config: TokenConfig) -> Callable:
             line, length, size = take(cursor, addresses)
             ptx.mbarrier_wait(done, parity)
             if limited:
-                back = int32(in_flight)
-                if hushes and ptx.ld_shared_u32(shared + uint32(quiet_at)) != uint32(0):
-                    back = int32(quiet)
-                wait_for_earlier(shared, number, parity, back)
+                wait_for_earlier(shared, number, parity)
             if apart != 0:
                 ptx.mbarrier_arrive_expect_tx(full, size * uint32(2))
                 ptx.bulk_load(slot + length, line + apart, size, full)

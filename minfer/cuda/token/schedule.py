@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.checks import check_whole
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.token.config import TokenConfig
+from minfer.cuda.token.config import TILE_ROWS, TokenConfig
 from minfer.cuda.token.records import WEIGHTS
 
 Q4_BYTES, Q6_BYTES = (BLOCKS[format].row_bytes(WEIGHTS) for format in ("Q4_K", "Q6_K"))
@@ -67,7 +67,7 @@ class Entry:
         outputs of a tile (6), 65536 over the groups of a row's blocks, rounded up (17)."""
         check_whole("decode_token: blocks of weights a row", self.units, 1, 255)
         pitch = self.units * (Q6_BYTES if self.flags & SIX_BIT else Q4_BYTES)
-        rows = min(config.tile_rows, config.tile_bytes // pitch)
+        rows = min(TILE_ROWS, config.tile_bytes // pitch)
         each = rows // 2 if self.flags & PAIRS else rows
         return self.units | each << 8 | (65536 // config.row_groups(self.units * WEIGHTS) + 1) << 14
 
