@@ -100,7 +100,7 @@ def make_stream(config: TokenConfig) -> Callable:
         """Wait until as many tiles are in flight as may be beside slot `number`'s; parity: of the pass
         before."""
         earlier = int32(number) - int32(in_flight)
-        if hushed and ptx.mbarrier_wait_for(shared + uint32(quiet_at), uint32(0), uint32(0)) != uint32(0):
+        if hushed and ptx.mbarrier_test(shared + uint32(quiet_at), uint32(0)) != uint32(0):
             earlier = int32(number) - int32(quiet)
         if earlier < 0:
             earlier += int32(slots)
