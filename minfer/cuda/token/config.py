@@ -299,8 +299,15 @@ class TokenConfig:
 
     @property
     def region_bytes(self) -> int:
-        """The activations of a phase as records, or the attention's share."""
-        return _align(max(self.record_bytes(self.widest), self.attention_bytes))
+        """The activations of a phase as records (a norm's gains behind them), or the attention's share."""
+        return _align(
+            max(self.record_bytes(self.widest), self.gains_at + self.hidden * 4, self.attention_bytes)
+        )
+
+    @property
+    def gains_at(self) -> int:
+        """Of the activations' region: the gains of a norm, behind the normed records."""
+        return _align(self.record_bytes(self.hidden))
 
     @property
     def sums(self) -> int:

@@ -106,7 +106,7 @@ def decode_token(config: TokenConfig) -> Kernel:
     stream, attend = make_stream(config), make_attend(config, exchange, wait, arrive, sync)
     take_share, multiply = make_multiply(config, exchange, sync)
     tell, choose_next = make_choose(config, sync)
-    prepare, norm, held = make_norm(config, exchange.load_sums)
+    prepare, norm = make_norm(config, exchange.load_sums)
     copy_attended, copy_activated = (make_copy(config, dim) for dim in (config.attended, config.ffn))
 
     @device_function
@@ -182,12 +182,11 @@ def decode_token(config: TokenConfig) -> Kernel:
                 if flags & ADD and share[FIRST] + thread < share[LAST]:
                     old = load_sum(residual, share[FIRST] + thread)
                 if flags & WAIT:
-                    factors = cuda.local.array(held, float32)
                     if flags & NORM:
-                        prepare(factors, address_of(addresses, VECTORS) + join(w2, w3))
+                        prepare(region, address_of(addresses, VECTORS) + join(w2, w3))
                     wait(barriers, target)
                     if flags & NORM:
-                        norm(factors, region, shared + uint32(scratch_at), residual, tag)
+                        norm(region, shared + uint32(scratch_at), residual, tag)
                     elif flags & ATTENDED:
                         copy_attended(region, address_of(addresses, ATTENDED_RECORDS), tag)
                     elif flags & ACTIVATED:
