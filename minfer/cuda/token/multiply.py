@@ -57,8 +57,8 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
 
     @device_function
     def put(kept, sent, at, lane):
-        """The sums over the lanes of two values, of `kept` and `sent` of the other half: at an address each, if
-        it is not 0."""
+        """The sums over the lanes of two values, to an address each if it is not 0; a lane of the upper half
+        has the second as `kept` and the first as `sent`."""
         kept += ptx.shfl_xor_f32(sent, uint32(16))
         for step in range(4):
             kept += ptx.shfl_xor_f32(kept, uint32(8 >> step))
