@@ -326,9 +326,14 @@ class TokenConfig:
         return 2 * MOST_SLOTS * 8
 
     @property
+    def norm_scale_at(self) -> int:
+        """What the outputs of a normed product are multiplied with."""
+        return self.scratch_at + self.warps * 4
+
+    @property
     def best_at(self) -> int:
         """The best of a warp's logits, 8 bytes each (`minfer.cuda.token.choose`)."""
-        return _align(self.scratch_at + self.warps * 4, 8)
+        return _align(self.norm_scale_at + 4, 8)
 
     @property
     def addresses_at(self) -> int:

@@ -228,13 +228,15 @@ def _tagged(dim: int, threads: int, sums: TaggedSums) -> Exchange:
     return Exchange(sums.store, sums.load_own, load_four, load_sums, store_run)
 
 
-def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Callable]:
-    """Device functions (records, gains) and (records, scratch, residual, tag).
+def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Callable, Callable]:
+    """Device functions (records, gains), (records, scratch, residual, tag) and, for one thread behind a
+    barrier, (scratch, eps).
 
     The first brings the gains into shared memory, behind where the records will be, before the activations
     are there; the second leaves the records of the residual stream times the gains at the shared address
-    `records`, and the warps' sums of its squares in `scratch`: 1 / rms is left to what is made of them."""
-    threads, fours = config.threads, config.hidden // 4
+    `records`, and the warps' sums of its squares in `scratch`; the third puts 1 / rms behind those, for what
+    is made of the records."""
+    warps, threads, dim, fours = config.warps, config.threads, config.hidden, config.hidden // 4
     rounds, gains_at = sum_rounds(config.hidden, threads), config.gains_at
     held = rounds * 4
     pitch, run_at, scale_at, sum_behind = config.layout[:4]
@@ -282,7 +284,16 @@ def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Calla
         if ptx.lane_id() == 0:
             ptx.st_shared_f32(scratch + uint32((int32(cuda.threadIdx.x) >> 5) * 4), squares)
 
-    return prepare, norm
+    @device_function
+    @unrolled
+    def put_scale(scratch, eps):
+        total = float32(0)
+        for w in unroll(warps):
+            total += ptx.ld_shared_f32(scratch + uint32(w * 4))
+        scale = ptx.rsqrt_approx(total * float32(1.0 / dim) + eps)
+        ptx.st_shared_f32(scratch + uint32(warps * 4), scale)
+
+    return prepare, norm, put_scale
 
 
 def make_copy(config: TokenConfig, dim: int) -> Callable:

@@ -106,7 +106,7 @@ def decode_token(config: TokenConfig) -> Kernel:
     stream, attend = make_stream(config), make_attend(config, exchange, wait, arrive, sync)
     take_share, multiply = make_multiply(config, exchange, sync)
     tell, choose_next = make_choose(config, sync)
-    prepare, norm = make_norm(config, exchange.load_sums)
+    prepare, norm, put_norm_scale = make_norm(config, exchange.load_sums)
     copy_attended, copy_activated = (make_copy(config, dim) for dim in (config.attended, config.ffn))
 
     @device_function
@@ -179,8 +179,9 @@ def decode_token(config: TokenConfig) -> Kernel:
                 take_share(share, flags, int32(w4), w7, block, warp)
                 residual = address_of(addresses, RESIDUAL)
                 old = float32(0)  # what this thread adds to: nobody else writes it
-                if flags & ADD and share[FIRST] + thread < share[LAST]:
-                    old = load_sum(residual, share[FIRST] + thread)
+                mine = int32(share[FIRST] + thread)
+                if flags & ADD and mine < share[LAST]:
+                    old = load_sum(residual, mine)
                 if flags & WAIT:
                     if flags & NORM:
                         prepare(region, address_of(addresses, VECTORS) + join(w2, w3))
@@ -192,7 +193,9 @@ def decode_token(config: TokenConfig) -> Kernel:
                     elif flags & ACTIVATED:
                         copy_activated(region, address_of(addresses, ACTIVATED_RECORDS), tag)
                     sync()
-                multiply(shared, region, share, flags, w7, w5, w0, state, old, eps, tag + uint32(1))
+                    if flags & NORM and thread == threads - 32:
+                        put_norm_scale(shared + uint32(scratch_at), eps)
+                multiply(shared, region, share, flags, w7, w5, w0, state, old, tag + uint32(1))
                 if flags & ARRIVE:
                     arrive(barriers, uint32(1))
             if flags & ARRIVE:

@@ -30,7 +30,7 @@ end."""
 
 def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tuple[Callable, Callable]:
     """Device functions (share, flags, rows, shape, block, warp): this warp's share of a product; and (shared,
-    region, share, flags, shape, place, matrix, state, old, eps, tag): its work. `shape` is a word of
+    region, share, flags, shape, place, matrix, state, old, tag): its work. `shape` is a word of
     the schedule, `matrix` the low word of the weights' offset; `sync` is the warps' barrier."""
     slots, warps, block_rows = config.slots, config.warps, make_block_rows(config)
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
@@ -75,7 +75,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
 
     @device_function
     @unrolled
-    def multiply(shared, region, share, flags, shape, place, matrix, state, old, eps, tag):
+    def multiply(shared, region, share, flags, shape, place, matrix, state, old, tag):
         lane = int32(ptx.lane_id())
         part = lane & (lanes - 1)
         units, each = tile_shape(shape)
@@ -158,7 +158,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 put(kept, sent, at, lane)
                 at = uint32(0)
                 sync()
-                write(shared, flags, place, first, begin - first, groups, old, eps, tag)
+                write(shared, flags, place, first, int32(begin - first), groups, old, tag)
                 sync()
                 first = begin
 

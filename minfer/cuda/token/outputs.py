@@ -19,22 +19,13 @@ from minfer.cuda.token.schedule import NORM, PAIRS, TO_LOGITS, TO_QKV
 
 
 def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
-    """Device function (shared, flags, place, first, count, groups, old, eps, tag): outputs first ... first +
+    """Device function (shared, flags, place, first, count, groups, old, tag): outputs first ... first +
     count - 1 from the sums in shared memory, [count, rows of weights, groups]. `place` is where the product's
     outputs begin in the attention's row; `old` what this thread's first output is added to."""
-    warps, threads, dim = config.warps, config.threads, config.hidden
-    addresses_at, scratch_at, sums_at = config.addresses_at, config.scratch_at, config.sums_at
+    threads, dim = config.threads, config.hidden
+    addresses_at, norm_scale_at, sums_at = config.addresses_at, config.norm_scale_at, config.sums_at
     store_sum, store_run = exchange.store_sum, exchange.store_run
     keep_best = make_keep(config)
-
-    @device_function
-    @unrolled
-    def norm_scale(scratch, eps):
-        """1 / rms, from the warps' sums of squares."""
-        total = float32(0)
-        for w in unroll(warps):
-            total += ptx.ld_shared_f32(scratch + uint32(w * 4))
-        return ptx.rsqrt_approx(total * float32(1.0 / dim) + eps)
 
     def make_sum(most: int) -> Callable:
         """Device function: the sum of `groups` numbers, `most` at most. All are loaded at once."""
@@ -58,13 +49,13 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
         return silu_product(gate, scale * add_gated(sums + uint32(groups * 4), groups))
 
     @device_function
-    def write(shared, flags, place, first, count, groups, old, eps, tag):
+    def write(shared, flags, place, first, count, groups, old, tag):
         addresses = shared + uint32(addresses_at)
         sums = shared + uint32(sums_at)
         thread = int32(cuda.threadIdx.x)
         scale = float32(1)
         if flags & NORM:
-            scale = norm_scale(shared + uint32(scratch_at), eps)
+            scale = ptx.ld_shared_f32(shared + uint32(norm_scale_at))
         if flags & PAIRS:
             records = address_of(addresses, ACTIVATED_RECORDS)
             lane = int32(ptx.lane_id())
