@@ -61,14 +61,16 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
             lane = int32(ptx.lane_id())
             each = uint32(groups * 8)
             # Whole warps go round together: the store shuffles.
-            for base in range((thread - lane) * 4, count, threads * 4):
-                index = int32(base) + lane * 4
-                at = sums + uint32(int32(min(index, count - 4))) * each
+            base = int32((thread - lane) * 4)
+            while base < count:
+                index = int32(base + lane * 4)
+                at = sums + uint32(min(index, int32(count - 4))) * each
                 v0 = gated(at, groups, scale)
                 v1 = gated(at + each, groups, scale)
                 v2 = gated(at + each * uint32(2), groups, scale)
                 v3 = gated(at + each * uint32(3), groups, scale)
                 store_run(records, first + index, first + count, v0, v1, v2, v3, tag)
+                base = int32(base + threads * 4)
         else:
             of = address_of(addresses, RESIDUAL)
             if flags & TO_QKV:
@@ -76,14 +78,16 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
             if flags & TO_LOGITS:
                 of = address_of(addresses, LOGITS)
             best = uint64(0)
-            for i in range(thread, count, threads):
-                total = scale * add_up(sums + uint32(int32(i) * groups * 4), groups)
-                index = int32(place) + first + int32(i)
+            i = thread
+            while i < count:
+                total = scale * add_up(sums + uint32(i * groups * 4), groups)
+                index = int32(int32(place) + first + i)
                 if flags & TO_LOGITS:
                     ptx.st_global_f32(of + uint64(index) * uint64(4), total)
                     best = max(best, candidate(total, index))
                 else:
                     store_sum(of, index, old + total, tag)
+                i = int32(i + threads)
             if flags & TO_LOGITS:
                 keep_best(shared, best)
 
