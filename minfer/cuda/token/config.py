@@ -58,6 +58,7 @@ class TokenConfig:
         ahead: tiles that are brought into L2, beyond those of the ring, while it is full
             (`minfer.cuda.token.ring`).
         in_flight: most tiles that a block has asked memory for and not got (`minfer.cuda.token.ring`).
+        quiet: as many while it hands on what it has made, and waits for what the others have.
         prefetch: bring into L2 what a phase reads besides weights when the stream passes it.
         spare: who attends to a short context makes none of q, k and v: it waits for them earlier.
     """
@@ -79,6 +80,7 @@ class TokenConfig:
     early: int = 50
     ahead: int = 4
     in_flight: int = 2
+    quiet: int = 1
     prefetch: bool = True
     spare: bool = True
 
@@ -91,6 +93,7 @@ class TokenConfig:
         check_whole("decode_token: early", self.early, 0, 100)
         check_whole("decode_token: ahead", self.ahead, 0)
         check_whole("decode_token: in_flight", self.in_flight, 1)
+        check_whole("decode_token: quiet", self.quiet, 1)
         check_whole("decode_token: heads", self.heads, 1)
         check_whole("decode_token: entries", self.entries, 1)
         check_whole("decode_token: blocks", self.blocks, 1)
@@ -137,6 +140,8 @@ class TokenConfig:
         slots = f"{self.slots}+{self.ahead}" if self.ahead else f"{self.slots}"
         if self.limited:
             slots += f" in flight={self.in_flight}"
+        if self.hushed:
+            slots += f" quiet={self.quiet}"
         ring = f"warps={self.warps} lanes={self.lanes} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"
@@ -168,6 +173,11 @@ class TokenConfig:
     def limited(self) -> bool:
         """Whether the ring could have more tiles in flight than it may."""
         return self.in_flight < self.slots
+
+    @property
+    def hushed(self) -> bool:
+        """Whether it may have fewer while the block hands on and waits."""
+        return self.limited and self.quiet < self.in_flight
 
     @property
     def group_units(self) -> int:
@@ -319,11 +329,13 @@ class TokenConfig:
     full_at = 0
     done_at = full_at + MOST_SLOTS * 8
     """mbarriers, one a slot: its tile has come; it is multiplied."""
+    quiet_at = done_at + MOST_SLOTS * 8
+    """mbarrier: odd phases are those in which the block hands on and waits."""
 
     @property
     def scratch_at(self) -> int:
         """A float a warp."""
-        return 2 * MOST_SLOTS * 8
+        return self.quiet_at + 8
 
     @property
     def norm_scale_at(self) -> int:

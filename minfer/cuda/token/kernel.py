@@ -74,6 +74,7 @@ def decode_token(config: TokenConfig) -> Kernel:
     )  # fmt: skip
     full_at, done_at, blocks, hidden = config.full_at, config.done_at, config.blocks, config.hidden
     best_at, tagged, counted = config.best_at, config.tagged, config.awaited > 0
+    quiet_at, hushed = config.quiet_at, config.hushed
     all_threads, early = threads + 32, blocks - config.awaited
 
     @device_function
@@ -195,6 +196,8 @@ def decode_token(config: TokenConfig) -> Kernel:
                     sync()
                     if flags & NORM and thread == threads - 32:
                         put_norm_scale(shared + uint32(scratch_at), eps)
+                    if hushed and e > 0 and thread == 0:  # no more: what was handed on is here
+                        ptx.mbarrier_arrive(shared + uint32(quiet_at))
                 multiply(shared, region, share, flags, w7, w5, w0, state, old, tag + uint32(1))
                 if flags & ARRIVE:
                     arrive(barriers, uint32(1))
@@ -214,6 +217,7 @@ def decode_token(config: TokenConfig) -> Kernel:
             for n in range(slots):
                 ptx.mbarrier_init(shared + uint32(full_at + n * 8), uint32(1))
                 ptx.mbarrier_init(shared + uint32(done_at + n * 8), uint32(warps))
+            ptx.mbarrier_init(shared + uint32(quiet_at), uint32(1))
             ptx.fence_mbarrier_init()
             for n in range(warps):
                 ptx.st_shared_v2_u32(shared + uint32(best_at + n * 8), uint32(0), uint32(0))

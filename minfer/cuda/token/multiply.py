@@ -18,7 +18,7 @@ from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.dots import make_dots
 from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.outputs import make_outputs
-from minfer.cuda.token.schedule import PAIRS, SIX_BIT
+from minfer.cuda.token.schedule import ARRIVE, PAIRS, SIX_BIT
 from minfer.cuda.token.tiles import make_block_rows, make_groups, tile_shape, unit_bytes
 
 NUMBER, PARITY = range(2)  # of a state: slot, its phase's parity
@@ -35,7 +35,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     slots, warps, block_rows = config.slots, config.warps, make_block_rows(config)
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
     most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
-    slot_bytes = config.slot_bytes
+    slot_bytes, hushed, quiet_at = config.slot_bytes, config.hushed, config.quiet_at
     write = make_outputs(config, exchange)
     row_groups = make_groups(config.group_units)
     load_activations, dot_q4_k, dot_q6_k, x_words, x_factors = make_dots(lanes, config.layout)
@@ -74,6 +74,12 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         return sums + uint32(index * groups * 4)
 
     @device_function
+    def hush(shared, flags):
+        """What is handed on will soon be: the stream may ask for less."""
+        if hushed and flags & ARRIVE and cuda.threadIdx.x == 0:
+            ptx.mbarrier_arrive(shared + uint32(quiet_at))
+
+    @device_function
     @unrolled
     def multiply(shared, region, share, flags, shape, place, matrix, state, old, tag):
         lane = int32(ptx.lane_id())
@@ -106,8 +112,9 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         kept = float32(0)  # of the rows before, whose sums are put together behind the next ones' loads
         sent = float32(0)
         at = uint32(0)
-        if begin == last:  # as behind every product: the activations may be overwritten
-            sync()
+        if begin == last:
+            hush(shared, flags)
+            sync()  # as behind every product: the activations may be overwritten
         while begin < last:
             count = int32(min(each, int32(last - begin)))
             rows = int32(count * pieces)
@@ -116,6 +123,8 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             shift = uint32(matrix + uint32(begin * pitch)) & uint32(15)
             tile = shared + uint32(ring_at) + number * uint32(slot_bytes) + shift + unit_at
             ptx.mbarrier_wait(shared + uint32(full_at) + number * uint32(8), state[PARITY])
+            if begin + count == last:
+                hush(shared, flags)
             second = int32(next_row + teams)
             while second < rows:
                 if six:

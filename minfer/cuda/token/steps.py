@@ -16,6 +16,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "prefetch": False,
         "spare": False,
         "in_flight": MOST_SLOTS,
+        "quiet": MOST_SLOTS,
     },
     "spread records": {"spread": True},
     "tags": {"exchange": "tags"},
@@ -26,6 +27,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "all else ahead": {"prefetch": True},
     "who attends is spared": {"spare": True},
     "two in flight": {"in_flight": 2},
+    "quiet exchanges": {"quiet": 1},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}
