@@ -309,8 +309,15 @@ class TokenConfig:
 
     @property
     def region_bytes(self) -> int:
-        """The activations of a phase as records, or the attention's share."""
-        return _align(max(self.record_bytes(self.widest), self.attention_bytes))
+        """The activations of a phase as records (a norm's gains behind them), or the attention's share."""
+        return _align(
+            max(self.record_bytes(self.widest), self.gains_at + self.hidden * 4, self.attention_bytes)
+        )
+
+    @property
+    def gains_at(self) -> int:
+        """Of the activations' region: the gains of a norm, behind the normed records."""
+        return _align(self.record_bytes(self.hidden))
 
     @property
     def sums(self) -> int:
@@ -331,9 +338,14 @@ class TokenConfig:
         return self.quiet_at + 8
 
     @property
+    def norm_scale_at(self) -> int:
+        """What the outputs of a normed product are multiplied with."""
+        return self.scratch_at + self.warps * 4
+
+    @property
     def best_at(self) -> int:
         """The best of a warp's logits, 8 bytes each (`minfer.cuda.token.choose`)."""
-        return _align(self.scratch_at + self.warps * 4, 8)
+        return _align(self.norm_scale_at + 4, 8)
 
     @property
     def addresses_at(self) -> int:

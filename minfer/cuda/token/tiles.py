@@ -35,8 +35,8 @@ def make_block_rows(config: TokenConfig) -> Callable:
                 grains = int32(0)
             among = int32(blocks - spared)
             block = int32(max(block - spared, 0))
-        first = int32(ptx.udiv_u32(block * grains, among)) * grain
-        return first, int32(ptx.udiv_u32((block + 1) * grains, among)) * grain
+        first = int32(ptx.udiv_u32(block * grains, among))
+        return int32(first * grain), int32(int32(ptx.udiv_u32((block + 1) * grains, among)) * grain)
 
     return block_rows
 
