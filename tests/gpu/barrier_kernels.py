@@ -72,8 +72,8 @@ def mbarrier_probe(name: str) -> Probe:
 
 
 def completion_probe(name: str, more: str = "") -> Probe:
-    """Not yet completed, whatever the time; completed; and the parity that a fresh mbarrier passes for. `more`
-    stands behind the parity."""
+    """Not yet completed, whatever the time; completed; and the parity that a fresh mbarrier passes for.
+    `more` stands behind the parity."""
     calls = [f"ptx.{name}(base, types.uint32({parity}){more})" for parity in range(2)]
     lines = [
         "    if tid == 0:",

@@ -61,6 +61,7 @@ class TokenConfig:
         quiet: as many while it hands on what it has made, and waits for what the others have.
         prefetch: bring into L2 what a phase reads besides weights when the stream passes it.
         spare: who attends to a short context makes none of q, k and v: it waits for them earlier.
+        spare_o: nor of the output projection, which it would begin later than the others.
     """
 
     heads: int
@@ -83,6 +84,7 @@ class TokenConfig:
     quiet: int = 1
     prefetch: bool = True
     spare: bool = True
+    spare_o: bool = True
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
@@ -116,7 +118,7 @@ class TokenConfig:
             )
         if self.hidden > 4 * LOADS * self.threads:
             raise ConfigRefused(f"decode_token: {self.threads} threads norm {self.hidden}; take more warps")
-        if _ceil(self.hidden, self.blocks) > self.threads:
+        if self.most_added > self.threads:
             raise ConfigRefused(
                 f"decode_token: {self.blocks} blocks of {self.threads} threads add to {self.hidden} sums; "
                 "take more of either"
@@ -145,7 +147,7 @@ class TokenConfig:
         ring = f"warps={self.warps} lanes={self.lanes} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"
-        for name in ("prefetch", "spare", "spread"):
+        for name in ("prefetch", "spare_o", "spare", "spread"):
             if getattr(self, name):
                 ring = f"{name} {ring}"
         return (
@@ -254,6 +256,11 @@ class TokenConfig:
         return self.groups if self.spare and self.tagged and self.groups * 8 <= self.blocks else 0
 
     @property
+    def most_added(self) -> int:
+        """Most sums of the residual stream that a block adds to."""
+        return _ceil(self.hidden, self.blocks - (self.spared if self.spare_o else 0))
+
+    @property
     def partial_shape(self) -> tuple[int, int, int]:
         """Shape of the f32 workspace of sums."""
         return (self.heads, self.splits, self.head_dim)
@@ -323,7 +330,7 @@ class TokenConfig:
     def sums(self) -> int:
         """Sums of rows' groups that are kept: what a block gates, and what it adds to the residual stream, is
         written at once."""
-        added = _ceil(self.hidden, self.blocks) * self.row_groups(self.widest)
+        added = self.most_added * self.row_groups(self.widest)
         return max(2 * self.outputs * self.row_groups(self.hidden), added, TILE_ROWS * self.warps)
 
     full_at = 0

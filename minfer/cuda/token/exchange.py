@@ -38,7 +38,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         store_sum: (of, index, value, tag).
-        load_sum: (of, index): one that this thread has stored.
+        load_sum: (of, index): one of a step that is over.
         load_four: (local f32 array, at, of, index, tag): sums index ... index + 3 (a multiple of 4) to the
             array's at ... at + 3; not 0 where one is of another step.
         load_sums: (local f32 array, of, tag): this thread's fours of the residual stream.
@@ -136,12 +136,12 @@ class TaggedSums(NamedTuple):
 
     Attributes:
         store: device function (of, index, value, tag).
-        load_own: device function (of, index): one that this thread has stored.
+        load_old: device function (of, index): one of a step that is over.
         load_four: as `Exchange.load_four`.
     """
 
     store: Callable
-    load_own: Callable
+    load_old: Callable
     load_four: Callable
 
 
@@ -151,8 +151,8 @@ def _paired_sums() -> TaggedSums:
         ptx.st_pair(of + uint64(index) * uint64(8), ptx.bitcast_u32_f32(value), tag)
 
     @device_function
-    def load_own(of, index):
-        return ptx.ld_global_f32(of + uint64(index) * uint64(8))
+    def load_old(of, index):
+        return ptx.bitcast_f32_u32(ptx.ld_relaxed_u32(of + uint64(index) * uint64(8)))
 
     @device_function
     @unrolled
@@ -165,7 +165,7 @@ def _paired_sums() -> TaggedSums:
             wrong = uint32(wrong | (t0 ^ tag) | (t1 ^ tag))
         return wrong
 
-    return TaggedSums(store, load_own, load_four)
+    return TaggedSums(store, load_old, load_four)
 
 
 def _short_sums() -> TaggedSums:
@@ -177,8 +177,8 @@ def _short_sums() -> TaggedSums:
         ptx.st_relaxed_u32(of + uint64(index) * uint64(4), word)
 
     @device_function
-    def load_own(of, index):
-        return ptx.bitcast_f32_u32(ptx.ld_global_u32(of + uint64(index) * uint64(4)) & uint32(~last))
+    def load_old(of, index):
+        return ptx.bitcast_f32_u32(ptx.ld_relaxed_u32(of + uint64(index) * uint64(4)) & uint32(~last))
 
     @device_function
     @unrolled
@@ -190,7 +190,7 @@ def _short_sums() -> TaggedSums:
         values[at + 3] = ptx.bitcast_f32_u32(w3 & uint32(~last))
         return ((w0 ^ tag) | (w1 ^ tag) | (w2 ^ tag) | (w3 ^ tag)) & uint32(last)
 
-    return TaggedSums(store, load_own, load_four)
+    return TaggedSums(store, load_old, load_four)
 
 
 def _tagged(dim: int, threads: int, sums: TaggedSums) -> Exchange:
@@ -225,7 +225,7 @@ def _tagged(dim: int, threads: int, sums: TaggedSums) -> Exchange:
         # The lower halves of the factor and of the tag.
         ptx.st_pair(of + uint64(index) * uint64(2), word, ptx.prmt(factor, tag, uint32(0x5410)))
 
-    return Exchange(sums.store, sums.load_own, load_four, load_sums, store_run)
+    return Exchange(sums.store, sums.load_old, load_four, load_sums, store_run)
 
 
 def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Callable, Callable]:

@@ -179,7 +179,7 @@ def decode_token(config: TokenConfig) -> Kernel:
                 share = cuda.local.array(SHARE, int32)
                 take_share(share, flags, int32(w4), w7, block, warp)
                 residual = address_of(addresses, RESIDUAL)
-                old = float32(0)  # what this thread adds to: nobody else writes it
+                old = float32(0)  # what this thread adds to: nobody writes it meanwhile
                 mine = int32(share[FIRST] + thread)
                 if flags & ADD and mine < share[LAST]:
                     old = load_sum(residual, mine)
