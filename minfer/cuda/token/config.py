@@ -79,7 +79,7 @@ class TokenConfig:
     spread: bool = True
     exchange: str = "bits"
     early: int = 50
-    ahead: int = 4
+    ahead: int = 8
     in_flight: int = 2
     quiet: int = 1
     prefetch: bool = True

@@ -22,6 +22,7 @@ from minfer.cuda.token.schedule import ARRIVE, PAIRS, SIX_BIT
 from minfer.cuda.token.tiles import make_block_rows, make_groups, tile_shape, unit_bytes
 
 NUMBER, PARITY = range(2)  # of a state: slot, its phase's parity
+QUIET_TILES = 3  # of a product: from the first of its last three the stream asks for less
 FIRST, LAST, TEAMS, TEAM, GROUP, UNIT, END = range(7)
 SHARE = 7
 """Of a share: the block's outputs; teams, this warp's, its group; this lane's block of weights, the group's
@@ -123,7 +124,8 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             shift = uint32(matrix + uint32(begin * pitch)) & uint32(15)
             tile = shared + uint32(ring_at) + number * uint32(slot_bytes) + shift + unit_at
             ptx.mbarrier_wait(shared + uint32(full_at) + number * uint32(8), state[PARITY])
-            if begin + count == last:
+            quiet_from = int32(last - QUIET_TILES * each)
+            if quiet_from <= begin and (begin == share[FIRST] or begin < quiet_from + each):
                 hush(shared, flags)
             second = int32(next_row + teams)
             while second < rows:

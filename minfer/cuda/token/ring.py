@@ -27,14 +27,14 @@ from minfer.cuda.token.tiles import make_block_rows, tile_shape, unit_bytes
 
 ENTRY, BEGIN, LAST, EACH, PITCH = range(5)
 """Of a cursor: the entry; the next tile's first output, the block's last; outputs a tile, bytes a row."""
-PATIENCE_NS = 1000  # memory needs a microsecond for a tile of every multiprocessor
+PATIENCE_NS = 512  # memory needs a microsecond for a tile of every multiprocessor
 ROWS, APART = range(2)
 """Of its addresses: the matrix; from gate to up, 0: no pairs."""
 
 
 def make_stream(config: TokenConfig) -> Callable:
     """Device function (shared, block), for one thread."""
-    entries, slots, ahead = config.entries, config.slots, config.ahead
+    entries, slots, ahead, alone = config.entries, config.slots, config.ahead, config.one_block_rows
     block_rows = make_block_rows(config)
     in_flight, quiet, limited, hushed = config.in_flight, config.quiet, config.limited, config.hushed
     full_at, done_at, quiet_at, slot_bytes = (
@@ -109,6 +109,16 @@ def make_stream(config: TokenConfig) -> Callable:
         ptx.mbarrier_wait(shared + uint32(full_at + earlier * 8), parity)
 
     @device_function
+    def comes_free(done, parity):
+        """Whether the slot of this mbarrier is free or will soon be. A short wait at the mbarrier takes two
+        microseconds at least."""
+        begin = uint32(ptx.globaltimer())
+        free = ptx.mbarrier_test(done, parity)
+        while free == uint32(0) and uint32(uint32(ptx.globaltimer()) - begin) < uint32(PATIENCE_NS):
+            free = ptx.mbarrier_test(done, parity)
+        return free != uint32(0)
+
+    @device_function
     def stream(shared, block):
         weights = address_of(shared + uint32(addresses_at), WEIGHTS)
         table = shared + uint32(table_at)
@@ -123,6 +133,9 @@ def make_stream(config: TokenConfig) -> Callable:
             seek(later, later_addresses, table, weights, block)
         # It may be the token's before: this warp does not wait for the kernel before.
         position = int32(ptx.ld_global_u32(address_of(shared + uint32(addresses_at), POSITIONS)))
+        reach = int32(ahead)
+        if position >= alone:
+            reach = int32(0)
         passed = int32(0)  # entries whose vectors and rows are on their way to L2
         lead = int32(0)  # tiles from the next one to that
         number = uint32(0)
@@ -132,11 +145,7 @@ def make_stream(config: TokenConfig) -> Callable:
             done = shared + uint32(done_at) + number * uint32(8)
             slot = shared + uint32(ring_at) + number * uint32(slot_bytes)
             if ahead > 0:
-                while (
-                    lead < ahead
-                    and later[ENTRY] < entries
-                    and ptx.mbarrier_wait_for(done, parity, uint32(PATIENCE_NS)) == uint32(0)
-                ):
+                while lead < reach and later[ENTRY] < entries and not comes_free(done, parity):
                     warm(later, later_addresses)
                     seek(later, later_addresses, table, weights, block)
                     lead += int32(1)

@@ -24,7 +24,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "half awaited": {"early": 50},
     "two-bit tags": {"exchange": "bits"},
     "two lanes": {"lanes": 2},
-    "L2 in the gaps": {"ahead": 4},
+    "L2 in the gaps": {"ahead": 8},
     "all else ahead": {"prefetch": True},
     "who attends is spared": {"spare": True},
     "two in flight": {"in_flight": 2},
