@@ -45,7 +45,7 @@ class Warpgroups:
 WARPGROUPS = {
     128: Warpgroups(2, 1, 256, (40, 232)),
     192: Warpgroups(3, 1, 200, (32, 160)),
-    256: Warpgroups(2, 2, 192, (24, 240)),
+    256: Warpgroups(2, 2, 224, (24, 240)),
 }
 #: Cycles up to which a product is a dependent launch: what that saves, a microsecond, is lost in longer ones.
 DEPENDENT_CYCLES = 300_000
@@ -71,6 +71,11 @@ class GemmHopperConfig:
     tile_n: int = 128
     heads: Heads | None = None
     pdl: bool = False
+    producer: bool = True
+    hint_a: int = 0
+    hint_b: int = 0
+    hint_c: int = 0
+    across: bool = False
 
     tile_k = BOX_COLUMNS
 
@@ -132,6 +137,10 @@ class GemmHopperConfig:
         if self.heads is not None:
             text += f" {self.heads}"
         text += f" -> {self.out}" if self.out != "f16" else ""
+        text += "" if self.producer else " alone"
+        if self.hint_a or self.hint_b or self.hint_c:
+            text += f" hints {self.hint_a}{self.hint_b}{self.hint_c}"
+        text += " across" if self.across else ""
         return text + (" pdl" if self.pdl else "")
 
     @property
@@ -141,7 +150,7 @@ class GemmHopperConfig:
     @property
     def threads(self) -> int:
         """Of a block: the producer's warpgroup and the consumers."""
-        return 128 * (self.warpgroups.consumers + 1)
+        return 128 * (self.warpgroups.consumers + self.producer)
 
     @property
     def warps(self) -> int:
@@ -184,7 +193,7 @@ class GemmHopperConfig:
     def store_buffers(self) -> int:
         """Buffers of a chunk that a warp has for its part of C: what fits, at most all of its columns; with
         rope one, which no TMA store keeps in use."""
-        left = MAX_SHARED_BYTES - ALIGNMENT - self.ring.size_bytes - 16 * self.pdl
+        left = MAX_SHARED_BYTES - ALIGNMENT - self.ring.size_bytes - 8 * self.stages - 16 * self.pdl
         left -= self.stages * self.stage_bytes
         chunks = len(chunk_starts(self.out_m, chunk_columns(self.out)))
         most = 1 if self.epilogue == "rope" else chunks
@@ -196,9 +205,14 @@ class GemmHopperConfig:
         return self.stages * self.stage_bytes + self.warps * self.store_buffers * BUFFER_BYTES
 
     @property
-    def place_start(self) -> int:
-        """Where the block's place lies, with pdl: behind the mbarriers."""
+    def slots_start(self) -> int:
+        """Where the first row and column of each stage's tile lie: behind the mbarriers."""
         return self.barriers_start + self.ring.size_bytes
+
+    @property
+    def place_start(self) -> int:
+        """Where the block's place lies, with pdl: behind those."""
+        return self.slots_start + 8 * self.stages
 
     @property
     def shared_bytes(self) -> int:

@@ -94,13 +94,14 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     consumer_bytes, load_bytes = consumer_rows * tile_k * 2, tile_m // loads * tile_k * 2
     store_bytes = config.store_buffers * BUFFER_BYTES
     block_sums, accumulators = tile_m // 2, row_blocks * tile_m // 2
+    slots_offset = config.slots_start - config.barriers_start
     initialise, advance = config.ring.initialise, config.ring.advance
     registers = config.warpgroups.registers
     fewer, more = ptx.setmaxnreg("dec", registers[0]), ptx.setmaxnreg("inc", registers[1])
-    # The first k-tile overwrites the sums; afterwards at most this stage's group is in flight.
-    multiply = ptx.wgmma(
-        tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1, row_blocks=row_blocks, high="operand"
-    )
+    # The first k-tile overwrites the sums; of the others at most this stage's group is in flight.
+    stage_of = dict(k_steps=tile_k // 16, row_blocks=row_blocks, high="operand")
+    multiply_first = ptx.wgmma(tile_m, accumulate=False, **stage_of)
+    multiply = ptx.wgmma(tile_m, wait=1, **stage_of)
     high_word = ptx.wgmma_high_word()
     wait_sums = ptx.wgmma_wait(0, accumulators)
     pdl, place_start = config.pdl, config.place_start
@@ -114,6 +115,32 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         store = store_tile(out_m, config.store_buffers, config.out, config.epilogue == "add")
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
     descriptor, address, pin = ptx.wgmma_descriptor, ptx.global_address, ptx.pin(block_sums, "f32")
+
+    POLICIES = {1: 0x12F0000000000000, 2: 0x14F0000000000000}
+
+    policy_a = POLICIES.get(config.hint_a, 0x1000000000000000)
+    policy_b = POLICIES.get(config.hint_b, 0x1000000000000000)
+
+    def hinted(code):
+        if not code:
+            return ptx.tma_load_2d
+        policy = POLICIES[code]
+
+        @device_function
+        def load(place, tensor_map, full, x, y):
+            ptx.tma_load_2d_hint(place, tensor_map, full, x, y, types.uint64(policy))
+
+        return load
+
+    load_hint_a, load_hint_b = hinted(config.hint_a), hinted(config.hint_b)
+    across, producer, own = config.across, config.producer, int(config.producer)
+
+    @device_function
+    def place_of(tile, rows, columns, group):
+        if across:
+            column, row = tile_xy(tile, columns, rows, group)
+            return row, column
+        return tile_xy(tile, rows, columns, group)
 
     @device_function
     def release(empty, thread):
@@ -131,15 +158,16 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 ptx.tma_load_2d(run_place, b_map, full, k * tile_k, first)
                 ptx.tma_load_2d(run_place + load_bytes, b_map, full, k * tile_k, second)
         else:
-            ptx.tma_load_2d(place, b_map, full, k * tile_k, b_row)
+            load_hint_b(place, b_map, full, k * tile_k, b_row)
             if gated:
-                ptx.tma_load_2d(place + load_bytes, b_map, full, k * tile_k, b_row + od)
+                load_hint_b(place + load_bytes, b_map, full, k * tile_k, b_row + od)
 
     @device_function
-    def open_stage(b_map, base, barriers, stage, parity, k, b_row, od):
-        """Wait until a stage is free, and load its tile of B."""
+    def open_stage(b_map, base, barriers, stage, parity, k, row, b_row, od):
+        """Wait until a stage is free, say whose tile it is, and load its tile of B."""
         full = barriers + 8 * stage
         ptx.mbarrier_wait(full + 8 * stages, parity)
+        ptx.st_shared_v2_u32(full + slots_offset, types.uint32(row), types.uint32(b_row))
         ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
         load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od)
 
@@ -148,10 +176,10 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         """Open the stages for the first tile, then wait for the kernel before; how many are open."""
         k = types.int32(0)
         if tile < rows * columns:
-            _, column = tile_xy(tile, rows, columns, group)
-            b_row = types.int32(column * out_m)
+            row, column = place_of(tile, rows, columns, group)
+            a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
             while k < min(k_tiles, types.int32(stages)):
-                open_stage(b_map, base, barriers, types.uint32(k), types.uint32(1), k, b_row, od)
+                open_stage(b_map, base, barriers, types.uint32(k), types.uint32(1), k, a_row, b_row, od)
                 k = types.int32(k + 1)
         ptx.griddepcontrol_wait()
         return k
@@ -162,19 +190,40 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         if pdl:
             opened = open_early(b_map, base, barriers, tile, rows, columns, k_tiles, group, od)
         while tile < rows * columns:
-            row, column = tile_xy(tile, rows, columns, group)
+            row, column = place_of(tile, rows, columns, group)
             a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
             k = types.int32(0)
             while k < k_tiles:
                 if opened > 0:
                     opened = types.int32(opened - 1)
                 else:
-                    open_stage(b_map, base, barriers, stage, parity, k, b_row, od)
+                    open_stage(b_map, base, barriers, stage, parity, k, a_row, b_row, od)
                 place, full = base + stage * stage_bytes, barriers + 8 * stage
-                ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
+                load_hint_a(place, a_map, full, k * tile_k, a_row)
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             tile = types.int32(tile + step)
+
+    @device_function
+    def feed(a_map, b_map, base, barriers, stage, parity, work, shape, first):
+        """By a consumer's first warp, without a producer: load the next k-tile into a stage."""
+        tile, k, a_row, b_row = work
+        rows, columns, step, k_tiles, group, od = shape
+        if tile < rows * columns:
+            full, place = barriers + 8 * stage, base + stage * stage_bytes
+            ptx.mbarrier_wait(full + 8 * stages, parity)
+            ptx.st_shared_v2_u32(full + slots_offset, types.uint32(a_row), types.uint32(b_row))
+            ptx.mbarrier_arrive_expect_tx_if(full, stage_bytes, first)
+            ptx.tma_load_2d_if(place + a_bytes, b_map, full, k * tile_k, b_row, types.uint64(policy_b), first)
+            ptx.tma_load_2d_if(place, a_map, full, k * tile_k, a_row, types.uint64(policy_a), first)
+            k = types.int32(k + 1)
+            if k == k_tiles:
+                k = types.int32(0)
+                tile = types.int32(tile + step)
+                if tile < rows * columns:
+                    row, column = place_of(tile, rows, columns, group)
+                    a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
+        return tile, k, a_row, b_row
 
     @device_function
     @unrolled
@@ -193,36 +242,48 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             store(part, target, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, thread, high):
+    def consume(target, a_map, b_map, base, barriers, tile, tiles, shape, consumer, thread, high):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         sums = cuda.local.array(accumulators, dtype=types.float32)
-        for i in range(accumulators):
-            sums[i] = types.float32(0)
+        k_tiles = shape[3]
         a_start = descriptor(base + consumer * consumer_bytes, 16)
         b_start = descriptor(base + a_bytes, 16)
         buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
-        stage, parity, previous = types.uint32(0), types.uint32(0), types.uint32(0)
-        row, column = types.int32(0), types.int32(0)
-        while tile < rows * columns:
-            k = types.int32(0)
+        stage, parity = types.uint32(0), types.uint32(0)
+        if not producer:
+            feeds, first = consumer * 4 + warp == 0, types.uint32(thread == 0)
+            row, column = place_of(tile, shape[0], shape[1], shape[4])
+            work = tile, types.int32(0), types.int32(row * tile_n), types.int32(column * out_m)
+            if feeds:
+                for early in range(stages):
+                    work = feed(a_map, b_map, base, barriers, types.uint32(early), types.uint32(1), work, shape, first)
+        while tiles > 0:
+            ptx.mbarrier_wait(barriers + 8 * stage, parity)
+            a_row, b_row = ptx.ld_shared_v2_u32(barriers + 8 * stage + slots_offset)
+            offset = stage * (stage_bytes >> 4)
+            multiply_first(sums, a_start + offset, b_start + offset, high[0], high[1])
+            first_row, first_column = ptx.uniform(types.int32(a_row)), ptx.uniform(types.int32(b_row))
+            previous, phase = stage, parity
+            stage, parity = advance(stage, parity)
+            k = types.int32(1)
             while k < k_tiles:
                 ptx.mbarrier_wait(barriers + 8 * stage, parity)
                 offset = stage * (stage_bytes >> 4)
-                multiply(sums, a_start + offset, b_start + offset, k, high[0], high[1])
-                if k > 0:
-                    release(barriers + 8 * (stages + previous), thread)
-                else:
-                    # Divisions that run under the tensor cores' work.
-                    tile_row, tile_column = tile_xy(tile, rows, columns, group)
-                    row, column = ptx.uniform(tile_row), ptx.uniform(tile_column)
-                previous = stage
+                multiply(sums, a_start + offset, b_start + offset, high[0], high[1])
+                release(barriers + 8 * (stages + previous), thread)
+                if not producer:
+                    if feeds:
+                        work = feed(a_map, b_map, base, barriers, previous, phase, work, shape, first)
+                previous, phase = stage, parity
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             wait_sums(sums)
             release(barriers + 8 * (stages + previous), thread)
-            first_row = row * tile_n + consumer * consumer_rows + warp * 16
-            finish(sums, target, buffer, first_row, column * out_m, lane)
-            tile = types.int32(tile + step)
+            finish(sums, target, buffer, first_row + consumer * consumer_rows + warp * 16, first_column, lane)
+            if not producer:
+                if feeds:
+                    work = feed(a_map, b_map, base, barriers, previous, phase, work, shape, first)
+            tiles = types.int32(tiles - 1)
         if lane == 0:
             wait_stores()
 
@@ -253,18 +314,21 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
         if pdl:
             tile = ptx.uniform(types.int32(ptx.ld_shared_u32(base + place_start)))
-        if warpgroup == 0:
+        if producer and warpgroup == 0:
             fewer()
             if pdl and thread == 32:
                 seated(address(seats))
             if thread == 0:
                 produce(a_map, b_map, base, barriers, tile, step, rows, columns, k_tiles, group, od)
         else:
-            more()
-            consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
+            if producer:
+                more()
+            consumer, within = types.int32(warpgroup - own), types.int32(thread & 127)
             # Sizes have no sign, which the assembler does not know: it keeps these words in registers.
             high = types.uint32(high_word | (nt >> 31)), types.uint32(high_word | (od >> 31))
-            consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, within, high)
+            tiles = types.int32(ptx.udiv_u32(rows * columns - tile + step - 1, step))
+            shape = rows, columns, step, k_tiles, group, od
+            consume(target, a_map, b_map, base, barriers, tile, tiles, shape, consumer, within, high)
 
     return Kernel(
         name="gemm_hopper",

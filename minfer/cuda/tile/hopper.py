@@ -133,11 +133,11 @@ def store_tile(columns: int, buffers: int, out: str = "f16", add: bool = False) 
 @unrolled
 def write_chunk_f16(array, first, place, lane):
     """16 rows x 64 columns: chunks of 16 bytes XORed with the row, as the tensor map's swizzle says."""
-    line = place + (lane & 15) * 128
+    line = place + (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4)
     for j in unroll(4):
         o = first + 8 * j
         ptx.stmatrix_x4(
-            line + (((2 * j + (lane >> 4)) ^ (lane & 7)) << 4),
+            line ^ (j << 5),
             ptx.pack_f16x2(array[o], array[o + 1]),
             ptx.pack_f16x2(array[o + 2], array[o + 3]),
             ptx.pack_f16x2(array[o + 4], array[o + 5]),
