@@ -112,7 +112,13 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     if rotated:
         store = store_heads(heads, tile_m)
     else:
-        store = store_tile(out_m, config.store_buffers, config.out, config.epilogue == "add")
+        store = store_tile(
+            out_m,
+            config.store_buffers,
+            config.out,
+            config.epilogue == "add",
+            {0: 0, 1: 0x12F0000000000000}[config.hint_c],
+        )
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
     descriptor, address, pin = ptx.wgmma_descriptor, ptx.global_address, ptx.pin(block_sums, "f32")
 
