@@ -76,6 +76,7 @@ class GemmHopperConfig:
     hint_b: int = 0
     hint_c: int = 0
     across: bool = False
+    rows_first: bool = False
 
     tile_k = BOX_COLUMNS
 
@@ -141,6 +142,7 @@ class GemmHopperConfig:
         if self.hint_a or self.hint_b or self.hint_c:
             text += f" hints {self.hint_a}{self.hint_b}{self.hint_c}"
         text += " across" if self.across else ""
+        text += " rows first" if self.rows_first else ""
         return text + (" pdl" if self.pdl else "")
 
     @property

@@ -99,7 +99,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     registers = config.warpgroups.registers
     fewer, more = ptx.setmaxnreg("dec", registers[0]), ptx.setmaxnreg("inc", registers[1])
     # The first k-tile overwrites the sums; of the others at most this stage's group is in flight.
-    stage_of = dict(k_steps=tile_k // 16, row_blocks=row_blocks, high="operand")
+    stage_of = dict(k_steps=tile_k // 16, row_blocks=row_blocks, high="operand", rows_first=config.rows_first)
     multiply_first = ptx.wgmma(tile_m, accumulate=False, **stage_of)
     multiply = ptx.wgmma(tile_m, wait=1, **stage_of)
     high_word = ptx.wgmma_high_word()
