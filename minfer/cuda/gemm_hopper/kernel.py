@@ -96,10 +96,14 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     block_sums, accumulators = tile_m // 2, row_blocks * tile_m // 2
     slots_offset = config.slots_start - config.barriers_start
     initialise, advance = config.ring.initialise, config.ring.advance
-    registers = config.warpgroups.registers
-    fewer, more = ptx.setmaxnreg("dec", registers[0]), ptx.setmaxnreg("inc", registers[1])
+    producer, first_consumer = config.producer, int(config.producer)
+    if producer:
+        fewest, most = config.warpgroups.registers
+        fewer, more = ptx.setmaxnreg("dec", fewest), ptx.setmaxnreg("inc", most)
+    else:
+        fewer = more = None
     # The first k-tile overwrites the sums; of the others at most this stage's group is in flight.
-    stage_of = dict(k_steps=tile_k // 16, row_blocks=row_blocks, high="operand", rows_first=config.rows_first)
+    stage_of = {"k_steps": tile_k // 16, "row_blocks": row_blocks, "high": "operand"}
     multiply_first = ptx.wgmma(tile_m, accumulate=False, **stage_of)
     multiply = ptx.wgmma(tile_m, wait=1, **stage_of)
     high_word = ptx.wgmma_high_word()
@@ -112,41 +116,10 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     if rotated:
         store = store_heads(heads, tile_m)
     else:
-        store = store_tile(
-            out_m,
-            config.store_buffers,
-            config.out,
-            config.epilogue == "add",
-            {0: 0, 1: 0x12F0000000000000}[config.hint_c],
-        )
+        store = store_tile(out_m, config.store_buffers, config.out, config.epilogue == "add")
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
+    load = ptx.tma_load_2d_if
     descriptor, address, pin = ptx.wgmma_descriptor, ptx.global_address, ptx.pin(block_sums, "f32")
-
-    POLICIES = {1: 0x12F0000000000000, 2: 0x14F0000000000000}
-
-    policy_a = POLICIES.get(config.hint_a, 0x1000000000000000)
-    policy_b = POLICIES.get(config.hint_b, 0x1000000000000000)
-
-    def hinted(code):
-        if not code:
-            return ptx.tma_load_2d
-        policy = POLICIES[code]
-
-        @device_function
-        def load(place, tensor_map, full, x, y):
-            ptx.tma_load_2d_hint(place, tensor_map, full, x, y, types.uint64(policy))
-
-        return load
-
-    load_hint_a, load_hint_b = hinted(config.hint_a), hinted(config.hint_b)
-    across, producer, own = config.across, config.producer, int(config.producer)
-
-    @device_function
-    def place_of(tile, rows, columns, group):
-        if across:
-            column, row = tile_xy(tile, columns, rows, group)
-            return row, column
-        return tile_xy(tile, rows, columns, group)
 
     @device_function
     def release(empty, thread):
@@ -154,82 +127,86 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         ptx.mbarrier_arrive_if(empty, thread == 0)
 
     @device_function
+    def rows_of(tile, shape):
+        """The first rows of A and B of a tile; none of a tile behind the last."""
+        rows, columns, _, _, group, _ = shape
+        a_row, b_row = types.int32(0), types.int32(0)
+        if tile < rows * columns:
+            row, column = tile_xy(tile, rows, columns, group)
+            a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
+        return a_row, b_row
+
+    @device_function
     @unrolled
-    def load_b(b_map, place, full, k, b_row, od):
+    def load_b(b_map, place, full, k, b_row, od, one):
         """A tile of B."""
         if split:
             for piece in unroll(pieces):
                 first, second = starts((b_row >> 6) + piece)
                 run_place = place + 2 * piece * load_bytes
-                ptx.tma_load_2d(run_place, b_map, full, k * tile_k, first)
-                ptx.tma_load_2d(run_place + load_bytes, b_map, full, k * tile_k, second)
+                load(run_place, b_map, full, k * tile_k, first, one)
+                load(run_place + load_bytes, b_map, full, k * tile_k, second, one)
         else:
-            load_hint_b(place, b_map, full, k * tile_k, b_row)
+            load(place, b_map, full, k * tile_k, b_row, one)
             if gated:
-                load_hint_b(place + load_bytes, b_map, full, k * tile_k, b_row + od)
+                load(place + load_bytes, b_map, full, k * tile_k, b_row + od, one)
 
     @device_function
-    def open_stage(b_map, base, barriers, stage, parity, k, row, b_row, od):
+    def open_stage(b_map, base, barriers, stage, parity, k, a_row, b_row, od, one):
         """Wait until a stage is free, say whose tile it is, and load its tile of B."""
         full = barriers + 8 * stage
         ptx.mbarrier_wait(full + 8 * stages, parity)
-        ptx.st_shared_v2_u32(full + slots_offset, types.uint32(row), types.uint32(b_row))
-        ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
-        load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od)
+        ptx.st_shared_v2_u32(full + slots_offset, types.uint32(a_row), types.uint32(b_row))
+        ptx.mbarrier_arrive_expect_tx_if(full, stage_bytes, one)
+        load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od, one)
 
     @device_function
-    def open_early(b_map, base, barriers, tile, rows, columns, k_tiles, group, od):
+    def open_early(b_map, base, barriers, tile, shape, one):
         """Open the stages for the first tile, then wait for the kernel before; how many are open."""
+        rows, columns, _, k_tiles, _, od = shape
         k = types.int32(0)
         if tile < rows * columns:
-            row, column = place_of(tile, rows, columns, group)
-            a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
+            a_row, b_row = rows_of(tile, shape)
             while k < min(k_tiles, types.int32(stages)):
-                open_stage(b_map, base, barriers, types.uint32(k), types.uint32(1), k, a_row, b_row, od)
+                open_stage(
+                    b_map, base, barriers, types.uint32(k), types.uint32(1), k, a_row, b_row, od, one
+                )
                 k = types.int32(k + 1)
         ptx.griddepcontrol_wait()
         return k
 
     @device_function
-    def produce(a_map, b_map, base, barriers, tile, step, rows, columns, k_tiles, group, od):
-        stage, parity, opened = types.uint32(0), types.uint32(1), types.int32(0)
-        if pdl:
-            opened = open_early(b_map, base, barriers, tile, rows, columns, k_tiles, group, od)
-        while tile < rows * columns:
-            row, column = place_of(tile, rows, columns, group)
-            a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
-            k = types.int32(0)
-            while k < k_tiles:
-                if opened > 0:
-                    opened = types.int32(opened - 1)
-                else:
-                    open_stage(b_map, base, barriers, stage, parity, k, a_row, b_row, od)
-                place, full = base + stage * stage_bytes, barriers + 8 * stage
-                load_hint_a(place, a_map, full, k * tile_k, a_row)
-                stage, parity = advance(stage, parity)
-                k = types.int32(k + 1)
-            tile = types.int32(tile + step)
+    def begin(b_map, base, barriers, tile, shape, one):
+        """What is loaded first: the tile, its k-tile, its first rows; and how many stages are open."""
+        a_row, b_row = rows_of(tile, shape)
+        opened = open_early(b_map, base, barriers, tile, shape, one) if pdl else types.int32(0)
+        return tile, types.int32(0), a_row, b_row, opened
 
     @device_function
-    def feed(a_map, b_map, base, barriers, stage, parity, work, shape, first):
-        """By a consumer's first warp, without a producer: load the next k-tile into a stage."""
-        tile, k, a_row, b_row = work
-        rows, columns, step, k_tiles, group, od = shape
+    def feed(a_map, b_map, base, barriers, stage, parity, work, shape, one):
+        """Load a k-tile into a stage, by the thread whose `one` is 1; what is next."""
+        tile, k, a_row, b_row, opened = work
+        rows, columns, step, k_tiles, _, od = shape
         if tile < rows * columns:
-            full, place = barriers + 8 * stage, base + stage * stage_bytes
-            ptx.mbarrier_wait(full + 8 * stages, parity)
-            ptx.st_shared_v2_u32(full + slots_offset, types.uint32(a_row), types.uint32(b_row))
-            ptx.mbarrier_arrive_expect_tx_if(full, stage_bytes, first)
-            ptx.tma_load_2d_if(place + a_bytes, b_map, full, k * tile_k, b_row, types.uint64(policy_b), first)
-            ptx.tma_load_2d_if(place, a_map, full, k * tile_k, a_row, types.uint64(policy_a), first)
+            if opened > 0:
+                opened = types.int32(opened - 1)
+            else:
+                open_stage(b_map, base, barriers, stage, parity, k, a_row, b_row, od, one)
+            load(base + stage * stage_bytes, a_map, barriers + 8 * stage, k * tile_k, a_row, one)
             k = types.int32(k + 1)
             if k == k_tiles:
-                k = types.int32(0)
-                tile = types.int32(tile + step)
-                if tile < rows * columns:
-                    row, column = place_of(tile, rows, columns, group)
-                    a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
-        return tile, k, a_row, b_row
+                k, tile = types.int32(0), types.int32(tile + step)
+                a_row, b_row = rows_of(tile, shape)
+        return tile, k, a_row, b_row, opened
+
+    @device_function
+    def produce(a_map, b_map, base, barriers, tile, shape):
+        one = types.uint32(1)
+        work = begin(b_map, base, barriers, tile, shape, one)
+        stage, parity = types.uint32(0), types.uint32(1)
+        while work[0] < shape[0] * shape[1]:
+            work = feed(a_map, b_map, base, barriers, stage, parity, work, shape, one)
+            stage, parity = advance(stage, parity)
 
     @device_function
     @unrolled
@@ -248,47 +225,48 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             store(part, target, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(target, a_map, b_map, base, barriers, tile, tiles, shape, consumer, thread, high):
+    def consume(target, a_map, b_map, base, barriers, tile, shape, consumer, thread, high):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
+        rows, columns, step, k_tiles, _, _ = shape
         sums = cuda.local.array(accumulators, dtype=types.float32)
-        k_tiles = shape[3]
         a_start = descriptor(base + consumer * consumer_bytes, 16)
         b_start = descriptor(base + a_bytes, 16)
         buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
-        stage, parity = types.uint32(0), types.uint32(0)
+        tiles = types.int32(ptx.udiv_u32(rows * columns - tile + step - 1, step))
         if not producer:
-            feeds, first = consumer * 4 + warp == 0, types.uint32(thread == 0)
-            row, column = place_of(tile, shape[0], shape[1], shape[4])
-            work = tile, types.int32(0), types.int32(row * tile_n), types.int32(column * out_m)
+            feeds, one = consumer * 4 + warp == 0, types.uint32(thread == 0)
+            work = tile, types.int32(0), types.int32(0), types.int32(0), types.int32(0)
             if feeds:
+                work = begin(b_map, base, barriers, tile, shape, one)
                 for early in range(stages):
-                    work = feed(a_map, b_map, base, barriers, types.uint32(early), types.uint32(1), work, shape, first)
+                    work = feed(
+                        a_map, b_map, base, barriers, types.uint32(early), types.uint32(1), work, shape, one
+                    )
+        stage, parity = types.uint32(0), types.uint32(0)
         while tiles > 0:
             ptx.mbarrier_wait(barriers + 8 * stage, parity)
             a_row, b_row = ptx.ld_shared_v2_u32(barriers + 8 * stage + slots_offset)
             offset = stage * (stage_bytes >> 4)
             multiply_first(sums, a_start + offset, b_start + offset, high[0], high[1])
-            first_row, first_column = ptx.uniform(types.int32(a_row)), ptx.uniform(types.int32(b_row))
-            previous, phase = stage, parity
+            row, column = ptx.uniform(types.int32(a_row)), ptx.uniform(types.int32(b_row))
+            last, last_parity = stage, parity
             stage, parity = advance(stage, parity)
             k = types.int32(1)
             while k < k_tiles:
                 ptx.mbarrier_wait(barriers + 8 * stage, parity)
                 offset = stage * (stage_bytes >> 4)
                 multiply(sums, a_start + offset, b_start + offset, high[0], high[1])
-                release(barriers + 8 * (stages + previous), thread)
-                if not producer:
-                    if feeds:
-                        work = feed(a_map, b_map, base, barriers, previous, phase, work, shape, first)
-                previous, phase = stage, parity
+                release(barriers + 8 * (stages + last), thread)
+                if not producer and feeds:
+                    work = feed(a_map, b_map, base, barriers, last, last_parity, work, shape, one)
+                last, last_parity = stage, parity
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             wait_sums(sums)
-            release(barriers + 8 * (stages + previous), thread)
-            finish(sums, target, buffer, first_row + consumer * consumer_rows + warp * 16, first_column, lane)
-            if not producer:
-                if feeds:
-                    work = feed(a_map, b_map, base, barriers, previous, phase, work, shape, first)
+            release(barriers + 8 * (stages + last), thread)
+            finish(sums, target, buffer, row + consumer * consumer_rows + warp * 16, column, lane)
+            if not producer and feeds:
+                work = feed(a_map, b_map, base, barriers, last, last_parity, work, shape, one)
             tiles = types.int32(tiles - 1)
         if lane == 0:
             wait_stores()
@@ -320,21 +298,20 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
         if pdl:
             tile = ptx.uniform(types.int32(ptx.ld_shared_u32(base + place_start)))
+        shape = rows, columns, step, k_tiles, group, od
+        if pdl and thread == 32:
+            seated(address(seats))
         if producer and warpgroup == 0:
             fewer()
-            if pdl and thread == 32:
-                seated(address(seats))
             if thread == 0:
-                produce(a_map, b_map, base, barriers, tile, step, rows, columns, k_tiles, group, od)
+                produce(a_map, b_map, base, barriers, tile, shape)
         else:
             if producer:
                 more()
-            consumer, within = types.int32(warpgroup - own), types.int32(thread & 127)
+            consumer, within = types.int32(warpgroup - first_consumer), types.int32(thread & 127)
             # Sizes have no sign, which the assembler does not know: it keeps these words in registers.
             high = types.uint32(high_word | (nt >> 31)), types.uint32(high_word | (od >> 31))
-            tiles = types.int32(ptx.udiv_u32(rows * columns - tile + step - 1, step))
-            shape = rows, columns, step, k_tiles, group, od
-            consume(target, a_map, b_map, base, barriers, tile, tiles, shape, consumer, within, high)
+            consume(target, a_map, b_map, base, barriers, tile, shape, consumer, within, high)
 
     return Kernel(
         name="gemm_hopper",

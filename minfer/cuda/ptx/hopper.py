@@ -38,6 +38,15 @@ def mbarrier_arrive_expect_tx(address: u32, bytes: u32):
 
 
 @instruction(
+    "{\n.reg .pred p;\nsetp.ne.u32 p, $2, 0;\n@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;\n}",
+    section=_ARRIVE,
+    arch=90,
+)
+def mbarrier_arrive_expect_tx_if(address: u32, bytes: u32, condition: u32):
+    """As `mbarrier_arrive_expect_tx`, where the condition is nonzero, without a branch."""
+
+
+@instruction(
     "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];",
     section="9.7.13.15.15 cp.async.mbarrier.arrive",
 )
@@ -104,36 +113,13 @@ def tma_load_2d(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32):
     the mbarrier. Out of range is zero."""
 
 
-@instruction(f"{_TMA_LOAD}.L2::cache_hint [$0], [$1, {{$3, $4}}], [$2], $5;", section=_TENSOR, arch=90)
-def tma_load_2d_hint(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32, policy: u64):
-    """As `tma_load_2d`, with a cache policy (`EVICT_FIRST`, `EVICT_LAST`) of what it brings into L2."""
-
-
 @instruction(
-    f"{{\n.reg .pred p;\nsetp.ne.u32 p, $6, 0;\n@p {_TMA_LOAD}.L2::cache_hint [$0], [$1, {{$3, $4}}], [$2], $5;\n}}",
+    f"{{\n.reg .pred p;\nsetp.ne.u32 p, $5, 0;\n@p {_TMA_LOAD} [$0], [$1, {{$3, $4}}], [$2];\n}}",
     section=_TENSOR,
     arch=90,
 )
-def tma_load_2d_if(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32, policy: u64, condition: u32):
-    """As `tma_load_2d_hint` where the condition is nonzero, without a branch."""
-
-
-@instruction(
-    "{\n.reg .pred p;\nsetp.ne.u32 p, $2, 0;\n@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;\n}",
-    section=_ARRIVE,
-    arch=90,
-)
-def mbarrier_arrive_expect_tx_if(address: u32, bytes: u32, condition: u32):
-    """As `mbarrier_arrive_expect_tx` where the condition is nonzero, without a branch."""
-
-
-@instruction(
-    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group.L2::cache_hint [$0, {$2, $3}], [$1], $4;",
-    section=_TENSOR,
-    arch=90,
-)
-def tma_store_2d_hint(tensor_map: u64, shared: u32, x: s32, y: s32, policy: u64):
-    """As `tma_store_2d`, with a cache policy."""
+def tma_load_2d_if(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32, condition: u32):
+    """As `tma_load_2d`, where the condition is nonzero, without a branch."""
 
 
 @instruction(

@@ -55,7 +55,6 @@ def wgmma(
     wait: int | None = None,
     row_blocks: int = 1,
     high: str = "constant",
-    rows_first: bool = False,
 ) -> Instruction:
     """Factory: one stage of D[64, n] (+)= A[64, K] B[K, n] as one block: fence, `k_steps` x wgmma, commit,
     maybe a wait.
@@ -126,10 +125,7 @@ def wgmma(
         immediates = "" if accumulator is s32 else ", 1, 1"
         if dtype in ("f16", "bf16"):
             immediates += (", 0" if a == "shared" else "") + f", {int(transpose_b)}"
-        order = itertools.product(range(row_blocks), range(k_steps))
-        if rows_first:
-            order = ((block, k) for k in range(k_steps) for block in range(row_blocks))
-        for block, k in order:
+        for block, k in itertools.product(range(row_blocks), range(k_steps)):
             if a == "shared":
                 offset = a_offsets[k] + block * 8 * stride_bytes
                 lines += [f"add.u32 t, {places['a']}, {offset >> 4};", f"mov.b64 da, {{t, {high_a}}};"]
@@ -175,7 +171,6 @@ def wgmma(
             "stride_bytes": stride_bytes,
             "wait": wait,
             "row_blocks": row_blocks,
-            "rows_first": rows_first,
             "high": word if high == "operand" else None,
         },
         documentation=f"D[{64 * row_blocks}, {n}] (+)= A B in {k_steps} steps of m64n{n}{k_shape} {types}.",

@@ -66,9 +66,7 @@ class MbarrierRing:
 
 
 @functools.cache
-def store_tile(
-    columns: int, buffers: int, out: str = "f16", add: bool = False, policy: int = 0
-) -> DeviceFunction:
+def store_tile(columns: int, buffers: int, out: str = "f16", add: bool = False) -> DeviceFunction:
     """Factory: a warp's 16 x `columns` f32 accumulators of wgmma to an f16 or f32 matrix, through shared
     memory by TMA; with `add` (f32 only) added to what is there.
 
@@ -98,12 +96,6 @@ def store_tile(
     firsts, ends = tuple(first for first, _ in batches), tuple(end for _, end in batches)
     wait_all, wait_one = ptx.bulk_wait_group_read(0), ptx.bulk_wait_group_read(max(0, buffers - 1))
     send = ptx.tma_add_2d if add else ptx.tma_store_2d
-    if policy:
-        from numba.cuda import types
-
-        @device_function
-        def send(tensor_map, source, x, y):
-            ptx.tma_store_2d_hint(tensor_map, source, x, y, types.uint64(policy))
     # Of the last chunk, what the one before holds already: in groups of 8 columns.
     held = (width - columns % width) % width // 8 if add else 0
     write, write_last = (
