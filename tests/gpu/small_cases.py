@@ -50,6 +50,7 @@ def _gemm_hopper() -> Iterator[Case]:
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu"), 140, 80, 72)
     yield hopper_case(GemmHopperConfig(80, 2, tile_n=192), 200, 88, 72)
     yield hopper_case(GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), 140, 80, 72)
+    yield hopper_case(GemmHopperConfig(200, 2, tile_n=256), 300, 208, 200, multiprocessors=1)
     yield hopper_case(GemmHopperConfig(80, 2, pdl=True), 300, 168, 136)
     split, interleaved = Heads(2, 1, 128, bias=True), Heads(2, 1, 64, interleaved=True)
     yield rope_case(GemmHopperConfig(192, 2, epilogue="rope", tile_n=192, heads=split), 200, 72)

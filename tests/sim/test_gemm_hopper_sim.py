@@ -26,6 +26,8 @@ from tests.cuda.gemm_hopper_cases import check_bits, hopper_case, rope_case
         (GemmHopperConfig(80, 2, "f32", "add", tile_n=256), (270, 72, 136), 1),
         (GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), (140, 80, 72), 1),
         (GemmHopperConfig(72, 2, tile_n=192), (200, 80, 136), 1),  # three consumers
+        (GemmHopperConfig(200, 2, tile_n=256), (300, 208, 200), 1),  # no producer, a ring that wraps
+        (GemmHopperConfig(208, 3, epilogue="swiglu", tile_n=256, pdl=True), (140, 112, 72), 3),
         (
             GemmHopperConfig(64, 3, pdl=True),
             (140, 136, 264),

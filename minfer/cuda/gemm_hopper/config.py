@@ -192,7 +192,7 @@ class GemmHopperConfig:
     def store_buffers(self) -> int:
         """Buffers of a chunk that a warp has for its part of C: what fits, at most all of its columns; with
         rope one, which no TMA store keeps in use."""
-        left = MAX_SHARED_BYTES - ALIGNMENT - self.ring.size_bytes - 8 * self.stages - 16 * self.pdl
+        left = MAX_SHARED_BYTES - ALIGNMENT - self.ring.size_bytes - 16 * self.pdl
         left -= self.stages * self.stage_bytes
         chunks = len(chunk_starts(self.out_m, chunk_columns(self.out)))
         most = 1 if self.epilogue == "rope" else chunks
@@ -204,14 +204,9 @@ class GemmHopperConfig:
         return self.stages * self.stage_bytes + self.warps * self.store_buffers * BUFFER_BYTES
 
     @property
-    def slots_start(self) -> int:
-        """Where the first row and column of each stage's tile lie: behind the mbarriers."""
-        return self.barriers_start + self.ring.size_bytes
-
-    @property
     def place_start(self) -> int:
-        """Where the block's place lies, with pdl: behind those."""
-        return self.slots_start + 8 * self.stages
+        """Where the block's place lies, with pdl: behind the mbarriers."""
+        return self.barriers_start + self.ring.size_bytes
 
     @property
     def shared_bytes(self) -> int:

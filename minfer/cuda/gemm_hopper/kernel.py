@@ -94,7 +94,6 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     consumer_bytes, load_bytes = consumer_rows * tile_k * 2, tile_m // loads * tile_k * 2
     store_bytes = config.store_buffers * BUFFER_BYTES
     block_sums, accumulators = tile_m // 2, row_blocks * tile_m // 2
-    slots_offset = config.slots_start - config.barriers_start
     initialise, advance = config.ring.initialise, config.ring.advance
     producer, first_consumer = config.producer, int(config.producer)
     if producer:
@@ -152,11 +151,10 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 load(place + load_bytes, b_map, full, k * tile_k, b_row + od, one)
 
     @device_function
-    def open_stage(b_map, base, barriers, stage, parity, k, a_row, b_row, od, one):
-        """Wait until a stage is free, say whose tile it is, and load its tile of B."""
+    def open_stage(b_map, base, barriers, stage, parity, k, b_row, od, one):
+        """Wait until a stage is free, and load its tile of B."""
         full = barriers + 8 * stage
         ptx.mbarrier_wait(full + 8 * stages, parity)
-        ptx.st_shared_v2_u32(full + slots_offset, types.uint32(a_row), types.uint32(b_row))
         ptx.mbarrier_arrive_expect_tx_if(full, stage_bytes, one)
         load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od, one)
 
@@ -166,11 +164,9 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         rows, columns, _, k_tiles, _, od = shape
         k = types.int32(0)
         if tile < rows * columns:
-            a_row, b_row = rows_of(tile, shape)
+            _, b_row = rows_of(tile, shape)
             while k < min(k_tiles, types.int32(stages)):
-                open_stage(
-                    b_map, base, barriers, types.uint32(k), types.uint32(1), k, a_row, b_row, od, one
-                )
+                open_stage(b_map, base, barriers, types.uint32(k), types.uint32(1), k, b_row, od, one)
                 k = types.int32(k + 1)
         ptx.griddepcontrol_wait()
         return k
@@ -191,7 +187,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             if opened > 0:
                 opened = types.int32(opened - 1)
             else:
-                open_stage(b_map, base, barriers, stage, parity, k, a_row, b_row, od, one)
+                open_stage(b_map, base, barriers, stage, parity, k, b_row, od, one)
             load(base + stage * stage_bytes, a_map, barriers + 8 * stage, k * tile_k, a_row, one)
             k = types.int32(k + 1)
             if k == k_tiles:
@@ -232,7 +228,6 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         a_start = descriptor(base + consumer * consumer_bytes, 16)
         b_start = descriptor(base + a_bytes, 16)
         buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
-        tiles = types.int32(ptx.udiv_u32(rows * columns - tile + step - 1, step))
         if not producer:
             feeds, one = consumer * 4 + warp == 0, types.uint32(thread == 0)
             work = tile, types.int32(0), types.int32(0), types.int32(0), types.int32(0)
@@ -243,12 +238,13 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                         a_map, b_map, base, barriers, types.uint32(early), types.uint32(1), work, shape, one
                     )
         stage, parity = types.uint32(0), types.uint32(0)
-        while tiles > 0:
+        while tile < rows * columns:
             ptx.mbarrier_wait(barriers + 8 * stage, parity)
-            a_row, b_row = ptx.ld_shared_v2_u32(barriers + 8 * stage + slots_offset)
             offset = stage * (stage_bytes >> 4)
             multiply_first(sums, a_start + offset, b_start + offset, high[0], high[1])
-            row, column = ptx.uniform(types.int32(a_row)), ptx.uniform(types.int32(b_row))
+            # Divisions that run under the tensor cores' work.
+            a_row, b_row = rows_of(tile, shape)
+            row, column = ptx.uniform(a_row), ptx.uniform(b_row)
             last, last_parity = stage, parity
             stage, parity = advance(stage, parity)
             k = types.int32(1)
@@ -267,7 +263,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             finish(sums, target, buffer, row + consumer * consumer_rows + warp * 16, column, lane)
             if not producer and feeds:
                 work = feed(a_map, b_map, base, barriers, last, last_parity, work, shape, one)
-            tiles = types.int32(tiles - 1)
+            tile = types.int32(tile + step)
         if lane == 0:
             wait_stores()
 
