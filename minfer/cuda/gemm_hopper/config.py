@@ -56,7 +56,7 @@ TILES = (
     *((128, m, 4) for m in (256, 240, 224, 192)),
     *((128, m, 5) for m in (160, 144)),
     *((128, m, 6) for m in (128, 112, 96)),
-    (128, 64, 8), (192, 192, 4), (256, 192, 3),
+    (128, 64, 8), (192, 192, 4), (256, 192, 3), (256, 224, 3),
 )  # fmt: skip
 
 
@@ -240,9 +240,11 @@ class GemmHopperConfig:
         return -(-nt // self.tile_n), -(-od // self.out_m)
 
     def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
-        """Blocks of a persistent launch: one a multiprocessor; without seats at most one a tile."""
+        """Blocks of a persistent launch: with seats one a multiprocessor; else as many as take the fewest
+        waves, in equal ones."""
         rows, columns = self.tiles(nt, od)
-        return multiprocessors if self.pdl else min(multiprocessors, rows * columns), 1, 1
+        waves = -(-rows * columns // multiprocessors)
+        return multiprocessors if self.pdl else -(-rows * columns // waves), 1, 1
 
     def group(self, nt: int, od: int) -> int:
         """Tile rows a group of the schedule: about 2048 tokens."""
