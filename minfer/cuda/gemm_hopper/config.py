@@ -73,6 +73,11 @@ class GemmHopperConfig:
     tile_n: int = 128
     heads: Heads | None = None
     pdl: bool = False
+    alone: bool = False
+    hint_a: int = 0
+    hint_b: int = 0
+    hint_c: int = 0
+    shared_stage: bool = True
 
     tile_k = BOX_COLUMNS
 
@@ -134,6 +139,10 @@ class GemmHopperConfig:
         if self.heads is not None:
             text += f" {self.heads}"
         text += f" -> {self.out}" if self.out != "f16" else ""
+        text += " alone" if self.alone else ""
+        if self.hint_a or self.hint_b or self.hint_c:
+            text += f" hints {self.hint_a}{self.hint_b}{self.hint_c}"
+        text += "" if self.shared_stage else " own buffers"
         return text + (" pdl" if self.pdl else "")
 
     @property
@@ -144,7 +153,7 @@ class GemmHopperConfig:
     @property
     def producer(self) -> bool:
         """Whether a warpgroup of its own loads the tiles."""
-        return self.warpgroups.registers is not None
+        return self.warpgroups.registers is not None and not self.alone
 
     @property
     def threads(self) -> int:
@@ -176,7 +185,7 @@ class GemmHopperConfig:
 
     @cached_property
     def ring(self) -> MbarrierRing:
-        return MbarrierRing(self.stages, self.warpgroups.consumers)
+        return MbarrierRing(self.stages, self.warps)
 
     @property
     def a_bytes(self) -> int:

@@ -115,15 +115,36 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     if rotated:
         store = store_heads(heads, tile_m)
     else:
-        store = store_tile(out_m, config.store_buffers, config.out, config.epilogue == "add")
+        extra = row_blocks if config.shared_stage else 0
+        store = store_tile(
+            out_m,
+            config.store_buffers + extra,
+            config.out,
+            config.epilogue == "add",
+            (config.store_buffers, 64 * tile_k * 2),
+            0x12F0000000000000 if config.hint_c else 0,
+        )
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
-    load = ptx.tma_load_2d_if
+    POLICIES = {0: 0x1000000000000000, 1: 0x12F0000000000000, 2: 0x14F0000000000000}
+
+    def hinted(code):
+        if not code:
+            return ptx.tma_load_2d_if
+        policy = POLICIES[code]
+
+        @device_function
+        def load(place, tensor_map, full, x, y, one):
+            ptx.tma_load_2d_hint_if(place, tensor_map, full, x, y, types.uint64(policy), one)
+
+        return load
+
+    load_a, load = hinted(config.hint_a), hinted(config.hint_b)
     descriptor, address, pin = ptx.wgmma_descriptor, ptx.global_address, ptx.pin(block_sums, "f32")
 
     @device_function
-    def release(empty, thread):
-        """A consumer's arrival: it has read the stage."""
-        ptx.mbarrier_arrive_if(empty, thread == 0)
+    def release(empty, lane):
+        """A warp's arrival: it has read the stage."""
+        ptx.mbarrier_arrive_if(empty, lane == 0)
 
     @device_function
     def rows_of(tile, shape):
@@ -188,7 +209,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 opened = types.int32(opened - 1)
             else:
                 open_stage(b_map, base, barriers, stage, parity, k, b_row, od, one)
-            load(base + stage * stage_bytes, a_map, barriers + 8 * stage, k * tile_k, a_row, one)
+            load_a(base + stage * stage_bytes, a_map, barriers + 8 * stage, k * tile_k, a_row, one)
             k = types.int32(k + 1)
             if k == k_tiles:
                 k, tile = types.int32(0), types.int32(tile + step)
@@ -228,6 +249,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         a_start = descriptor(base + consumer * consumer_bytes, 16)
         b_start = descriptor(base + a_bytes, 16)
         buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
+        own_rows = types.uint32(consumer * consumer_bytes + warp * BUFFER_BYTES)
         if not producer:
             feeds, one = consumer * 4 + warp == 0, types.uint32(thread == 0)
             work = tile, types.int32(0), types.int32(0), types.int32(0), types.int32(0)
@@ -238,10 +260,17 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                         a_map, b_map, base, barriers, types.uint32(early), types.uint32(1), work, shape, one
                     )
         stage, parity = types.uint32(0), types.uint32(0)
+        last, last_parity, before = types.uint32(0), types.uint32(0), types.int32(0)
         while tile < rows * columns:
             ptx.mbarrier_wait(barriers + 8 * stage, parity)
             offset = stage * (stage_bytes >> 4)
             multiply_first(sums, a_start + offset, b_start + offset, high[0], high[1])
+            if before > 0:
+                # C of the tile before left through the stage of its last k-tile.
+                wait_stores()
+                release(barriers + 8 * (stages + last), lane)
+                if not producer and feeds:
+                    work = feed(a_map, b_map, base, barriers, last, last_parity, work, shape, one)
             # Divisions that run under the tensor cores' work.
             a_row, b_row = rows_of(tile, shape)
             row, column = ptx.uniform(a_row), ptx.uniform(b_row)
@@ -252,18 +281,20 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 ptx.mbarrier_wait(barriers + 8 * stage, parity)
                 offset = stage * (stage_bytes >> 4)
                 multiply(sums, a_start + offset, b_start + offset, high[0], high[1])
-                release(barriers + 8 * (stages + last), thread)
+                release(barriers + 8 * (stages + last), lane)
                 if not producer and feeds:
                     work = feed(a_map, b_map, base, barriers, last, last_parity, work, shape, one)
                 last, last_parity = stage, parity
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             wait_sums(sums)
-            release(barriers + 8 * (stages + last), thread)
-            finish(sums, target, buffer, row + consumer * consumer_rows + warp * 16, column, lane)
-            if not producer and feeds:
-                work = feed(a_map, b_map, base, barriers, last, last_parity, work, shape, one)
-            tile = types.int32(tile + step)
+            ptx.bar_sync(1 + consumer, 128)
+            if rotated:
+                place = buffer
+            else:
+                place = buffer, types.uint32(base + last * stage_bytes + own_rows)
+            finish(sums, target, place, row + consumer * consumer_rows + warp * 16, column, lane)
+            tile, before = types.int32(tile + step), types.int32(1)
         if lane == 0:
             wait_stores()
 
