@@ -28,27 +28,17 @@ class Warpgroups:
     """How the tokens of a tile are shared out.
 
     Attributes:
-        consumers: warpgroups that multiply; row_blocks: blocks of 64 tokens that each of them holds.
-        largest_m: the most rows of B for which the sums fit the registers (and for three consumers an
-            instruction those that its block starts with: 128).
-        registers: of a thread of the producer and of a consumer, after setmaxnreg: together what a block of
-            so many warpgroups starts with. None: there is no producer, the first consumer loads.
+        count: warpgroups; row_blocks: blocks of 64 tokens that each of them holds.
+        largest_m: the most rows of B for which the sums fit the registers (the assembler's begin at 24).
     """
 
-    consumers: int
+    count: int
     row_blocks: int
     largest_m: int
-    registers: tuple[int, int] | None
 
 
 #: By the tokens of a tile.
-WARPGROUPS = {
-    128: Warpgroups(2, 1, 256, (40, 232)),
-    192: Warpgroups(3, 1, 200, (32, 160)),
-    256: Warpgroups(2, 2, 192, (24, 240)),
-}
-#: For 256 tokens x more rows of B: without a producer, as the assembler's sums begin at register 24.
-WIDE = Warpgroups(2, 2, 224, None)
+WARPGROUPS = {128: Warpgroups(2, 1, 256), 192: Warpgroups(3, 1, 256), 256: Warpgroups(2, 2, 224)}
 #: Cycles up to which a product is a dependent launch: what that saves, a microsecond, is lost in longer ones.
 DEPENDENT_CYCLES = 300_000
 #: (tile_n, tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
@@ -73,11 +63,6 @@ class GemmHopperConfig:
     tile_n: int = 128
     heads: Heads | None = None
     pdl: bool = False
-    alone: bool = False
-    hint_a: int = 0
-    hint_b: int = 0
-    hint_c: int = 0
-    shared_stage: bool = True
 
     tile_k = BOX_COLUMNS
 
@@ -139,31 +124,20 @@ class GemmHopperConfig:
         if self.heads is not None:
             text += f" {self.heads}"
         text += f" -> {self.out}" if self.out != "f16" else ""
-        text += " alone" if self.alone else ""
-        if self.hint_a or self.hint_b or self.hint_c:
-            text += f" hints {self.hint_a}{self.hint_b}{self.hint_c}"
-        text += "" if self.shared_stage else " own buffers"
         return text + (" pdl" if self.pdl else "")
 
     @property
     def warpgroups(self) -> Warpgroups:
-        groups = WARPGROUPS[self.tile_n]
-        return WIDE if self.tile_n == 256 and self.tile_m > groups.largest_m else groups
-
-    @property
-    def producer(self) -> bool:
-        """Whether a warpgroup of its own loads the tiles."""
-        return self.warpgroups.registers is not None and not self.alone
+        return WARPGROUPS[self.tile_n]
 
     @property
     def threads(self) -> int:
-        """Of a block: the consumers, and the producer's warpgroup."""
-        return 128 * (self.warpgroups.consumers + self.producer)
+        """Of a block."""
+        return 128 * self.warpgroups.count
 
     @property
     def warps(self) -> int:
-        """That multiply."""
-        return 4 * self.warpgroups.consumers
+        return 4 * self.warpgroups.count
 
     @property
     def can_rotate(self) -> bool:

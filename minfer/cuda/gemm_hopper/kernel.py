@@ -88,19 +88,13 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     tile_n, tile_m, tile_k = config.tile_n, config.tile_m, config.tile_k
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
     barriers_start, ring_bytes = config.barriers_start, config.stages * config.stage_bytes
-    out_m, loads, gated = config.out_m, config.loads, config.epilogue == "swiglu"
-    # A consumer's rows of A, in blocks of 64; what one load brings of B.
-    row_blocks, consumer_rows = config.warpgroups.row_blocks, 64 * config.warpgroups.row_blocks
-    consumer_bytes, load_bytes = consumer_rows * tile_k * 2, tile_m // loads * tile_k * 2
+    out_m, gated = config.out_m, config.epilogue == "swiglu"
+    # A warpgroup's rows of A, in blocks of 64; what one load brings of B.
+    row_blocks, group_rows = config.warpgroups.row_blocks, 64 * config.warpgroups.row_blocks
+    group_bytes, load_bytes = group_rows * tile_k * 2, tile_m // config.loads * tile_k * 2
     store_bytes = config.store_buffers * BUFFER_BYTES
     block_sums, accumulators = tile_m // 2, row_blocks * tile_m // 2
     initialise, advance = config.ring.initialise, config.ring.advance
-    producer, first_consumer = config.producer, int(config.producer)
-    if producer:
-        fewest, most = config.warpgroups.registers
-        fewer, more = ptx.setmaxnreg("dec", fewest), ptx.setmaxnreg("inc", most)
-    else:
-        fewer = more = None
     # The first k-tile overwrites the sums; of the others at most this stage's group is in flight.
     stage_of = {"k_steps": tile_k // 16, "row_blocks": row_blocks, "high": "operand"}
     multiply_first = ptx.wgmma(tile_m, accumulate=False, **stage_of)
@@ -115,40 +109,16 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     if rotated:
         store = store_heads(heads, tile_m)
     else:
-        extra = row_blocks if config.shared_stage else 0
-        store = store_tile(
-            out_m,
-            config.store_buffers + extra,
-            config.out,
-            config.epilogue == "add",
-            (config.store_buffers, 64 * tile_k * 2),
-            0x12F0000000000000 if config.hint_c else 0,
-        )
+        apart = config.store_buffers, 64 * tile_k * 2
+        buffers = config.store_buffers + row_blocks
+        store = store_tile(out_m, buffers, config.out, config.epilogue == "add", apart)
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
-    POLICIES = {0: 0x1000000000000000, 1: 0x12F0000000000000, 2: 0x14F0000000000000}
-
-    def hinted(code):
-        if not code:
-            return ptx.tma_load_2d_if
-        policy = POLICIES[code]
-
-        @device_function
-        def load(place, tensor_map, full, x, y, one):
-            ptx.tma_load_2d_hint_if(place, tensor_map, full, x, y, types.uint64(policy), one)
-
-        return load
-
-    load_a, load = hinted(config.hint_a), hinted(config.hint_b)
+    load = ptx.tma_load_2d_if
     descriptor, address, pin = ptx.wgmma_descriptor, ptx.global_address, ptx.pin(block_sums, "f32")
 
     @device_function
-    def release(empty, lane):
-        """A warp's arrival: it has read the stage."""
-        ptx.mbarrier_arrive_if(empty, lane == 0)
-
-    @device_function
     def rows_of(tile, shape):
-        """The first rows of A and B of a tile; none of a tile behind the last."""
+        """The first rows of A and B of a tile."""
         rows, columns, _, _, group, _ = shape
         a_row, b_row = types.int32(0), types.int32(0)
         if tile < rows * columns:
@@ -172,44 +142,37 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 load(place + load_bytes, b_map, full, k * tile_k, b_row + od, one)
 
     @device_function
-    def open_stage(b_map, base, barriers, stage, parity, k, b_row, od, one):
+    def open_stage(b_map, base, stage, parity, k, b_row, od, one):
         """Wait until a stage is free, and load its tile of B."""
-        full = barriers + 8 * stage
+        full = base + barriers_start + 8 * stage
         ptx.mbarrier_wait(full + 8 * stages, parity)
         ptx.mbarrier_arrive_expect_tx_if(full, stage_bytes, one)
         load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od, one)
 
     @device_function
-    def open_early(b_map, base, barriers, tile, shape, one):
+    def open_early(b_map, base, b_row, shape, one):
         """Open the stages for the first tile, then wait for the kernel before; how many are open."""
-        rows, columns, _, k_tiles, _, od = shape
+        _, _, _, k_tiles, _, od = shape
         k = types.int32(0)
-        if tile < rows * columns:
-            _, b_row = rows_of(tile, shape)
-            while k < min(k_tiles, types.int32(stages)):
-                open_stage(b_map, base, barriers, types.uint32(k), types.uint32(1), k, b_row, od, one)
-                k = types.int32(k + 1)
+        while k < min(k_tiles, types.int32(stages)):
+            open_stage(b_map, base, types.uint32(k), types.uint32(1), k, b_row, od, one)
+            k = types.int32(k + 1)
         ptx.griddepcontrol_wait()
         return k
 
     @device_function
-    def begin(b_map, base, barriers, tile, shape, one):
-        """What is loaded first: the tile, its k-tile, its first rows; and how many stages are open."""
-        a_row, b_row = rows_of(tile, shape)
-        opened = open_early(b_map, base, barriers, tile, shape, one) if pdl else types.int32(0)
-        return tile, types.int32(0), a_row, b_row, opened
-
-    @device_function
-    def feed(a_map, b_map, base, barriers, stage, parity, work, shape, one):
-        """Load a k-tile into a stage, by the thread whose `one` is 1; what is next."""
+    def feed(maps, base, stage, parity, work, shape, one):
+        """Load the next k-tile into a stage; what is loaded after it. By a whole warp, so that what says
+        where lives in uniform registers; one thread issues."""
         tile, k, a_row, b_row, opened = work
         rows, columns, step, k_tiles, _, od = shape
         if tile < rows * columns:
             if opened > 0:
                 opened = types.int32(opened - 1)
             else:
-                open_stage(b_map, base, barriers, stage, parity, k, b_row, od, one)
-            load_a(base + stage * stage_bytes, a_map, barriers + 8 * stage, k * tile_k, a_row, one)
+                open_stage(maps[1], base, stage, parity, k, b_row, od, one)
+            full = base + barriers_start + 8 * stage
+            load(base + stage * stage_bytes, maps[0], full, k * tile_k, a_row, one)
             k = types.int32(k + 1)
             if k == k_tiles:
                 k, tile = types.int32(0), types.int32(tile + step)
@@ -217,13 +180,14 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         return tile, k, a_row, b_row, opened
 
     @device_function
-    def produce(a_map, b_map, base, barriers, tile, shape):
-        one = types.uint32(1)
-        work = begin(b_map, base, barriers, tile, shape, one)
-        stage, parity = types.uint32(0), types.uint32(1)
-        while work[0] < shape[0] * shape[1]:
-            work = feed(a_map, b_map, base, barriers, stage, parity, work, shape, one)
-            stage, parity = advance(stage, parity)
+    def fill(maps, base, tile, shape, one):
+        """The first k-tiles, as many as there are stages; what is loaded after them."""
+        a_row, b_row = rows_of(tile, shape)
+        opened = open_early(maps[1], base, b_row, shape, one) if pdl else types.int32(0)
+        work = tile, types.int32(0), a_row, b_row, opened
+        for stage in range(stages):
+            work = feed(maps, base, types.uint32(stage), types.uint32(1), work, shape, one)
+        return work
 
     @device_function
     @unrolled
@@ -242,35 +206,32 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             store(part, target, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(target, a_map, b_map, base, barriers, tile, shape, consumer, thread, high):
-        lane, warp = thread & 31, ptx.uniform(thread >> 5)
+    def compute(target, maps, base, tile, shape, warpgroup, thread, high):
+        """A warpgroup's rows of all the block's tiles; the first warp of the first one also loads."""
         rows, columns, step, k_tiles, _, _ = shape
+        lane, warp = thread & 31, ptx.uniform(thread >> 5)
+        loads, one = warpgroup * 4 + warp == 0, types.uint32(lane == 0)
+        work = tile, types.int32(0), types.int32(0), types.int32(0), types.int32(0)
+        if loads:
+            work = fill(maps, base, tile, shape, one)
         sums = cuda.local.array(accumulators, dtype=types.float32)
-        a_start = descriptor(base + consumer * consumer_bytes, 16)
+        a_start = descriptor(base + warpgroup * group_bytes, 16)
         b_start = descriptor(base + a_bytes, 16)
-        buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
-        own_rows = types.uint32(consumer * consumer_bytes + warp * BUFFER_BYTES)
-        if not producer:
-            feeds, one = consumer * 4 + warp == 0, types.uint32(thread == 0)
-            work = tile, types.int32(0), types.int32(0), types.int32(0), types.int32(0)
-            if feeds:
-                work = begin(b_map, base, barriers, tile, shape, one)
-                for early in range(stages):
-                    work = feed(
-                        a_map, b_map, base, barriers, types.uint32(early), types.uint32(1), work, shape, one
-                    )
-        stage, parity = types.uint32(0), types.uint32(0)
-        last, last_parity, before = types.uint32(0), types.uint32(0), types.int32(0)
+        full, empty = base + barriers_start, base + barriers_start + 8 * stages
+        own = types.uint32(base + ring_bytes + (warpgroup * 4 + warp) * store_bytes)
+        own_rows = types.uint32(base + warpgroup * group_bytes + warp * BUFFER_BYTES)
+        stage, parity, any_before = types.uint32(0), types.uint32(0), types.int32(0)
+        last, last_parity = stage, parity
         while tile < rows * columns:
-            ptx.mbarrier_wait(barriers + 8 * stage, parity)
+            ptx.mbarrier_wait(full + 8 * stage, parity)
             offset = stage * (stage_bytes >> 4)
             multiply_first(sums, a_start + offset, b_start + offset, high[0], high[1])
-            if before > 0:
-                # C of the tile before left through the stage of its last k-tile.
+            if any_before > 0:
+                # The tile before has left through the stage of its last k-tile.
                 wait_stores()
-                release(barriers + 8 * (stages + last), lane)
-                if not producer and feeds:
-                    work = feed(a_map, b_map, base, barriers, last, last_parity, work, shape, one)
+                ptx.mbarrier_arrive_if(empty + 8 * last, one)
+                if loads:
+                    work = feed(maps, base, last, last_parity, work, shape, one)
             # Divisions that run under the tensor cores' work.
             a_row, b_row = rows_of(tile, shape)
             row, column = ptx.uniform(a_row), ptx.uniform(b_row)
@@ -278,31 +239,30 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             stage, parity = advance(stage, parity)
             k = types.int32(1)
             while k < k_tiles:
-                ptx.mbarrier_wait(barriers + 8 * stage, parity)
+                ptx.mbarrier_wait(full + 8 * stage, parity)
                 offset = stage * (stage_bytes >> 4)
                 multiply(sums, a_start + offset, b_start + offset, high[0], high[1])
-                release(barriers + 8 * (stages + last), lane)
-                if not producer and feeds:
-                    work = feed(a_map, b_map, base, barriers, last, last_parity, work, shape, one)
+                ptx.mbarrier_arrive_if(empty + 8 * last, one)
+                if loads:
+                    work = feed(maps, base, last, last_parity, work, shape, one)
                 last, last_parity = stage, parity
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             wait_sums(sums)
-            ptx.bar_sync(1 + consumer, 128)
+            ptx.bar_sync(1 + warpgroup, 128)
             if rotated:
-                place = buffer
+                buffer = own
             else:
-                place = buffer, types.uint32(base + last * stage_bytes + own_rows)
-            finish(sums, target, place, row + consumer * consumer_rows + warp * 16, column, lane)
-            tile, before = types.int32(tile + step), types.int32(1)
+                buffer = own, types.uint32(own_rows + last * stage_bytes)
+            finish(sums, target, buffer, row + warpgroup * group_rows + warp * 16, column, lane)
+            tile, any_before = types.int32(tile + step), types.int32(1)
         if lane == 0:
             wait_stores()
 
     def gemm_hopper(a, b, c, bias, table, q, k_cache, v_cache, nt, od, depth, group, position, seats):
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
         base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
-        barriers = types.uint32(base + barriers_start)
-        a_map, b_map = ptx.tensor_map_address(a), ptx.tensor_map_address(b)
+        maps = ptx.tensor_map_address(a), ptx.tensor_map_address(b)
         if rotated:
             queries, keys, values = address(q), address(k_cache), address(v_cache)
             target = address(bias), address(table), queries, keys, values, nt, position
@@ -311,11 +271,11 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         thread = cuda.threadIdx.x
         warpgroup = ptx.uniform(thread >> 7)
         if thread == 0:
-            ptx.prefetch_tensor_map(a_map)
-            ptx.prefetch_tensor_map(b_map)
+            ptx.prefetch_tensor_map(maps[0])
+            ptx.prefetch_tensor_map(maps[1])
             if not rotated:
                 ptx.prefetch_tensor_map(target)
-            initialise(barriers)
+            initialise(types.uint32(base + barriers_start))
         if pdl and thread == 32:
             ptx.st_shared_u32(base + place_start, take_seat(address(seats)))
         cuda.syncthreads()
@@ -325,20 +285,12 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
         if pdl:
             tile = ptx.uniform(types.int32(ptx.ld_shared_u32(base + place_start)))
+            if thread == 32:
+                seated(address(seats))
+        # Sizes have no sign, which the assembler does not know: it keeps these words in registers.
+        high = types.uint32(high_word | (nt >> 31)), types.uint32(high_word | (od >> 31))
         shape = rows, columns, step, k_tiles, group, od
-        if pdl and thread == 32:
-            seated(address(seats))
-        if producer and warpgroup == 0:
-            fewer()
-            if thread == 0:
-                produce(a_map, b_map, base, barriers, tile, shape)
-        else:
-            if producer:
-                more()
-            consumer, within = types.int32(warpgroup - first_consumer), types.int32(thread & 127)
-            # Sizes have no sign, which the assembler does not know: it keeps these words in registers.
-            high = types.uint32(high_word | (nt >> 31)), types.uint32(high_word | (od >> 31))
-            consume(target, a_map, b_map, base, barriers, tile, shape, consumer, within, high)
+        compute(target, maps, base, tile, shape, types.int32(warpgroup), types.int32(thread & 127), high)
 
     return Kernel(
         name="gemm_hopper",

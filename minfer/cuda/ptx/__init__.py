@@ -81,10 +81,8 @@ from minfer.cuda.ptx.hopper import (
     tma_add_2d,
     tma_load_2d,
     tma_load_2d_if,
-    tma_load_2d_hint_if,
     tma_load_2d_multicast,
     tma_store_2d,
-    tma_store_2d_hint,
 )
 from minfer.cuda.ptx.memory import (
     atom_add_global_u32,
@@ -327,10 +325,8 @@ __all__ = [
     "tma_add_2d",
     "tma_load_2d",
     "tma_load_2d_if",
-    "tma_load_2d_hint_if",
     "tma_load_2d_multicast",
     "tma_store_2d",
-    "tma_store_2d_hint",
     "udiv_u32",
     "uniform",
     "unpack_f16x2_hi",

@@ -114,15 +114,6 @@ def tma_load_2d(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32):
 
 
 @instruction(
-    f"{{\n.reg .pred p;\nsetp.ne.u32 p, $6, 0;\n@p {_TMA_LOAD}.L2::cache_hint [$0], [$1, {{$3, $4}}], [$2], $5;\n}}",
-    section=_TENSOR,
-    arch=90,
-)
-def tma_load_2d_hint_if(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32, policy: u64, condition: u32):
-    """As `tma_load_2d_hint` where the condition is nonzero, without a branch."""
-
-
-@instruction(
     f"{{\n.reg .pred p;\nsetp.ne.u32 p, $5, 0;\n@p {_TMA_LOAD} [$0], [$1, {{$3, $4}}], [$2];\n}}",
     section=_TENSOR,
     arch=90,
@@ -141,15 +132,6 @@ def tma_load_2d_if(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32, 
 def tma_load_2d_multicast(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32, mask: u32):
     """As `tma_load_2d`, into the same offset of every block of the cluster whose bit is in the mask; each
     block's own mbarrier counts."""
-
-
-@instruction(
-    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group.L2::cache_hint [$0, {$2, $3}], [$1], $4;",
-    section=_TENSOR,
-    arch=90,
-)
-def tma_store_2d_hint(tensor_map: u64, shared: u32, x: s32, y: s32, policy: u64):
-    """As `tma_store_2d`, with a cache policy."""
 
 
 @instruction(

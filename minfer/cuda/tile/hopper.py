@@ -67,7 +67,7 @@ class MbarrierRing:
 
 @functools.cache
 def store_tile(
-    columns: int, buffers: int, out: str = "f16", add: bool = False, apart: tuple[int, int] | None = None, policy: int = 0
+    columns: int, buffers: int, out: str = "f16", add: bool = False, apart: tuple[int, int] | None = None
 ) -> DeviceFunction:
     """Factory: a warp's 16 x `columns` f32 accumulators of wgmma to an f16 or f32 matrix, through shared
     memory by TMA; with `add` (f32 only) added to what is there.
@@ -104,12 +104,6 @@ def store_tile(
     firsts, ends = tuple(first for first, _ in batches), tuple(end for _, end in batches)
     wait_fresh, wait_later = ptx.bulk_wait_group_read(fresh), ptx.bulk_wait_group_read(later)
     send = ptx.tma_add_2d if add else ptx.tma_store_2d
-    if policy:
-        from numba.cuda import types
-
-        @device_function
-        def send(tensor_map, source, x, y):
-            ptx.tma_store_2d_hint(tensor_map, source, x, y, types.uint64(policy))
     # Of the last chunk, what the one before holds already: in groups of 8 columns.
     held = (width - columns % width) % width // 8 if add else 0
     write, write_last = (

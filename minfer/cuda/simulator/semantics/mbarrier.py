@@ -256,16 +256,6 @@ def tma_load_2d_if(shared, tensor_map, mbarrier, x, y, condition):
 
 
 @semantics
-def tma_load_2d_hint_if(shared, tensor_map, mbarrier, x, y, policy, condition):
-    tma_load_2d_if(shared, tensor_map, mbarrier, x, y, condition)
-
-
-@semantics
-def tma_store_2d_hint(tensor_map, shared, x, y, policy):
-    _bulk_store("tma_store_2d_hint", tensor_map, shared, x, y, TensorMap.write_box)
-
-
-@semantics
 def tma_load_2d_multicast(shared, tensor_map, mbarrier, x, y, mask):
     ranks = [rank for rank in range(16) if int(mask) >> rank & 1]
     _load("tma_load_2d_multicast", shared, tensor_map, mbarrier, x, y, ranks)
