@@ -28,17 +28,26 @@ class Warpgroups:
     """How the tokens of a tile are shared out.
 
     Attributes:
-        count: warpgroups; row_blocks: blocks of 64 tokens that each of them holds.
-        largest_m: the most rows of B for which the sums fit the registers (the assembler's begin at 24).
+        consumers: warpgroups that multiply; row_blocks: blocks of 64 tokens that each of them holds.
+        largest_m: the most rows of B for which the sums fit the registers (and for three consumers an
+            instruction those that its block starts with: 128).
+        registers: of a thread of the producer and of a consumer, after setmaxnreg: together what a block of
+            so many warpgroups starts with. None: there is no producer, the first consumer loads, and a thread
+            has 255 (240 beside a producer hold 208 sums: the assembler's begin at register 24).
     """
 
-    count: int
+    consumers: int
     row_blocks: int
     largest_m: int
+    registers: tuple[int, int] | None
 
 
 #: By the tokens of a tile.
-WARPGROUPS = {128: Warpgroups(2, 1, 256), 192: Warpgroups(3, 1, 256), 256: Warpgroups(2, 2, 224)}
+WARPGROUPS = {
+    128: Warpgroups(2, 1, 256, (40, 232)),
+    192: Warpgroups(3, 1, 200, (32, 160)),
+    256: Warpgroups(2, 2, 224, None),
+}
 #: Cycles up to which a product is a dependent launch: what that saves, a microsecond, is lost in longer ones.
 DEPENDENT_CYCLES = 300_000
 #: (tile_n, tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
@@ -131,13 +140,19 @@ class GemmHopperConfig:
         return WARPGROUPS[self.tile_n]
 
     @property
+    def producer(self) -> bool:
+        """Whether a warpgroup of its own loads the tiles."""
+        return self.warpgroups.registers is not None
+
+    @property
     def threads(self) -> int:
-        """Of a block."""
-        return 128 * self.warpgroups.count
+        """Of a block: the consumers, and the producer's warpgroup."""
+        return 128 * (self.warpgroups.consumers + self.producer)
 
     @property
     def warps(self) -> int:
-        return 4 * self.warpgroups.count
+        """That multiply."""
+        return 4 * self.warpgroups.consumers
 
     @property
     def can_rotate(self) -> bool:
@@ -159,7 +174,7 @@ class GemmHopperConfig:
 
     @cached_property
     def ring(self) -> MbarrierRing:
-        return MbarrierRing(self.stages, self.warps)
+        return MbarrierRing(self.stages, self.warpgroups.consumers)
 
     @property
     def a_bytes(self) -> int:

@@ -88,13 +88,18 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     tile_n, tile_m, tile_k = config.tile_n, config.tile_m, config.tile_k
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
     barriers_start, ring_bytes = config.barriers_start, config.stages * config.stage_bytes
-    out_m, gated = config.out_m, config.epilogue == "swiglu"
-    # A warpgroup's rows of A, in blocks of 64; what one load brings of B.
-    row_blocks, group_rows = config.warpgroups.row_blocks, 64 * config.warpgroups.row_blocks
-    group_bytes, load_bytes = group_rows * tile_k * 2, tile_m // config.loads * tile_k * 2
+    out_m, loads, gated = config.out_m, config.loads, config.epilogue == "swiglu"
+    # A consumer's rows of A, in blocks of 64; what one load brings of B.
+    row_blocks, consumer_rows = config.warpgroups.row_blocks, 64 * config.warpgroups.row_blocks
+    consumer_bytes, load_bytes = consumer_rows * tile_k * 2, tile_m // loads * tile_k * 2
     store_bytes = config.store_buffers * BUFFER_BYTES
     block_sums, accumulators = tile_m // 2, row_blocks * tile_m // 2
     initialise, advance = config.ring.initialise, config.ring.advance
+    producer, first_consumer = config.producer, int(config.producer)
+    fewer = more = None
+    if producer:
+        fewest, most = config.warpgroups.registers
+        fewer, more = ptx.setmaxnreg("dec", fewest), ptx.setmaxnreg("inc", most)
     # The first k-tile overwrites the sums; of the others at most this stage's group is in flight.
     stage_of = {"k_steps": tile_k // 16, "row_blocks": row_blocks, "high": "operand"}
     multiply_first = ptx.wgmma(tile_m, accumulate=False, **stage_of)
@@ -109,16 +114,19 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     if rotated:
         store = store_heads(heads, tile_m)
     else:
-        apart = config.store_buffers, 64 * tile_k * 2
-        buffers = config.store_buffers + row_blocks
-        store = store_tile(out_m, buffers, config.out, config.epilogue == "add", apart)
+        store = store_tile(out_m, config.store_buffers, config.out, config.epilogue == "add")
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
     load = ptx.tma_load_2d_if
     descriptor, address, pin = ptx.wgmma_descriptor, ptx.global_address, ptx.pin(block_sums, "f32")
 
     @device_function
+    def release(empty, thread):
+        """A consumer's arrival: it has read the stage."""
+        ptx.mbarrier_arrive_if(empty, thread == 0)
+
+    @device_function
     def rows_of(tile, shape):
-        """The first rows of A and B of a tile."""
+        """The first rows of A and B that a tile takes; of none behind the last."""
         rows, columns, _, _, group, _ = shape
         a_row, b_row = types.int32(0), types.int32(0)
         if tile < rows * columns:
@@ -142,37 +150,40 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 load(place + load_bytes, b_map, full, k * tile_k, b_row + od, one)
 
     @device_function
-    def open_stage(b_map, base, stage, parity, k, b_row, od, one):
+    def open_stage(b_map, base, barriers, stage, parity, k, b_row, od, one):
         """Wait until a stage is free, and load its tile of B."""
-        full = base + barriers_start + 8 * stage
+        full = barriers + 8 * stage
         ptx.mbarrier_wait(full + 8 * stages, parity)
         ptx.mbarrier_arrive_expect_tx_if(full, stage_bytes, one)
         load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od, one)
 
     @device_function
-    def open_early(b_map, base, b_row, shape, one):
-        """Open the stages for the first tile, then wait for the kernel before; how many are open."""
-        _, _, _, k_tiles, _, od = shape
-        k = types.int32(0)
-        while k < min(k_tiles, types.int32(stages)):
-            open_stage(b_map, base, types.uint32(k), types.uint32(1), k, b_row, od, one)
-            k = types.int32(k + 1)
-        ptx.griddepcontrol_wait()
-        return k
+    def begin(b_map, base, barriers, tile, shape, one):
+        """What is loaded first: tile, k-tile, rows; and how many stages are open. With pdl as many as the
+        first tile fills; then the kernel before has ended."""
+        rows, columns, _, k_tiles, _, od = shape
+        a_row, b_row = rows_of(tile, shape)
+        opened = types.int32(0)
+        if pdl:
+            if tile < rows * columns:
+                while opened < min(k_tiles, types.int32(stages)):
+                    stage = types.uint32(opened)
+                    open_stage(b_map, base, barriers, stage, types.uint32(1), opened, b_row, od, one)
+                    opened = types.int32(opened + 1)
+            ptx.griddepcontrol_wait()
+        return tile, types.int32(0), a_row, b_row, opened
 
     @device_function
-    def feed(maps, base, stage, parity, work, shape, one):
-        """Load the next k-tile into a stage; what is loaded after it. By a whole warp, so that what says
-        where lives in uniform registers; one thread issues."""
+    def feed(maps, base, barriers, stage, parity, work, shape, one):
+        """Load the next k-tile into a stage, where `one` is 1; what is loaded after it."""
         tile, k, a_row, b_row, opened = work
         rows, columns, step, k_tiles, _, od = shape
         if tile < rows * columns:
-            if opened > 0:
+            if pdl and opened > 0:
                 opened = types.int32(opened - 1)
             else:
-                open_stage(maps[1], base, stage, parity, k, b_row, od, one)
-            full = base + barriers_start + 8 * stage
-            load(base + stage * stage_bytes, maps[0], full, k * tile_k, a_row, one)
+                open_stage(maps[1], base, barriers, stage, parity, k, b_row, od, one)
+            load(base + stage * stage_bytes, maps[0], barriers + 8 * stage, k * tile_k, a_row, one)
             k = types.int32(k + 1)
             if k == k_tiles:
                 k, tile = types.int32(0), types.int32(tile + step)
@@ -180,14 +191,13 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         return tile, k, a_row, b_row, opened
 
     @device_function
-    def fill(maps, base, tile, shape, one):
-        """The first k-tiles, as many as there are stages; what is loaded after them."""
-        a_row, b_row = rows_of(tile, shape)
-        opened = open_early(maps[1], base, b_row, shape, one) if pdl else types.int32(0)
-        work = tile, types.int32(0), a_row, b_row, opened
-        for stage in range(stages):
-            work = feed(maps, base, types.uint32(stage), types.uint32(1), work, shape, one)
-        return work
+    def produce(maps, base, barriers, tile, shape):
+        one = types.uint32(1)
+        work = begin(maps[1], base, barriers, tile, shape, one)
+        stage, parity = types.uint32(0), types.uint32(1)
+        while work[0] < shape[0] * shape[1]:
+            work = feed(maps, base, barriers, stage, parity, work, shape, one)
+            stage, parity = advance(stage, parity)
 
     @device_function
     @unrolled
@@ -206,32 +216,25 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             store(part, target, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def compute(target, maps, base, tile, shape, warpgroup, thread, high):
-        """A warpgroup's rows of all the block's tiles; the first warp of the first one also loads."""
-        rows, columns, step, k_tiles, _, _ = shape
+    def consume(target, maps, base, barriers, tile, shape, consumer, thread, high):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
-        loads, one = warpgroup * 4 + warp == 0, types.uint32(lane == 0)
-        work = tile, types.int32(0), types.int32(0), types.int32(0), types.int32(0)
-        if loads:
-            work = fill(maps, base, tile, shape, one)
+        rows, columns, step, k_tiles, _, _ = shape
         sums = cuda.local.array(accumulators, dtype=types.float32)
-        a_start = descriptor(base + warpgroup * group_bytes, 16)
+        a_start = descriptor(base + consumer * consumer_bytes, 16)
         b_start = descriptor(base + a_bytes, 16)
-        full, empty = base + barriers_start, base + barriers_start + 8 * stages
-        own = types.uint32(base + ring_bytes + (warpgroup * 4 + warp) * store_bytes)
-        own_rows = types.uint32(base + warpgroup * group_bytes + warp * BUFFER_BYTES)
-        stage, parity, any_before = types.uint32(0), types.uint32(0), types.int32(0)
-        last, last_parity = stage, parity
+        buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
+        # Without a producer a warp that multiplies loads too.
+        feeds, one = not producer and consumer * 4 + warp == 0, types.uint32(lane == 0)
+        work = tile, types.int32(0), types.int32(0), types.int32(0), types.int32(0)
+        if feeds:
+            work = begin(maps[1], base, barriers, tile, shape, one)
+            for early in range(stages):
+                work = feed(maps, base, barriers, types.uint32(early), types.uint32(1), work, shape, one)
+        stage, parity = types.uint32(0), types.uint32(0)
         while tile < rows * columns:
-            ptx.mbarrier_wait(full + 8 * stage, parity)
+            ptx.mbarrier_wait(barriers + 8 * stage, parity)
             offset = stage * (stage_bytes >> 4)
             multiply_first(sums, a_start + offset, b_start + offset, high[0], high[1])
-            if any_before > 0:
-                # The tile before has left through the stage of its last k-tile.
-                wait_stores()
-                ptx.mbarrier_arrive_if(empty + 8 * last, one)
-                if loads:
-                    work = feed(maps, base, last, last_parity, work, shape, one)
             # Divisions that run under the tensor cores' work.
             a_row, b_row = rows_of(tile, shape)
             row, column = ptx.uniform(a_row), ptx.uniform(b_row)
@@ -239,29 +242,28 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             stage, parity = advance(stage, parity)
             k = types.int32(1)
             while k < k_tiles:
-                ptx.mbarrier_wait(full + 8 * stage, parity)
+                ptx.mbarrier_wait(barriers + 8 * stage, parity)
                 offset = stage * (stage_bytes >> 4)
                 multiply(sums, a_start + offset, b_start + offset, high[0], high[1])
-                ptx.mbarrier_arrive_if(empty + 8 * last, one)
-                if loads:
-                    work = feed(maps, base, last, last_parity, work, shape, one)
+                release(barriers + 8 * (stages + last), thread)
+                if feeds:
+                    work = feed(maps, base, barriers, last, last_parity, work, shape, one)
                 last, last_parity = stage, parity
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             wait_sums(sums)
-            ptx.bar_sync(1 + warpgroup, 128)
-            if rotated:
-                buffer = own
-            else:
-                buffer = own, types.uint32(own_rows + last * stage_bytes)
-            finish(sums, target, buffer, row + warpgroup * group_rows + warp * 16, column, lane)
-            tile, any_before = types.int32(tile + step), types.int32(1)
+            release(barriers + 8 * (stages + last), thread)
+            finish(sums, target, buffer, row + consumer * consumer_rows + warp * 16, column, lane)
+            if feeds:
+                work = feed(maps, base, barriers, last, last_parity, work, shape, one)
+            tile = types.int32(tile + step)
         if lane == 0:
             wait_stores()
 
     def gemm_hopper(a, b, c, bias, table, q, k_cache, v_cache, nt, od, depth, group, position, seats):
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
         base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
+        barriers = types.uint32(base + barriers_start)
         maps = ptx.tensor_map_address(a), ptx.tensor_map_address(b)
         if rotated:
             queries, keys, values = address(q), address(k_cache), address(v_cache)
@@ -275,7 +277,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             ptx.prefetch_tensor_map(maps[1])
             if not rotated:
                 ptx.prefetch_tensor_map(target)
-            initialise(types.uint32(base + barriers_start))
+            initialise(barriers)
         if pdl and thread == 32:
             ptx.st_shared_u32(base + place_start, take_seat(address(seats)))
         cuda.syncthreads()
@@ -287,10 +289,18 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             tile = ptx.uniform(types.int32(ptx.ld_shared_u32(base + place_start)))
             if thread == 32:
                 seated(address(seats))
-        # Sizes have no sign, which the assembler does not know: it keeps these words in registers.
-        high = types.uint32(high_word | (nt >> 31)), types.uint32(high_word | (od >> 31))
         shape = rows, columns, step, k_tiles, group, od
-        compute(target, maps, base, tile, shape, types.int32(warpgroup), types.int32(thread & 127), high)
+        if producer and warpgroup == 0:
+            fewer()
+            if thread == 0:
+                produce(maps, base, barriers, tile, shape)
+        else:
+            if producer:
+                more()
+            consumer, within = types.int32(warpgroup - first_consumer), types.int32(thread & 127)
+            # Sizes have no sign, which the assembler does not know: it keeps these words in registers.
+            high = types.uint32(high_word | (nt >> 31)), types.uint32(high_word | (od >> 31))
+            consume(target, maps, base, barriers, tile, shape, consumer, within, high)
 
     return Kernel(
         name="gemm_hopper",

@@ -66,21 +66,17 @@ class MbarrierRing:
 
 
 @functools.cache
-def store_tile(
-    columns: int, buffers: int, out: str = "f16", add: bool = False, apart: tuple[int, int] | None = None
-) -> DeviceFunction:
+def store_tile(columns: int, buffers: int, out: str = "f16", add: bool = False) -> DeviceFunction:
     """Factory: a warp's 16 x `columns` f32 accumulators of wgmma to an f16 or f32 matrix, through shared
     memory by TMA; with `add` (f32 only) added to what is there.
 
     (array, tensor map address, buffer, row, column, lane): `buffer` is the shared address of the warp's own
-    `buffers` buffers of `BUFFER_BYTES`, aligned to 1024 bytes; with `apart` = (first, bytes) a pair of
-    addresses, the second one of buffer `first` and those behind it, so many bytes from one to the next. The
-    tensor map has boxes of 16 rows x `chunk_columns(out)` columns with the 128-byte swizzle; the store drops
-    what lies outside the matrix. Chunks of so many columns leave in two batches if there is a buffer for
-    each, else one by one; if `columns` is no multiple of them the last chunk overlaps the one before (the
-    same values; zeros with `add`). Stores drain while the warp goes on: a buffer is written when the store
-    before, of this tile or the last one of the same factory, has read it. One lane must execute
-    `ptx.bulk_wait_group_read(0)` before the block ends.
+    `buffers` buffers of `BUFFER_BYTES`, aligned to 1024 bytes. The tensor map has boxes of 16 rows x
+    `chunk_columns(out)` columns with the 128-byte swizzle; the store drops what lies outside the matrix.
+    Chunks of so many columns leave in two batches if there is a buffer for each, else one by one; if
+    `columns` is no multiple of them the last chunk overlaps the one before (the same values; zeros with
+    `add`). Stores drain while the warp goes on: the function first waits until the last tile's have read
+    their buffers. One lane must execute `ptx.bulk_wait_group_read(0)` before the block ends.
 
     Raises ValueError unless columns is a multiple of 8 that fills a chunk and there is a buffer."""
     width = chunk_columns(out)
@@ -94,77 +90,54 @@ def store_tile(
     if buffers >= chunks:
         halves = [(0, chunks // 2), (chunks // 2, chunks)]
         batches = [(first, end) for first, end in halves if first < end]
-        fresh = later = len(batches) - 1
     else:
         batches = [(c, c + 1) for c in range(chunks)]
-        # Stores since the last one from the same buffer: those of the tile before, and of this one.
-        fresh = min(chunks - 1 - max(range(c, chunks, buffers)) + c for c in range(buffers))
-        later = buffers - 1
     batch_count = len(batches)
     firsts, ends = tuple(first for first, _ in batches), tuple(end for _, end in batches)
-    wait_fresh, wait_later = ptx.bulk_wait_group_read(fresh), ptx.bulk_wait_group_read(later)
+    wait_all, wait_one = ptx.bulk_wait_group_read(0), ptx.bulk_wait_group_read(max(0, buffers - 1))
     send = ptx.tma_add_2d if add else ptx.tma_store_2d
     # Of the last chunk, what the one before holds already: in groups of 8 columns.
     held = (width - columns % width) % width // 8 if add else 0
     write, write_last = (
         (write_chunk_f16, write_chunk_f16) if out == "f16" else (_write_f32(0), _write_f32(held))
     )
-    place = _places(buffers, apart)
 
     @device_function
     @unrolled
     def store(array, tensor_map, buffer, row, column, lane):
+        if lane == 0:
+            wait_all()
+        ptx.syncwarp()
         for batch in unroll(batch_count):
-            if lane == 0:
-                if batch < buffers:
-                    wait_fresh()
-                else:
-                    wait_later()
-            ptx.syncwarp()
             for c in unroll(firsts[batch], ends[batch]):
+                if c >= buffers:
+                    if lane == 0:
+                        wait_one()
+                    ptx.syncwarp()
                 if c == chunks - 1:
-                    write_last(array, starts[c] // 2, place(buffer, c % buffers), lane)
+                    write_last(array, starts[c] // 2, buffer + (c % buffers) * BUFFER_BYTES, lane)
                 else:
-                    write(array, starts[c] // 2, place(buffer, c % buffers), lane)
+                    write(array, starts[c] // 2, buffer + (c % buffers) * BUFFER_BYTES, lane)
             ptx.fence_proxy_async()
             ptx.syncwarp()
             if lane == 0:
                 for c in unroll(firsts[batch], ends[batch]):
-                    send(tensor_map, place(buffer, c % buffers), column + starts[c], row)
+                    source = buffer + (c % buffers) * BUFFER_BYTES
+                    send(tensor_map, source, column + starts[c], row)
                 ptx.bulk_commit_group()
 
     return store
-
-
-def _places(buffers: int, apart: tuple[int, int] | None) -> DeviceFunction:
-    """(buffer, number) -> a buffer's address."""
-    if apart is None:
-
-        @device_function
-        def place(buffer, number):
-            return buffer + number * BUFFER_BYTES
-
-    else:
-        first, stride = apart
-
-        @device_function
-        def place(buffer, number):
-            if number < first:
-                return buffer[0] + number * BUFFER_BYTES
-            return buffer[1] + (number - first) * stride
-
-    return place
 
 
 @device_function
 @unrolled
 def write_chunk_f16(array, first, place, lane):
     """16 rows x 64 columns: chunks of 16 bytes XORed with the row, as the tensor map's swizzle says."""
-    line = place + (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4)
+    line = place + (lane & 15) * 128
     for j in unroll(4):
         o = first + 8 * j
         ptx.stmatrix_x4(
-            line ^ (j << 5),
+            line + (((2 * j + (lane >> 4)) ^ (lane & 7)) << 4),
             ptx.pack_f16x2(array[o], array[o + 1]),
             ptx.pack_f16x2(array[o + 2], array[o + 3]),
             ptx.pack_f16x2(array[o + 4], array[o + 5]),
