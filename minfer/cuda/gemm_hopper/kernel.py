@@ -1,22 +1,26 @@
-"""C[nt, od] = A[nt, id] B[od, id]^T on Hopper: wgmma, TMA, persistent warp-specialised blocks; f16 operands,
-f32 sums, f16 or f32 results.
+"""C[nt, od] = A[nt, id] B[od, id]^T on Hopper: wgmma, TMA, persistent blocks; f16 operands, f32 sums, f16 or
+f32 results.
 
-Warpgroup 0 of a block is the producer: one thread issues TMA loads of k-tiles of 64 into a ring of stages.
-The other two or three are consumers of 64 or 128 rows x `tile_m` columns each; they write their tile through
-shared memory with TMA stores that drain under the next tile's main loop. One block a multiprocessor takes
-tile after tile. What is done to a tile on its way out is the epilogue: nothing ("store"), the sum with what C
-holds ("add": the residual stream, in L2 by TMA), the activation of a gated feed-forward ("swiglu": B is the
-gate and the up matrix one above the other, and a tile takes half of its rows from each, so that both values
-of an output are in one thread), or what stands between q, k, v and attention ("rope": biases, RoPE and the
-KV store, see `minfer.cuda.gemm_hopper.heads`).
+K-tiles of 64 come by TMA into a ring of stages. Two or three warpgroups are consumers of 64 or 128 rows x
+`tile_m` columns each; they write their tile through shared memory with TMA stores that drain under the next
+tile's main loop. Another warpgroup is the producer, of which one thread issues the loads; tiles of 256 tokens
+do without, as sums need its registers: there a warp of the first consumer loads a k-tile into each stage that
+all have read. One block a multiprocessor takes tile after tile. What is done to a tile on its way out is the
+epilogue: nothing ("store"), the sum with what C holds ("add": the residual stream, in L2 by TMA), the
+activation of a gated feed-forward ("swiglu": B is the gate and the up matrix one above the other, and a tile
+takes half of its rows from each, so that both values of an output are in one thread), or what stands between
+q, k, v and attention ("rope": biases, RoPE and the KV store, see `minfer.cuda.gemm_hopper.heads`).
 
 - The tile is chosen for each problem so that its count fills whole waves of multiprocessors (`choose`).
-- Larger tiles move fewer bytes a FLOP, and the wall is power: 256 x 192 is 1-2 % faster than 128 x 256 at
-  the same cycles.
+- Larger tiles move fewer bytes a FLOP, and the wall is power: 256 x 224 takes 4 to 5 percent less time than
+  128 x 256 in about the same cycles (3584 columns at 8192 tokens, in bursts).
+- A long product's blocks have equal waves, so that a wave is a rectangle of tiles: 1 percent of that, as
+  fewer bytes come from memory.
+- The first k-tile overwrites the sums, by an instruction of its own: so they are free from the epilogue on.
 - What is the same in a whole warp goes through `ptx.uniform`, so that descriptors live in uniform registers.
-- A short product is a dependent launch (`minfer.cuda.dependent`): the producer loads its first tiles of B,
-  which the kernel before does not write, while that one ends. Blocks start wherever room becomes free first
-  then; by seats (`minfer.cuda.tile.seats`) neighbours in the order of tiles are neighbours on the chip.
+- A short product is a dependent launch (`minfer.cuda.dependent`): its first tiles of B, which the kernel
+  before does not write, are loaded while that one ends. Blocks start wherever room becomes free first then;
+  by seats (`minfer.cuda.tile.seats`) neighbours in the order of tiles are neighbours on the chip.
 - The descriptors' high words come in registers: as constants they were 8 of a consumer's 38 instructions a
   k-tile.
 - The ring's mbarriers are used without cluster scope (each such release or acquire is a fence of the whole
@@ -35,20 +39,33 @@ slower at 3584 x 18944 and 512 tokens, 60 at 3584 x 3584); dependent launches wi
 percent less time at 512 tokens, with them 1.4 to 1.9), or with places by the multiprocessors' numbers (4 to 8
 percent more: those of a GPC do not follow each other); for 3584 columns at 8192 tokens tiles of 256 x 184,
 192 x 200, 256 x 192 and 256 x 152 (1 to 4 percent slower than 128 x 256, though they move 11 to 22 percent
-fewer bytes).
+fewer bytes); no producer beside tiles of fewer tokens (4, 2 and 1 percent slower for down, o and q+k+v at 512
+tokens); C through the stage of the last k-tile as well, four buffers a warp instead of two (no faster); L2
+policies (37888 x 3584 at 8192 tokens: A to be evicted last, B and C first, 0.6 percent less time, 1.4 with a
+producer; nothing elsewhere, and 2.5 percent more for 3584 x 18944, where B is needed again); the wgmmas of both
+blocks of 64 rows by turns (no faster).
 
-What the last steps brought at 512 tokens, in bursts (percent for o, q+k+v, gate+up, down): tensor maps that
-have L2 fetch 128 bytes and not 256, 0.5, 0.4, 2.0, 0.5; dependent launches with seats then 0.5, 1.0, 0.1, 0.0
-(without that 1.7, 1.9, 0.6, 1.4 in one run, 0.9, 1.1, 0.6, 0.1 in another); high words in registers then 0.9,
-0.4, 0.3, 0.2. At 2048 tokens dependent launches bring 0.5 percent to o and q+k+v; longer products gain
-nothing.
+What the last steps brought: tiles of 256 x 224 without a producer at 8192 tokens 3.7 percent for o and 5.0
+for down (read from memory 161 and 854 MB instead of 241 and 1361, as waves of 128 blocks foretell), at 2048
+tokens 1.4 and 3.4; no producer beside 256 x 192 1.0 percent at 8192 tokens, 0.2 to 0.7 at 2048 and 512. At
+512 tokens, in bursts (percent for o, q+k+v, gate+up, down): tensor maps that have L2 fetch 128 bytes and not
+256, 0.5, 0.4, 2.0, 0.5; dependent launches with seats then 0.5, 1.0, 0.1, 0.0 (without that 1.7, 1.9, 0.6,
+1.4 in one run, 0.9, 1.1, 0.6, 0.1 in another); high words in registers then 0.9, 0.4, 0.3, 0.2. At 2048
+tokens dependent launches bring 0.5 percent to q+k+v and 1.1 to o; longer products gain nothing.
 
-What is left: without any loads (and with wrong results) the same kernels take 86 us of 95 (3584 x 18944 at
-512 tokens), 672 of 702 (37888 x 3584 at 2048), 1323 of 1397 (3584 x 18944 at 8192), where cuBLAS takes 93,
-716 and 1397: wgmma alone, at the power limit, is 6-8 percent faster than cuBLAS. A wave that leaves
-multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3 percent more waves and 5.5
-percent more time (37888 x 3584 at 2048 tokens). The clock follows what L2 is asked for (3584 x 18944 at 512
-tokens): 26.1 million sectors at 1490 MHz, with promotion to 128 bytes 21.0 at 1500, cuBLAS's 17.2 at 1522.
+In bursts the clock follows what comes from memory too: an order of tiles with 1.75 times the bytes takes 4
+percent longer in the same cycles (3584 x 18944 at 8192 tokens). Under a load of its own for 0.6 s a product
+of 3584 x 18944 at 8192 tokens takes 1142 mJ (128 x 256: 1172, cuBLAS 1167) and 1656 us (1762, 1711). Where
+contestants take turns within milliseconds they share a clock, and only cycles count.
+
+What is left: without any loads (and with wrong results) 128 x 112, 256 x 192 and 128 x 256 took 86 us of 95
+(3584 x 18944 at 512 tokens), 672 of 702 (37888 x 3584 at 2048), 1323 of 1397 (3584 x 18944 at 8192), where
+cuBLAS took 93, 716 and 1397: wgmma alone, at the power limit, is 6-8 percent faster than cuBLAS. A tile of
+256 x 224 spends 6000 cycles outside of its main loop, perhaps as its C leaves for L2; they are not hidden. A wave
+that leaves multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3 percent more
+waves and 5.5 percent more time (37888 x 3584 at 2048 tokens). The clock follows what L2 is asked for (3584 x
+18944 at 512 tokens): 26.1 million sectors at 1490 MHz, with promotion to 128 bytes 21.0 at 1500, cuBLAS's
+17.2 at 1522.
 """
 
 from __future__ import annotations
