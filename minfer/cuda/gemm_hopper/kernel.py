@@ -42,8 +42,8 @@ percent more: those of a GPC do not follow each other); for 3584 columns at 8192
 fewer bytes); no producer beside tiles of fewer tokens (4, 2 and 1 percent slower for down, o and q+k+v at 512
 tokens); C through the stage of the last k-tile as well, four buffers a warp instead of two (no faster); L2
 policies (37888 x 3584 at 8192 tokens: A to be evicted last, B and C first, 0.6 percent less time, 1.4 with a
-producer; nothing elsewhere, and 2.5 percent more for 3584 x 18944, where B is needed again); the wgmmas of both
-blocks of 64 rows by turns (no faster).
+producer; nothing elsewhere, and 2.5 percent more for 3584 x 18944, where B is needed again); the wgmmas of
+both blocks of 64 rows by turns (no faster).
 
 What the last steps brought: tiles of 256 x 224 without a producer at 8192 tokens 3.7 percent for o and 5.0
 for down (read from memory 161 and 854 MB instead of 241 and 1361, as waves of 128 blocks foretell), at 2048
@@ -61,11 +61,11 @@ contestants take turns within milliseconds they share a clock, and only cycles c
 What is left: without any loads (and with wrong results) 128 x 112, 256 x 192 and 128 x 256 took 86 us of 95
 (3584 x 18944 at 512 tokens), 672 of 702 (37888 x 3584 at 2048), 1323 of 1397 (3584 x 18944 at 8192), where
 cuBLAS took 93, 716 and 1397: wgmma alone, at the power limit, is 6-8 percent faster than cuBLAS. A tile of
-256 x 224 spends 6000 cycles outside of its main loop, perhaps as its C leaves for L2; they are not hidden. A wave
-that leaves multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3 percent more
-waves and 5.5 percent more time (37888 x 3584 at 2048 tokens). The clock follows what L2 is asked for (3584 x
-18944 at 512 tokens): 26.1 million sectors at 1490 MHz, with promotion to 128 bytes 21.0 at 1500, cuBLAS's
-17.2 at 1522.
+256 x 224 spends 6000 cycles outside of its main loop, perhaps as its C leaves for L2; they are not hidden. A
+wave that leaves multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3 percent
+more waves and 5.5 percent more time (37888 x 3584 at 2048 tokens). The clock follows what L2 is asked for
+(3584 x 18944 at 512 tokens): 26.1 million sectors at 1490 MHz, with promotion to 128 bytes 21.0 at 1500,
+cuBLAS's 17.2 at 1522.
 """
 
 from __future__ import annotations
