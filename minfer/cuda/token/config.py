@@ -128,8 +128,8 @@ class TokenConfig:
         if self.slots < 2:
             raise ConfigRefused(
                 f"decode_token: {self.entries} entries of the schedule ({self.entries * ENTRY_BYTES} bytes) "
-                f"and {self.region_bytes} bytes of activations leave no room for a ring in {MAX_SHARED_BYTES} "
-                "bytes of shared memory"
+                f"and {self.region_bytes} bytes of activations leave no room for a ring in the "
+                f"{MAX_SHARED_BYTES} bytes of shared memory"
             )
 
     def __str__(self) -> str:
