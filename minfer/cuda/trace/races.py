@@ -3,7 +3,7 @@
 Every thread has a vector clock (`minfer.cuda.trace.clocks`); barriers, syncwarp, cluster barriers and
 mbarriers order what came before them before what comes after. Two accesses of one byte by two threads, one of
 them a write, must be ordered. Shuffles, votes and matrix instructions order nothing. An asynchronous copy
-writes from its issue until it has landed: accesses before its issue must be ordered before the issue, accesses
+writes from its issue until it has landed: accesses before its issue must be ordered before the issue, those
 after it after the landing. Asynchronous readers (wgmma, TMA stores) likewise, and what ordinary stores wrote
 for them needs a fence.proxy.async of the writer. Blocks of different clusters are never ordered.
 
