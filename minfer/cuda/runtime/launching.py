@@ -17,7 +17,7 @@ from minfer.cuda.kernel import Kernel, LaunchRefused, grid_shape
 from minfer.cuda.runtime import checking, driver
 from minfer.cuda.runtime.arrays import describe
 from minfer.cuda.runtime.compiler import CompiledKernel, compile_kernel
-from minfer.cuda.runtime.devices import Device, device
+from minfer.cuda.runtime.devices import Gpu, device
 from minfer.cuda.runtime.parameters import Parameters
 from minfer.cuda.runtime.streams import Stream, current_stream
 
@@ -36,7 +36,7 @@ class LoadedKernel:
         launches: how often it has been launched (replays of graphs included).
     """
 
-    def __init__(self, kernel: Kernel, compiled: CompiledKernel, device: Device) -> None:
+    def __init__(self, kernel: Kernel, compiled: CompiledKernel, device: Gpu) -> None:
         self.kernel, self.compiled, self.device = kernel, compiled, device
         self.launches = 0
         _check_shared(kernel, compiled.resources.static_shared_bytes, device)
@@ -283,7 +283,7 @@ class BoundLaunch:
             self.fire(target)
 
 
-def _check_shared(kernel: Kernel, static: int, device: Device) -> None:
+def _check_shared(kernel: Kernel, static: int, device: Gpu) -> None:
     asked, allowed = kernel.shared_bytes + static, device.shared_optin_bytes
     if asked > allowed:
         raise LaunchRefused(
