@@ -7,12 +7,22 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from minfer.campaign.ceilings import ceilings_of
 from minfer.campaign.decomposition import buckets
 from minfer.campaign.environment import environment, stamps
-from minfer.campaign.launch_times import DECODES, GRAPHS, EventTimer, Pass, class_graphs, graph_ms, timer
+from minfer.campaign.launch_times import (
+    DECODES,
+    GRAPHS,
+    EventTimer,
+    Pass,
+    class_graphs,
+    graph_ms,
+    timer,
+    without_events,
+)
 from minfer.campaign.observe import Observed, ObservedRuntime, observing
 from minfer.campaign.prefills import REST_S, SharedModel, separate
 from minfer.campaign.telemetry import Watch, reader_of
@@ -47,6 +57,7 @@ class Taken:
         chosen: an observed one, of median length.
         source: who timed its launches. why: the reason that it was not CUPTI, "" if it was or need not be.
         overlapping: milliseconds of a pass whose launches overlap, where the others' do not.
+        event_ms: what an event between two launches cost, which no launch is charged.
     """
 
     walls: list[float]
@@ -55,6 +66,7 @@ class Taken:
     source: str
     why: str = ""
     overlapping: float | None = None
+    event_ms: float = 0.0
 
     @property
     def notes(self) -> list[str]:
@@ -64,6 +76,10 @@ class Taken:
             found.append(
                 "events cannot see how launches overlap: in these passes each begins when the one before has "
                 f"ended; as the engine runs it, the pass takes {self.overlapping:.3f} ms"
+            )
+            found.append(
+                f"an event costs {self.event_ms * 1e3:.1f} us, by a pass with events at its ends alone: no "
+                "launch is charged that"
             )
         return found
 
@@ -200,16 +216,19 @@ def _prefill(
         return [_wall(step, plain, watch, REST_S) for _ in range(passes)]
 
     _wall(step, plain, watch, REST_S)
-    by_events = isinstance(made, EventTimer)
+    by_events, event_ms = isinstance(made, EventTimer), 0.0
     overlapping = statistics.median(whole()) if by_events else None
     with one_by_one(shared.device, device) if by_events else contextlib.nullcontext():
         walls = whole()
         with made:
             chosen = _observed(step, seen, device, made, passes)
+        if by_events:
+            alone = partial(made.undisturbed, device=device, launches=len(chosen.launches))
+            chosen, event_ms = without_events(chosen, statistics.median(_rested(step, seen, passes, alone)))
         walls += whole()
         graph = graph_ms(chosen.launches, device, samples=passes, rest=REST_S)
     shared.forget(device)
-    return Taken(walls, graph, chosen, made.source, why, overlapping)
+    return Taken(walls, graph, chosen, made.source, why, overlapping, event_ms)
 
 
 @contextlib.contextmanager
@@ -283,10 +302,16 @@ def _wall(step: Step, session: Session, watch: Watch, rest: float = 0.0) -> floa
 
 
 def _observed(step: Step, session: Session, device: Any, made: Any, passes: int) -> Pass:
-    """The pass of median length of some observed ones, after one that warms up."""
+    """The pass of median length of some observed ones."""
+    found = _rested(step, session, passes, partial(made.observe, device=device))
+    return sorted(found, key=lambda one: one.total)[passes // 2]
+
+
+def _rested(step: Step, session: Session, passes: int, measure: Callable[[Callable[[], Any]], Any]) -> list:
+    """What `measure` makes of some passes, each after a rest; one before them warms up."""
     found = []
     for _ in range(passes + 1):
         run = step(session)
         time.sleep(REST_S)
-        found.append(made.observe(run, device))
-    return sorted(found[1:], key=lambda one: one.total)[passes // 2]
+        found.append(measure(run))
+    return found[1:]

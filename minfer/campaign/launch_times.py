@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 from minfer.campaign.decomposition import Span, exclusive
@@ -96,24 +97,54 @@ class EventTimer:
         pass
 
     def observe(self, run: Callable[[], None], device: Any) -> Pass:
-        """Run a pass on an observing device."""
-        from minfer.cuda import runtime
-
+        """Run a pass on an observing device. A launch's time is from event to event: what the event costs the
+        device is in it."""
         events: list[Any] = []
-        device.gpu.synchronize()
-        device.observed = []
-        device.around_launch = lambda: events.append(runtime.Event().record(device.stream))
-        try:
-            start = time.perf_counter_ns()
-            run()
-            total = (time.perf_counter_ns() - start) / 1e6
-        finally:
-            device.around_launch = None
+        total = self._run(run, device, lambda: events.append(_event(device)))
         launches = list(device.observed)
         if len(events) != len(launches) + 1:
             raise NotTimed(f"{len(events)} events around {len(launches)} launches: a graph hides the others")
-        times = [end.since(begin) for begin, end in pairwise(events)]
-        return Pass(launches, times, total)
+        return Pass(launches, [end.since(begin) for begin, end in pairwise(events)], total)
+
+    def undisturbed(self, run: Callable[[], None], device: Any, launches: int) -> float:
+        """Milliseconds of a pass of so many launches from its first one to the end of its last, with no event
+        between them."""
+        ends: list[Any] = []
+        places = count()
+
+        def mark() -> None:
+            if next(places) in (0, launches):
+                ends.append(_event(device))
+
+        self._run(run, device, mark)
+        first, last = ends
+        return last.since(first)
+
+    def _run(self, run: Callable[[], None], device: Any, mark: Callable[[], None]) -> float:
+        """Run a pass, `mark` before it and after every launch; milliseconds by the host's clock."""
+        device.gpu.synchronize()
+        device.observed, device.around_launch = [], mark
+        try:
+            start = time.perf_counter_ns()
+            run()
+            return (time.perf_counter_ns() - start) / 1e6
+        finally:
+            device.around_launch = None
+
+
+def _event(device: Any) -> Any:
+    """An event of the device's stream, now."""
+    from minfer.cuda import runtime
+
+    return runtime.Event().record(device.stream)
+
+
+def without_events(observed: Pass, undisturbed: float) -> tuple[Pass, float]:
+    """A pass that events took apart, without the milliseconds that each event cost, and these. Such a cost is
+    alike for all launches: the device stands still for some microseconds."""
+    between = max(len(observed.times) - 1, 1)
+    cost = max(math.fsum(observed.times) - undisturbed, 0.0) / between
+    return replace(observed, times=[max(ms - cost, 0.0) for ms in observed.times]), cost
 
 
 def class_graphs(launches: Sequence[Observed], device: Any) -> Pass:
@@ -156,17 +187,14 @@ def device_ms(
         rest: seconds before each. queued: each behind another one, so that the device does not wait for the
             host; else that is in it, some 20 microseconds of a graph.
     """
-    from minfer.cuda import runtime
-
     found = []
     for _ in range(samples + 1):
         time.sleep(rest)
         if queued:
             enqueue()
-        start = runtime.Event().record(device.stream)
+        start = _event(device)
         enqueue()
-        end = runtime.Event().record(device.stream)
-        found.append(end.since(start))
+        found.append(_event(device).since(start))
     return statistics.median(found[1:])
 
 
