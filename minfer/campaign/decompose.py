@@ -6,8 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minfer.campaign.ceilings import ceilings_of
@@ -19,9 +18,9 @@ from minfer.campaign.launch_times import (
     EventTimer,
     Pass,
     class_graphs,
+    event_cost,
     graph_ms,
     timer,
-    without_events,
 )
 from minfer.campaign.observe import Observed, ObservedRuntime, observing
 from minfer.campaign.prefills import REST_S, SharedModel, separate
@@ -57,7 +56,7 @@ class Taken:
         chosen: an observed one, of median length.
         source: who timed its launches. why: the reason that it was not CUPTI, "" if it was or need not be.
         overlapping: milliseconds of a pass whose launches overlap, where the others' do not.
-        event_ms: what an event between two launches cost, which no launch is charged.
+        event_ms: what each event between two launches cost, which no launch is charged.
     """
 
     walls: list[float]
@@ -78,8 +77,8 @@ class Taken:
                 f"ended; as the engine runs it, the pass takes {self.overlapping:.3f} ms"
             )
             found.append(
-                f"an event costs {self.event_ms * 1e3:.1f} us, by a pass with events at its ends alone: no "
-                "launch is charged that"
+                f"an event between launches costs {self.event_ms * 1e3:.1f} us beside a graph: no launch is "
+                "charged that"
             )
         return found
 
@@ -223,8 +222,8 @@ def _prefill(
         with made:
             chosen = _observed(step, seen, device, made, passes)
         if by_events:
-            alone = partial(made.undisturbed, device=device, launches=len(chosen.launches))
-            chosen, event_ms = without_events(chosen, statistics.median(_rested(step, seen, passes, alone)))
+            event_ms = event_cost(chosen.launches, device)
+            chosen = replace(chosen, times=[max(ms - event_ms, 0.0) for ms in chosen.times])
         walls += whole()
         graph = graph_ms(chosen.launches, device, samples=passes, rest=REST_S)
     shared.forget(device)
@@ -302,16 +301,10 @@ def _wall(step: Step, session: Session, watch: Watch, rest: float = 0.0) -> floa
 
 
 def _observed(step: Step, session: Session, device: Any, made: Any, passes: int) -> Pass:
-    """The pass of median length of some observed ones."""
-    found = _rested(step, session, passes, partial(made.observe, device=device))
-    return sorted(found, key=lambda one: one.total)[passes // 2]
-
-
-def _rested(step: Step, session: Session, passes: int, measure: Callable[[Callable[[], Any]], Any]) -> list:
-    """What `measure` makes of some passes, each after a rest; one before them warms up."""
+    """The pass of median length of some observed ones, after one that warms up."""
     found = []
     for _ in range(passes + 1):
         run = step(session)
         time.sleep(REST_S)
-        found.append(measure(run))
-    return found[1:]
+        found.append(made.observe(run, device))
+    return sorted(found[1:], key=lambda one: one.total)[passes // 2]

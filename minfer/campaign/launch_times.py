@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any
 
 from minfer.campaign.decomposition import Span, exclusive
@@ -17,6 +16,8 @@ from minfer.campaign.observe import Observed
 BUFFER_BYTES = 8 << 20
 DECODES = {"copies": 5, "samples": 17}
 """How `graph_ms` times what is as short as a decoded token."""
+EVENTS = 50
+"""Launches between events that tell what an event costs."""
 GRAPHS = "CUDA graphs, one of each class's launches"
 
 
@@ -97,39 +98,21 @@ class EventTimer:
         pass
 
     def observe(self, run: Callable[[], None], device: Any) -> Pass:
-        """Run a pass on an observing device. A launch's time is from event to event: what the event costs the
-        device is in it."""
+        """Run a pass on an observing device. What events cost (`event_cost`) is in the launches' times."""
         events: list[Any] = []
-        total = self._run(run, device, lambda: events.append(_event(device)))
+        device.gpu.synchronize()
+        device.observed = []
+        device.around_launch = lambda: events.append(_event(device))
+        try:
+            start = time.perf_counter_ns()
+            run()
+            total = (time.perf_counter_ns() - start) / 1e6
+        finally:
+            device.around_launch = None
         launches = list(device.observed)
         if len(events) != len(launches) + 1:
             raise NotTimed(f"{len(events)} events around {len(launches)} launches: a graph hides the others")
         return Pass(launches, [end.since(begin) for begin, end in pairwise(events)], total)
-
-    def undisturbed(self, run: Callable[[], None], device: Any, launches: int) -> float:
-        """Milliseconds of a pass of so many launches from its first one to the end of its last, with no event
-        between them."""
-        ends: list[Any] = []
-        places = count()
-
-        def mark() -> None:
-            if next(places) in (0, launches):
-                ends.append(_event(device))
-
-        self._run(run, device, mark)
-        first, last = ends
-        return last.since(first)
-
-    def _run(self, run: Callable[[], None], device: Any, mark: Callable[[], None]) -> float:
-        """Run a pass, `mark` before it and after every launch; milliseconds by the host's clock."""
-        device.gpu.synchronize()
-        device.observed, device.around_launch = [], mark
-        try:
-            start = time.perf_counter_ns()
-            run()
-            return (time.perf_counter_ns() - start) / 1e6
-        finally:
-            device.around_launch = None
 
 
 def _event(device: Any) -> Any:
@@ -139,12 +122,27 @@ def _event(device: Any) -> Any:
     return runtime.Event().record(device.stream)
 
 
-def without_events(observed: Pass, undisturbed: float) -> tuple[Pass, float]:
-    """A pass that events took apart, without the milliseconds that each event cost, and these. Such a cost is
-    alike for all launches: the device stands still for some microseconds."""
-    between = max(len(observed.times) - 1, 1)
-    cost = max(math.fsum(observed.times) - undisturbed, 0.0) / between
-    return replace(observed, times=[max(ms - cost, 0.0) for ms in observed.times]), cost
+def event_cost(launches: Sequence[Observed], device: Any) -> float:
+    """Milliseconds that a launch between events takes beside what it takes in a graph: at each event the
+    device stands still. Measured on the pass over activations that moves the most bytes, whose time hardly
+    depends on the clock, behind products, so that the host is ahead."""
+    longest = max(launches, key=lambda launch: launch.gmac)
+    chosen = max((launch for launch in launches if not launch.gmac), key=lambda launch: launch.nbytes)
+    found: list[float] = []
+    for _ in range(5):
+        for _ in range(4):
+            _launch(longest, device)
+        events = [_event(device)]
+        for _ in range(EVENTS):
+            _launch(chosen, device)
+            events.append(_event(device))
+        found += [end.since(begin) for begin, end in pairwise(events)]
+    return max(statistics.median(found) - graph_ms([chosen], device, copies=EVENTS), 0.0)
+
+
+def _launch(launch: Observed, device: Any) -> None:
+    """Launch again what was observed."""
+    device.launch(launch.kernel, launch.grid, *launch.args, pdl=launch.pdl)
 
 
 def class_graphs(launches: Sequence[Observed], device: Any) -> Pass:
@@ -173,7 +171,7 @@ def graph_ms(
     def enqueue() -> None:
         for _ in range(copies):
             for launch in launches:
-                device.launch(launch.kernel, launch.grid, *launch.args, pdl=launch.pdl)
+                _launch(launch, device)
 
     return device_ms(device.capture(enqueue), device, samples=samples, rest=rest) / copies
 
