@@ -8,9 +8,18 @@ from functools import cached_property
 from minfer.cuda.checks import check_choice, check_sizes, check_types
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.tile.hopper import BOX_COLUMNS
+from minfer.cuda.tile.scheduler import reversed_rounds
 from minfer.cuda.tile.transposed import CHUNK_ROWS
 from minfer.cuda.w4a16.formats import QUARTERS, PackedFormat
-from minfer.cuda.w4a16.packed_tile import CONSUMER_ROWS, CONSUMERS, MOVERS, REGISTERS, ROWS, PackedTile
+from minfer.cuda.w4a16.packed_tile import (
+    CONSUMER_ROWS,
+    CONSUMERS,
+    GROUP_TOKENS,
+    MOVERS,
+    REGISTERS,
+    ROWS,
+    PackedTile,
+)
 from minfer.cuda.w4a16.q4_k import q4_k
 from minfer.cuda.w4a16.q6_k import q6_k
 
@@ -20,6 +29,8 @@ FORMATS = {"Q4_K": q4_k, "Q6_K": q6_k}
 PAIR = "Q4_K+Q6_K"
 OUTPUTS = ("f16", "f32")
 STORES = ("tma", "direct")
+NARROW = 128
+"""Tokens of the last column of a pair's first matrix, where no more are left."""
 MOST_TOKENS_OF_THREE = 192
 """Of a tile of three consumers: with more the assembler finds no registers."""
 
@@ -37,6 +48,8 @@ class W4A16Config(PackedTile):
             only: takes 20 registers, which the largest tiles lack.
         consumers: warpgroups of 64 rows, 2 or 3. Three have fewer registers each, so fewer tokens, and more
             time to unpack under the others' products.
+        other_tokens: those of a tile of a pair's second matrix, at least `tokens`; 0: as many. In wider tiles
+            a matrix is unpacked more seldom.
         out: "f16" or "f32".
         store: "tma" (f16 only; whole lines through shared memory, rows of C must be whole 16 bytes) or
             "direct" (any width, an element at a time; f32 fills its sectors).
@@ -50,6 +63,7 @@ class W4A16Config(PackedTile):
     slots: int = 2
     ahead: bool = True
     consumers: int = CONSUMERS
+    other_tokens: int = 0
     out: str = "f16"
     store: str = "tma"
     bias: bool = False
@@ -70,6 +84,13 @@ class W4A16Config(PackedTile):
             raise ConfigRefused(f"w4a16: {self.consumers} consumers: 2 or 3 have registers enough")
         if self.tokens % 8 or not 64 <= self.tokens <= 256:
             raise ConfigRefused(f"w4a16: {self.tokens} tokens a tile: a multiple of 8 from 64 to 256")
+        if self.other_tokens and (
+            self.format != PAIR or self.other_tokens % 8 or not self.tokens <= self.other_tokens <= 256
+        ):
+            raise ConfigRefused(
+                f"w4a16: {self.other_tokens} tokens of a second matrix: a multiple of 8 from {self.tokens} to "
+                f"256, of {PAIR} only"
+            )
         if self.consumers == 3 and self.tokens > MOST_TOKENS_OF_THREE:
             raise ConfigRefused(
                 f"w4a16: {self.tokens} tokens of 3 consumers: their registers hold the sums of at most "
@@ -94,7 +115,8 @@ class W4A16Config(PackedTile):
             )
 
     def __str__(self) -> str:
-        text = f"{self.format} {self.rows}x{self.tokens}x{self.tile_k}"
+        tokens = f"{self.tokens}+{self.other_tokens}" if self.other_tokens else str(self.tokens)
+        text = f"{self.format} {self.rows}x{tokens}x{self.tile_k}"
         text += (
             f" {self.stages} stages {self.slots} slots {self.out}"
             + (" ahead" if self.ahead else "")
@@ -108,9 +130,14 @@ class W4A16Config(PackedTile):
         return tuple(FORMATS[name](self.rows) for name in self.format.split("+"))
 
     @property
+    def most_tokens(self) -> int:
+        """Of the widest tile."""
+        return max(self.tokens, self.other_tokens)
+
+    @property
     def stage_bytes(self) -> int:
         """Activations of a k-tile."""
-        return self.tokens * self.tile_k * 2
+        return self.most_tokens * self.tile_k * 2
 
     @property
     def slot_bytes(self) -> int:
@@ -131,13 +158,22 @@ class W4A16Config(PackedTile):
     @cached_property
     def boxes(self) -> dict[str, tuple[int, int, int]]:
         """Argument -> (rows, columns, swizzle) of its tensor map's boxes; weights are bytes."""
-        boxes = {"a": (self.tokens, BOX_COLUMNS, 128)}
+        boxes = {"a": (self.most_tokens, BOX_COLUMNS, 128)}
         if self.parts[0].by_tma:
             boxes["w"] = (self.outputs, self.parts[0].block_bytes, 0)
         if self.store == "tma":
             columns = self.outputs // self.consumers
             boxes["c"] = (CHUNK_ROWS, columns, 2 * columns)
         return boxes
+
+    def narrow(self, nt: int) -> bool:
+        """Whether a pair's first matrix has a last column of tiles with NARROW tokens at most."""
+        return self.format == PAIR and self.tokens > NARROW and 0 < nt % self.tokens <= NARROW
+
+    def group(self, nt: int) -> int:
+        """Token tiles a group of the schedule; narrow ones are a group of their own, the last, if they can."""
+        token_tiles = -(-nt // self.tokens) - self.narrow(nt)
+        return max(1, -(-token_tiles // max(1, round(nt / GROUP_TOKENS))))
 
     def check(self, nt: int, od: int, depth: int, width: int, left: int = 0) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C, `left` how
@@ -167,7 +203,11 @@ TWO_CONSUMERS = (
     (96, 8, 3, True, 2),
     (64, 8, 3, True, 2),
 )
-TILES = {"Q4_K": ((192, 4, 2, True, 3), *TWO_CONSUMERS), "Q6_K": TWO_CONSUMERS, PAIR: TWO_CONSUMERS}
+TILES = {
+    "Q4_K": ((192, 4, 2, True, 3), *TWO_CONSUMERS),
+    "Q6_K": TWO_CONSUMERS,
+    PAIR: (*TWO_CONSUMERS, (192, 4, 2, True, 2, 232)),
+}
 #: Cycles of a k-tile that its unpacking takes beside one consumer's products.
 UNPACKING = {"Q4_K": 370, "Q6_K": 530}
 
@@ -211,14 +251,21 @@ def choose_pair(
     left: int = 0,
 ) -> W4A16Config:
     """`choose` for a pair of `ods` outputs, of Q4_K and of Q6_K; `left`: those of the one that comes first in
-    C. The slowest block has its share of the tiles of Q6_K and fills its waves with others."""
+    C. The slowest block counts."""
 
     check_sizes("w4a16", nt=nt, first=ods[0], second=ods[1], id=depth, multiprocessors=multiprocessors)
 
     def cost(tile: tuple) -> int:
-        first, second = (_tiles(tile, nt, od) for od in ods)
-        waves, late = -(-(first + second) // multiprocessors), -(-second // multiprocessors)
-        return (waves - late) * _cycles("Q4_K", tile, depth) + late * _cycles("Q6_K", tile, depth)
+        config, (first, second) = W4A16Config(PAIR, *tile), ods
+        wide = (config.other_tokens or config.tokens, *tile[1:])
+        narrow = -(-first // config.outputs) if config.narrow(nt) else 0
+        cycles = [_cycles("Q6_K", wide, depth)] * _tiles(wide, nt, second)
+        cycles += [_cycles("Q4_K", tile, depth)] * (_tiles(tile, nt, first) - narrow)
+        cycles += [_cycles("Q4_K", (NARROW, *tile[1:]), depth)] * narrow
+        return max(
+            sum(cycles[i] for i in own)
+            for own in reversed_rounds(len(cycles), min(multiprocessors, len(cycles)))
+        )
 
     tile = min(TILES[PAIR], key=cost)
     store = "tma" if out == "f16" and width % 8 == 0 and left % ROWS == 0 else "direct"
@@ -227,10 +274,10 @@ def choose_pair(
 
 def _tiles(tile: tuple, nt: int, rows: int) -> int:
     """Tiles over nt tokens and so many weight rows."""
-    return -(-nt // tile[0]) * -(-rows // (tile[-1] * CONSUMER_ROWS))
+    return -(-nt // tile[0]) * -(-rows // (tile[4] * CONSUMER_ROWS))
 
 
 def _cycles(format: str, tile: tuple, depth: int) -> int:
     """Of one tile."""
-    tokens, consumers = tile[0], tile[-1]
+    tokens, consumers = tile[0], tile[4]
     return depth // 64 * max(2 * consumers * tokens, 2 * tokens + UNPACKING[format]) + 1500

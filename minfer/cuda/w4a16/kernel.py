@@ -43,7 +43,7 @@ from __future__ import annotations
 from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.w4a16.config import FORMATS, PAIR, TILES, W4A16Config
+from minfer.cuda.w4a16.config import FORMATS, NARROW, PAIR, TILES, W4A16Config
 from minfer.cuda.w4a16.packed_tile import MOVERS, REGISTERS
 
 
@@ -68,12 +68,14 @@ def w4a16(config: W4A16Config) -> Kernel:
 
     from minfer.cuda import ptx
     from minfer.cuda.instruction import device_function
+    from minfer.cuda.tile.scheduler import last_reversed, next_in_rounds
     from minfer.cuda.w4a16.activations import bring_activations
     from minfer.cuda.w4a16.consumers import consume_tiles
     from minfer.cuda.w4a16.movers import move_weights
     from minfer.cuda.w4a16.prologue import start_rings
 
     stored_by_tma, tokens, outputs = config.store == "tma", config.tokens, config.outputs
+    other_tokens = config.other_tokens or tokens
     slot_barriers, ready_start, slots_start = config.ring.size_bytes, config.ready_start, config.slots_start
     packed, second = config.parts[0], config.parts[-1]
     by_tma, paired = packed.by_tma, len(config.parts) == 2
@@ -81,9 +83,13 @@ def w4a16(config: W4A16Config) -> Kernel:
     few, many = REGISTERS[config.consumers]
     fewer, more_registers = ptx.setmaxnreg("dec", few), ptx.setmaxnreg("inc", many)
     wait_stores = ptx.bulk_wait_group_read(0)
-    bring, start = bring_activations(config), start_rings(config, MOVERS, second.magic)
-    move, consume = move_weights(config, packed), consume_tiles(config, packed, last=not paired)
-    move_other, consume_other = move_weights(config, second), consume_tiles(config, second, last=True)
+    start = start_rings(config, MOVERS, second.magic)
+    following = last_reversed if paired else next_in_rounds
+    narrow = NARROW if paired and tokens > NARROW else 0
+    bring, bring_other = (bring_activations(config, n, following) for n in (tokens, other_tokens))
+    move, move_other = (move_weights(config, part, following) for part in (packed, second))
+    consume = consume_tiles(config, packed, tokens, following, last=True, narrow=narrow)
+    consume_other = consume_tiles(config, second, other_tokens, following, last=False)
 
     @device_function
     def work(a_map, source, other, bias, c, nt, od, depth, first, width, group, other_od, other_first):
@@ -99,55 +105,68 @@ def w4a16(config: W4A16Config) -> Kernel:
         ptx.griddepcontrol_launch_dependents()
         token_tiles = types.int32((nt + (tokens - 1)) // tokens)
         output_tiles = types.int32((od + (outputs - 1)) // outputs)
-        others = types.int32((other_od + (outputs - 1)) // outputs)
         blocks, k_tiles = types.int32(depth >> 8), types.int32(depth >> 6)
         pitch, other_pitch = types.int32(blocks * block_bytes), types.int32(blocks * other_block_bytes)
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
-        # A thread block goes on with the second matrix where its tiles of the first one end.
         tiles = types.int32(token_tiles * output_tiles)
+        others, other_tiles, other_token_tiles = types.int32(0), types.int32(0), types.int32(0)
+        wide, last_round = tiles, types.int32(0)
+        if paired:
+            # The second matrix, whose tiles take longest, comes first; narrow tiles of the first come last.
+            others = types.int32((other_od + (outputs - 1)) // outputs)
+            other_token_tiles = types.int32((nt + (other_tokens - 1)) // other_tokens)
+            other_tiles = types.int32(other_token_tiles * others)
+            last_round = types.int32(ptx.udiv_u32(tiles + other_tiles - 1, step) * step)
+            left = types.int32(token_tiles - 1)
+            if nt - left * tokens <= narrow and left == ptx.udiv_u32(left, group) * group:
+                wide = types.int32(tiles - output_tiles)
+        last = types.int32(last_round - other_tiles)
         if warpgroup == 0:
             fewer()
             if thread == 0:
                 # Only the weights are touched before the kernel before has ended.
                 ptx.griddepcontrol_wait()
-                later, stage, phase = bring(
-                    a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group,
-                    types.uint32(0), types.uint32(1),
-                )  # fmt: skip
+                stage, phase = types.uint32(0), types.uint32(1)
                 if paired:
-                    bring(
-                        a_map, base, barriers, types.int32(later - tiles), step, token_tiles, others, k_tiles,
+                    tile, stage, phase = bring_other(
+                        a_map, base, barriers, tile, step, last_round, other_token_tiles, others, k_tiles,
                         group, stage, phase,
                     )  # fmt: skip
+                bring(
+                    a_map, base, barriers, types.int32(tile - other_tiles), step, last, token_tiles,
+                    output_tiles, k_tiles, group, stage, phase,
+                )  # fmt: skip
             if thread >= 32:
                 landed = types.uint32(barriers + slot_barriers)
                 ready, first_slot = types.uint32(barriers + ready_start), types.uint32(base + slots_start)
                 mover = types.int32(thread - 32)
-                after, place, turn = move(
-                    source, first_slot, landed, ready, tile, step, token_tiles, output_tiles, blocks,
-                    od, pitch, group, mover, types.uint32(1), types.uint32(1),
-                )  # fmt: skip
+                place, turn = types.uint32(1), types.uint32(1)
                 if paired:
-                    move_other(
-                        other, first_slot, landed, ready, types.int32(after - tiles), step, token_tiles,
-                        others, blocks, other_od, other_pitch, group, mover, place, turn,
+                    tile, place, turn = move_other(
+                        other, first_slot, landed, ready, tile, step, last_round, other_token_tiles, others,
+                        blocks, other_od, other_pitch, group, mover, place, turn,
                     )  # fmt: skip
+                move(
+                    source, first_slot, landed, ready, types.int32(tile - other_tiles), step, last,
+                    token_tiles, output_tiles, blocks, od, pitch, group, mover, place, turn,
+                )  # fmt: skip
         else:
             more_registers()
             ptx.griddepcontrol_wait()
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
             lap, parity = types.uint32(0), types.uint32(0)
             slot, slot_parity = types.uint32(0), types.uint32(0)
-            if not paired or tile < tiles:
-                tile, lap, parity, slot, slot_parity = consume(
-                    source, bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks, nt, od,
-                    first, width, group, pitch, consumer, within, lap, parity, slot, slot_parity,
+            if paired and tile < other_tiles:
+                tile, lap, parity, slot, slot_parity = consume_other(
+                    other, bias, c, base, barriers, tile, step, last_round, other_token_tiles, others,
+                    other_tiles, blocks, nt, other_od, other_first, width, group, other_pitch, consumer,
+                    within, lap, parity, slot, slot_parity,
                 )  # fmt: skip
-            if paired and tile - tiles < token_tiles * others:
-                consume_other(
-                    other, bias, c, base, barriers, types.int32(tile - tiles), step, token_tiles, others,
-                    blocks, nt, other_od, other_first, width, group, other_pitch, consumer, within,
-                    lap, parity, slot, slot_parity,
+            if not paired or tile - other_tiles < tiles:
+                consume(
+                    source, bias, c, base, barriers, types.int32(tile - other_tiles), step, last,
+                    token_tiles, output_tiles, wide, blocks, nt, od, first, width, group, pitch, consumer,
+                    within, lap, parity, slot, slot_parity,
                 )  # fmt: skip
             if stored_by_tma and within == 0:
                 wait_stores()

@@ -127,8 +127,8 @@ def _copy_chunks(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
     return copy
 
 
-def move_weights(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
-    """(source, first slot, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group,
+def move_weights(config: W4A16Config, packed: PackedFormat, following: DeviceFunction) -> DeviceFunction:
+    """(source, first slot, landed, ready, tile, step, last, token_tiles, output_tiles, blocks, od, pitch, group,
     thread, slot, parity) -> (tile, slot, parity): bring the blocks of all tiles of this thread block.
 
     `source` is the address of the weights' tensor map (Q4_K) or of the weights, whose rows are `pitch` bytes
@@ -155,11 +155,13 @@ def move_weights(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
 
     @device_function
     def move(
-        source, first, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group, thread,
+        source, first, landed, ready, tile, step, last, token_tiles, output_tiles, blocks, od, pitch, group, thread,
         slot, parity,
     ):  # fmt: skip
         tiles = types.int32(token_tiles * output_tiles)
-        total = types.int32(ptx.udiv_u32(tiles - tile + step - 1, step) * blocks)
+        total, each = types.int32(0), tile
+        while each < tiles:
+            total, each = types.int32(total + blocks), types.int32(following(each, step, last))
         # Blocks are copied slots - 1 ahead of where they are expanded: into the slot before that one.
         row, block, expanded = types.int32(0), types.int32(0), types.int32(0)
         done = types.int32(1 - slots)
@@ -182,7 +184,7 @@ def move_weights(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
                 block = types.int32(block + 1)
                 if block == blocks:
                     block = types.int32(0)
-                    tile = types.int32(tile + step)
+                    tile = types.int32(following(tile, step, last))
             slot, parity = advance(slot, parity)
             done = types.int32(done + 1)
         # The slot of a block that would come next: `slots` - 1 before it means one behind, a lap earlier.
