@@ -7,6 +7,7 @@ import pytest
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.runtime import compile_kernel
+from minfer.cuda.tile.scheduler import reversed_rounds
 from minfer.cuda.w4a16 import PAIR, W4A16Config, choose, choose_pair, w4a16
 
 
@@ -40,15 +41,29 @@ def test_three_consumers_save_a_wave():
     assert choose("Q6_K", 2048, 4608, 3584).consumers == 2
 
 
-def test_a_pair_fills_whole_waves():
-    """q and k of the 7B with v in Q6_K: 32 and 4 times 11 tiles are 3 x 132."""
+def test_a_pair_is_dealt_evenly():
+    """q and k of the 7B with v in Q6_K: 32 slow tiles of Q6_K end with as many narrow ones of Q4_K."""
     config = choose_pair(2048, (4096, 512), 3584, width=4608, left=4096)
-    assert (config.format, config.tokens, config.store) == (PAIR, 192, "tma")
-    assert sum(math.prod(config.tiles(2048, od)) for od in (4096, 512)) == 3 * 132
-    assert config.boxes["w"][1] == 144 and config.landing_arrivals == 96
+    assert (config.format, config.tokens, config.other_tokens, config.store) == (PAIR, 192, 232, "tma")
+    others, tiles = 9 * 4, math.prod(config.tiles(2048, 4096))
+    # The last column is a group of its own.
+    assert config.narrow(2048) and config.group(2048) == 10 and tiles == 11 * 32
+    dealt = reversed_rounds(others + tiles, 132)
+    for own in dealt[:8]:
+        assert len(own) == 2  # of Q6_K and of Q4_K
+    for own in dealt[8:32]:
+        assert len(own) == 3 and own[2] >= others + tiles - 32
+    assert config.boxes["w"][1] == 144 and config.boxes["a"][0] == 232 and config.landing_arrivals == 96
     assert config.slot_bytes % 128 == 0 and config.slot_bytes >= W4A16Config("Q6_K").slot_bytes
     assert config.pdl
     assert choose_pair(2048, (512, 4000), 3584, width=4512, left=4000).store == "direct"
+
+
+def test_columns_are_narrow_where_few_tokens_are_left():
+    config = W4A16Config(PAIR, 192, 4)
+    assert [config.narrow(nt) for nt in (192, 320, 321, 384, 512)] == [False, True, False, False, True]
+    assert [config.group(nt) for nt in (100, 320, 321, 4096)] == [1, 1, 2, 11]
+    assert not W4A16Config("Q4_K", 192, 4).narrow(320)
 
 
 def test_few_rows_take_narrow_tiles():
@@ -75,6 +90,8 @@ def test_the_choice_is_shipped_and_stores_any_width():
         ({"stages": 5}, "5 stages, 2 slots: must be the 4 k-tiles of a block, or of two"),
         ({"slots": 1}, "4 stages, 1 slots"),
         ({"stages": 8}, "use fewer stages"),
+        ({"tokens": 192, "other_tokens": 232}, "232 tokens of a second matrix"),
+        ({"format": PAIR, "tokens": 192, "other_tokens": 152}, "a multiple of 8 from 192 to 256"),
         ({"format": PAIR, "tokens": 64, "gated": True}, "neither gated nor has it a bias"),
     ],
 )
@@ -96,7 +113,7 @@ ASSEMBLED = {
     choose("Q4_K", 2048, 4608, 3584): 128,
     choose("Q4_K", 2048, 37888, 3584): 168,
     choose("Q6_K", 2048, 3584, 18944): 168,
-    choose_pair(2048, (4096, 512), 3584): 168,
+    choose_pair(2048, (4096, 512), 3584, width=4608, left=4096): 168,
 }
 """Config -> its registers."""
 
@@ -109,5 +126,6 @@ def test_assembled_without_spills_and_serialisation(config, registers):
     assert resources.spill_bytes == resources.stack_bytes == 0
     assert resources.warnings == ()
     assert resources.registers == registers
-    assert resources.instructions["wgmma"] == 16 * len(config.parts)
+    # Of a pair's first matrix tiles and narrow ones.
+    assert resources.instructions["wgmma"] == (48 if config.format == PAIR else 16)
     assert "USETMAXREG" in compiled.sass

@@ -12,11 +12,11 @@ from minfer.cuda.tile.scheduler import tile_xy
 
 
 def bring_activations(config: Any, tokens: int, following: DeviceFunction) -> DeviceFunction:
-    """(tensor map address, first stage, mbarriers, tile, step, last, token_tiles, output_tiles, k_tiles, group,
-    stage, parity) -> (tile, stage, parity): all k-tiles of all tiles of this thread block, from a cursor of
-    the ring on (at first 0, 1); then the first tile past the last one, and the cursor for what follows.
-    `config` has tile_k, stages, stage_bytes and the ring; tiles are of `tokens`, and come as `following`
-    (`minfer.cuda.tile.scheduler`) says."""
+    """(tensor map address, first stage, mbarriers, tile, step, last, token_tiles, output_tiles, k_tiles,
+    group, stage, parity) -> (tile, stage, parity): all k-tiles of all tiles of this thread block, from a
+    cursor of the ring on (at first 0, 1); then the first tile past the last one, and the cursor for what
+    follows. `config` has tile_k, stages, stage_bytes, boxes and the ring; tiles are of `tokens`, and come as
+    `following` (`minfer.cuda.tile.scheduler`) says."""
     tile_k, stages, stage_bytes = config.tile_k, config.stages, config.stage_bytes
     # Boxes of rows of 128 bytes, one behind the other.
     (rows, columns, _), boxes = config.boxes["a"], tile_k // config.boxes["a"][1]

@@ -11,15 +11,7 @@ from minfer.cuda.tile.hopper import BOX_COLUMNS
 from minfer.cuda.tile.scheduler import reversed_rounds
 from minfer.cuda.tile.transposed import CHUNK_ROWS
 from minfer.cuda.w4a16.formats import QUARTERS, PackedFormat
-from minfer.cuda.w4a16.packed_tile import (
-    CONSUMER_ROWS,
-    CONSUMERS,
-    GROUP_TOKENS,
-    MOVERS,
-    REGISTERS,
-    ROWS,
-    PackedTile,
-)
+from minfer.cuda.w4a16.packed_tile import CONSUMER_ROWS, CONSUMERS, MOVERS, REGISTERS, ROWS, PackedTile
 from minfer.cuda.w4a16.q4_k import q4_k
 from minfer.cuda.w4a16.q6_k import q6_k
 
@@ -30,7 +22,7 @@ PAIR = "Q4_K+Q6_K"
 OUTPUTS = ("f16", "f32")
 STORES = ("tma", "direct")
 NARROW = 128
-"""Tokens of the last column of a pair's first matrix, where no more are left."""
+"""Tokens that the last tiles of a pair's first matrix multiply, where no more are left."""
 MOST_TOKENS_OF_THREE = 192
 """Of a tile of three consumers: with more the assembler finds no registers."""
 
@@ -88,8 +80,8 @@ class W4A16Config(PackedTile):
             self.format != PAIR or self.other_tokens % 8 or not self.tokens <= self.other_tokens <= 256
         ):
             raise ConfigRefused(
-                f"w4a16: {self.other_tokens} tokens of a second matrix: a multiple of 8 from {self.tokens} to "
-                f"256, of {PAIR} only"
+                f"w4a16: {self.other_tokens} tokens of a second matrix: a multiple of 8 from {self.tokens} "
+                f"to 256, of {PAIR} only"
             )
         if self.consumers == 3 and self.tokens > MOST_TOKENS_OF_THREE:
             raise ConfigRefused(
@@ -167,13 +159,8 @@ class W4A16Config(PackedTile):
         return boxes
 
     def narrow(self, nt: int) -> bool:
-        """Whether a pair's first matrix has a last column of tiles with NARROW tokens at most."""
+        """Whether the last column of a pair's first matrix has NARROW tokens at most."""
         return self.format == PAIR and self.tokens > NARROW and 0 < nt % self.tokens <= NARROW
-
-    def group(self, nt: int) -> int:
-        """Token tiles a group of the schedule; narrow ones are a group of their own, the last, if they can."""
-        token_tiles = -(-nt // self.tokens) - self.narrow(nt)
-        return max(1, -(-token_tiles // max(1, round(nt / GROUP_TOKENS))))
 
     def check(self, nt: int, od: int, depth: int, width: int, left: int = 0) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C, `left` how
@@ -192,7 +179,7 @@ class W4A16Config(PackedTile):
             )
 
 
-#: (tokens, stages, slots, ahead, consumers) of the tiles that `choose` picks from. Three consumers of
+#: (tokens, stages, slots, ahead, consumers, [other_tokens]) of the tiles that `choose` picks from. Three consumers of
 #: Q6_K lose (`minfer.cuda.w4a16.kernel`).
 TWO_CONSUMERS = (
     (256, 4, 2, False, 2),
@@ -251,21 +238,18 @@ def choose_pair(
     left: int = 0,
 ) -> W4A16Config:
     """`choose` for a pair of `ods` outputs, of Q4_K and of Q6_K; `left`: those of the one that comes first in
-    C. The slowest block counts."""
-
+    C. The slowest block counts, as the tiles are dealt: of the second matrix first, narrow ones last."""
     check_sizes("w4a16", nt=nt, first=ods[0], second=ods[1], id=depth, multiprocessors=multiprocessors)
 
     def cost(tile: tuple) -> int:
         config, (first, second) = W4A16Config(PAIR, *tile), ods
-        wide = (config.other_tokens or config.tokens, *tile[1:])
-        narrow = -(-first // config.outputs) if config.narrow(nt) else 0
-        cycles = [_cycles("Q6_K", wide, depth)] * _tiles(wide, nt, second)
+        other = (config.other_tokens or config.tokens, *tile[1:])
+        narrow = _tiles(tile, 1, first) if config.narrow(nt) else 0
+        cycles = [_cycles("Q6_K", other, depth)] * _tiles(other, nt, second)
         cycles += [_cycles("Q4_K", tile, depth)] * (_tiles(tile, nt, first) - narrow)
         cycles += [_cycles("Q4_K", (NARROW, *tile[1:]), depth)] * narrow
-        return max(
-            sum(cycles[i] for i in own)
-            for own in reversed_rounds(len(cycles), min(multiprocessors, len(cycles)))
-        )
+        dealt = reversed_rounds(len(cycles), min(multiprocessors, len(cycles)))
+        return max(sum(cycles[i] for i in own) for own in dealt)
 
     tile = min(TILES[PAIR], key=cost)
     store = "tma" if out == "f16" and width % 8 == 0 and left % ROWS == 0 else "direct"

@@ -54,7 +54,6 @@ def consume_tiles(
     # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
     multiply_first = ptx.wgmma(tokens, a="registers", k_steps=4, accumulate="operand")
     multiply = ptx.wgmma(tokens, a="registers", k_steps=4)
-    narrowed = narrow > 0
     multiply_narrow_first = ptx.wgmma(narrow or tokens, a="registers", k_steps=4, accumulate="operand")
     multiply_narrow = ptx.wgmma(narrow or tokens, a="registers", k_steps=4)
     wait_last = ptx.wgmma_wait(1, accumulators)
@@ -65,7 +64,7 @@ def consume_tiles(
 
     @device_function
     def multiply_tile(sums, a, activations, quarter, block, is_narrow):
-        if narrowed and is_narrow:
+        if narrow > 0 and is_narrow:
             if quarter == 0:
                 multiply_narrow_first(sums, a, activations, block)
             else:

@@ -128,8 +128,9 @@ def _copy_chunks(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
 
 
 def move_weights(config: W4A16Config, packed: PackedFormat, following: DeviceFunction) -> DeviceFunction:
-    """(source, first slot, landed, ready, tile, step, last, token_tiles, output_tiles, blocks, od, pitch, group,
-    thread, slot, parity) -> (tile, slot, parity): bring the blocks of all tiles of this thread block.
+    """(source, first slot, landed, ready, tile, step, last, token_tiles, output_tiles, blocks, od, pitch,
+    group, thread, slot, parity) -> (tile, slot, parity): bring the blocks of all tiles of this thread block,
+    which come as `following` (`minfer.cuda.tile.scheduler`) says.
 
     `source` is the address of the weights' tensor map (Q4_K) or of the weights, whose rows are `pitch` bytes
     apart. The cursor (at first 1, 1) is that of the slot `slots` - 1 before the first block's; returned are
@@ -155,8 +156,8 @@ def move_weights(config: W4A16Config, packed: PackedFormat, following: DeviceFun
 
     @device_function
     def move(
-        source, first, landed, ready, tile, step, last, token_tiles, output_tiles, blocks, od, pitch, group, thread,
-        slot, parity,
+        source, first, landed, ready, tile, step, last, token_tiles, output_tiles, blocks, od, pitch, group,
+        thread, slot, parity,
     ):  # fmt: skip
         tiles = types.int32(token_tiles * output_tiles)
         total, each = types.int32(0), tile
