@@ -179,8 +179,8 @@ class W4A16Config(PackedTile):
             )
 
 
-#: (tokens, stages, slots, ahead, consumers, [other_tokens]) of the tiles that `choose` picks from. Three consumers of
-#: Q6_K lose (`minfer.cuda.w4a16.kernel`).
+#: (tokens, stages, slots, ahead, consumers, [other_tokens]) of the tiles that `choose` picks from. Three
+#: consumers of Q6_K lose (`minfer.cuda.w4a16.kernel`).
 TWO_CONSUMERS = (
     (256, 4, 2, False, 2),
     (232, 4, 2, True, 2),

@@ -124,7 +124,7 @@ class PackedTile:
         return False
 
     def group(self, nt: int) -> int:
-        """Token tiles a group of the schedule: about 2048 tokens. Narrow ones come in a group of their own, the
+        """Token tiles a group of the schedule: about 2048 tokens. Narrow ones are a group of their own, the
         last, where one group holds all the others."""
         token_tiles = -(-nt // self.tokens) - self.narrow(nt)
         return max(1, -(-token_tiles // max(1, round(nt / GROUP_TOKENS))))
