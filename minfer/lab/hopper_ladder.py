@@ -267,8 +267,8 @@ LOST = (
     {
         "probe": "unpacking between wgmmas",
         "of": "W4A16",
-        "idea": "one or two k16 steps at a time, so that unpacking runs under the others",
-        "outcome": "x0.99",
+        "idea": "a k16 step is unpacked and loaded behind each wgmma: even work between any two",
+        "outcome": "Q6_K x0.94 to x0.98, Q4_K x1.00",
         "why": "it runs under them anyway: a wgmma of register operands does not hold its warp (ncu)",
     },
     {
