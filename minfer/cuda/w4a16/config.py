@@ -40,8 +40,8 @@ class W4A16Config(PackedTile):
             only: takes 20 registers, which the largest tiles lack.
         consumers: warpgroups of 64 rows, 2 or 3. Three have fewer registers each, so fewer tokens, and more
             time to unpack under the others' products.
-        other_tokens: those of a tile of a pair's second matrix, at least `tokens`; 0: as many. In wider tiles
-            a matrix is unpacked more seldom.
+        narrow: of a pair, tiles of the first matrix with NARROW tokens at most multiply only so many; they
+            come last, so that the blocks that began with the second matrix's slow tiles end with them.
         out: "f16" or "f32".
         store: "tma" (f16 only; whole lines through shared memory, rows of C must be whole 16 bytes) or
             "direct" (any width, an element at a time; f32 fills its sectors).
@@ -55,7 +55,7 @@ class W4A16Config(PackedTile):
     slots: int = 2
     ahead: bool = True
     consumers: int = CONSUMERS
-    other_tokens: int = 0
+    narrow: bool = False
     out: str = "f16"
     store: str = "tma"
     bias: bool = False
@@ -76,13 +76,8 @@ class W4A16Config(PackedTile):
             raise ConfigRefused(f"w4a16: {self.consumers} consumers: 2 or 3 have registers enough")
         if self.tokens % 8 or not 64 <= self.tokens <= 256:
             raise ConfigRefused(f"w4a16: {self.tokens} tokens a tile: a multiple of 8 from 64 to 256")
-        if self.other_tokens and (
-            self.format != PAIR or self.other_tokens % 8 or not self.tokens <= self.other_tokens <= 256
-        ):
-            raise ConfigRefused(
-                f"w4a16: {self.other_tokens} tokens of a second matrix: a multiple of 8 from {self.tokens} "
-                f"to 256, of {PAIR} only"
-            )
+        if self.narrow and (self.format != PAIR or self.tokens <= NARROW):
+            raise ConfigRefused(f"w4a16: narrow: of {PAIR} with more than {NARROW} tokens a tile only")
         if self.consumers == 3 and self.tokens > MOST_TOKENS_OF_THREE:
             raise ConfigRefused(
                 f"w4a16: {self.tokens} tokens of 3 consumers: their registers hold the sums of at most "
@@ -107,11 +102,11 @@ class W4A16Config(PackedTile):
             )
 
     def __str__(self) -> str:
-        tokens = f"{self.tokens}+{self.other_tokens}" if self.other_tokens else str(self.tokens)
-        text = f"{self.format} {self.rows}x{tokens}x{self.tile_k}"
+        text = f"{self.format} {self.rows}x{self.tokens}x{self.tile_k}"
         text += (
             f" {self.stages} stages {self.slots} slots {self.out}"
             + (" ahead" if self.ahead else "")
+            + (" narrow" if self.narrow else "")
             + (" direct" if self.store == "direct" else "")
         )
         return text + (" bias" if self.bias else "") + (" gated" if self.gated else "")
@@ -122,14 +117,9 @@ class W4A16Config(PackedTile):
         return tuple(FORMATS[name](self.rows) for name in self.format.split("+"))
 
     @property
-    def most_tokens(self) -> int:
-        """Of the widest tile."""
-        return max(self.tokens, self.other_tokens)
-
-    @property
     def stage_bytes(self) -> int:
         """Activations of a k-tile."""
-        return self.most_tokens * self.tile_k * 2
+        return self.tokens * self.tile_k * 2
 
     @property
     def slot_bytes(self) -> int:
@@ -150,7 +140,7 @@ class W4A16Config(PackedTile):
     @cached_property
     def boxes(self) -> dict[str, tuple[int, int, int]]:
         """Argument -> (rows, columns, swizzle) of its tensor map's boxes; weights are bytes."""
-        boxes = {"a": (self.most_tokens, BOX_COLUMNS, 128)}
+        boxes = {"a": (self.tokens, BOX_COLUMNS, 128)}
         if self.parts[0].by_tma:
             boxes["w"] = (self.outputs, self.parts[0].block_bytes, 0)
         if self.store == "tma":
@@ -158,9 +148,9 @@ class W4A16Config(PackedTile):
             boxes["c"] = (CHUNK_ROWS, columns, 2 * columns)
         return boxes
 
-    def narrow(self, nt: int) -> bool:
-        """Whether the last column of a pair's first matrix has NARROW tokens at most."""
-        return self.format == PAIR and self.tokens > NARROW and 0 < nt % self.tokens <= NARROW
+    def has_narrow(self, nt: int) -> bool:
+        """Whether the last column of tiles is narrow."""
+        return self.narrow and 0 < nt % self.tokens <= NARROW
 
     def check(self, nt: int, od: int, depth: int, width: int, left: int = 0) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C, `left` how
@@ -179,21 +169,21 @@ class W4A16Config(PackedTile):
             )
 
 
-#: (tokens, stages, slots, ahead, consumers, [other_tokens]) of the tiles that `choose` picks from. Three
+#: (tokens, stages, slots, ahead, consumers, [narrow]) of the tiles that `choose` picks from. Three
 #: consumers of Q6_K lose (`minfer.cuda.w4a16.kernel`).
 TWO_CONSUMERS = (
     (256, 4, 2, False, 2),
     (232, 4, 2, True, 2),
     (192, 4, 3, True, 2),
     (152, 4, 3, True, 2),
-    (128, 8, 2, True, 2),
+    (128, 4, 4, True, 2),
     (96, 8, 3, True, 2),
     (64, 8, 3, True, 2),
 )
 TILES = {
     "Q4_K": ((192, 4, 2, True, 3), *TWO_CONSUMERS),
     "Q6_K": TWO_CONSUMERS,
-    PAIR: (*TWO_CONSUMERS, (192, 4, 2, True, 2, 232)),
+    PAIR: (*TWO_CONSUMERS, (192, 4, 3, True, 2, True)),
 }
 #: Cycles of a k-tile that its unpacking takes beside one consumer's products.
 UNPACKING = {"Q4_K": 370, "Q6_K": 530}
@@ -241,17 +231,21 @@ def choose_pair(
     C. The slowest block counts, as the tiles are dealt: of the second matrix first, narrow ones last."""
     check_sizes("w4a16", nt=nt, first=ods[0], second=ods[1], id=depth, multiprocessors=multiprocessors)
 
-    def cost(tile: tuple) -> int:
-        config, (first, second) = W4A16Config(PAIR, *tile), ods
-        other = (config.other_tokens or config.tokens, *tile[1:])
-        narrow = _tiles(tile, 1, first) if config.narrow(nt) else 0
-        cycles = [_cycles("Q6_K", other, depth)] * _tiles(other, nt, second)
-        cycles += [_cycles("Q4_K", tile, depth)] * (_tiles(tile, nt, first) - narrow)
+    def cost(tile: tuple) -> tuple[int, int]:
+        """Of the slowest block, and of all."""
+        first, second = (_tiles(tile, nt, od) for od in ods)
+        narrow = _tiles(tile, 1, ods[0]) if W4A16Config(PAIR, *tile).has_narrow(nt) else 0
+        cycles = [_cycles("Q6_K", tile, depth)] * second
+        cycles += [_cycles("Q4_K", tile, depth)] * (first - narrow)
         cycles += [_cycles("Q4_K", (NARROW, *tile[1:]), depth)] * narrow
         dealt = reversed_rounds(len(cycles), min(multiprocessors, len(cycles)))
-        return max(sum(cycles[i] for i in own) for own in dealt)
+        return max(sum(cycles[i] for i in own) for own in dealt), sum(cycles)
 
-    tile = min(TILES[PAIR], key=cost)
+    def rounds(tile: tuple) -> int:
+        return -(-sum(_tiles(tile, nt, od) for od in ods) // multiprocessors)
+
+    # In one round there is nothing to end with.
+    tile = min((tile for tile in TILES[PAIR] if tile[5:] != (True,) or rounds(tile) > 1), key=cost)
     store = "tma" if out == "f16" and width % 8 == 0 and left % ROWS == 0 else "direct"
     return W4A16Config(PAIR, *tile, out=out, store=store)
 

@@ -18,7 +18,6 @@ from minfer.cuda.w4a16.movers import chunk_start
 def consume_tiles(
     config: W4A16Config,
     packed: PackedFormat,
-    tokens: int,
     following: DeviceFunction,
     last: bool,
     narrow: int = 0,
@@ -26,12 +25,12 @@ def consume_tiles(
     """(source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, blocks, nt,
     od, first, width, group, pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile, lap, parity,
     slot, slot_parity): multiply and store all tiles of this thread block, one at least, of weights in this
-    format. A tile has `tokens`, from tile `wide` on no more than `narrow`, if that is not 0; tiles come as
-    `following` (`minfer.cuda.tile.scheduler`) says.
+    format. Tiles come as `following` (`minfer.cuda.tile.scheduler`) says; from tile `wide` on they have at
+    most `narrow` tokens, if that is not 0.
 
     The cursors of both rings (at first 0, 0, 0, 0) are those of the first block; what is returned is the
     first tile past the last one, and the cursors for what follows. `last`: nothing follows."""
-    outputs = config.outputs
+    tokens, outputs = config.tokens, config.outputs
     stages, stage_bytes = config.stages, config.stage_bytes
     slots, slot_bytes = config.slots, config.slot_bytes
     buffers_start, slots_start = config.buffers_start, config.slots_start

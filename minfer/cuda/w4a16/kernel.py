@@ -75,7 +75,6 @@ def w4a16(config: W4A16Config) -> Kernel:
     from minfer.cuda.w4a16.prologue import start_rings
 
     stored_by_tma, tokens, outputs = config.store == "tma", config.tokens, config.outputs
-    other_tokens = config.other_tokens or tokens
     slot_barriers, ready_start, slots_start = config.ring.size_bytes, config.ready_start, config.slots_start
     packed, second = config.parts[0], config.parts[-1]
     by_tma, paired = packed.by_tma, len(config.parts) == 2
@@ -85,11 +84,11 @@ def w4a16(config: W4A16Config) -> Kernel:
     wait_stores = ptx.bulk_wait_group_read(0)
     start = start_rings(config, MOVERS, second.magic)
     following = last_reversed if paired else next_in_rounds
-    narrow = NARROW if paired and tokens > NARROW else 0
-    bring, bring_other = (bring_activations(config, n, following) for n in (tokens, other_tokens))
+    narrow = NARROW if config.narrow else 0
+    bring = bring_activations(config, following)
     move, move_other = (move_weights(config, part, following) for part in (packed, second))
-    consume = consume_tiles(config, packed, tokens, following, last=True, narrow=narrow)
-    consume_other = consume_tiles(config, second, other_tokens, following, last=False)
+    consume = consume_tiles(config, packed, following, last=True, narrow=narrow)
+    consume_other = consume_tiles(config, second, following, last=False)
 
     @device_function
     def work(a_map, source, other, bias, c, nt, od, depth, first, width, group, other_od, other_first):
@@ -109,13 +108,12 @@ def w4a16(config: W4A16Config) -> Kernel:
         pitch, other_pitch = types.int32(blocks * block_bytes), types.int32(blocks * other_block_bytes)
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
         tiles = types.int32(token_tiles * output_tiles)
-        others, other_tiles, other_token_tiles = types.int32(0), types.int32(0), types.int32(0)
+        others, other_tiles = types.int32(0), types.int32(0)
         wide, last_round = tiles, types.int32(0)
         if paired:
             # The second matrix, whose tiles take longest, comes first; narrow tiles of the first come last.
             others = types.int32((other_od + (outputs - 1)) // outputs)
-            other_token_tiles = types.int32((nt + (other_tokens - 1)) // other_tokens)
-            other_tiles = types.int32(other_token_tiles * others)
+            other_tiles = types.int32(token_tiles * others)
             last_round = types.int32(ptx.udiv_u32(tiles + other_tiles - 1, step) * step)
             left = types.int32(token_tiles - 1)
             if nt - left * tokens <= narrow and left == ptx.udiv_u32(left, group) * group:
@@ -128,8 +126,8 @@ def w4a16(config: W4A16Config) -> Kernel:
                 ptx.griddepcontrol_wait()
                 stage, phase = types.uint32(0), types.uint32(1)
                 if paired:
-                    tile, stage, phase = bring_other(
-                        a_map, base, barriers, tile, step, last_round, other_token_tiles, others, k_tiles,
+                    tile, stage, phase = bring(
+                        a_map, base, barriers, tile, step, last_round, token_tiles, others, k_tiles,
                         group, stage, phase,
                     )  # fmt: skip
                 bring(
@@ -143,7 +141,7 @@ def w4a16(config: W4A16Config) -> Kernel:
                 place, turn = types.uint32(1), types.uint32(1)
                 if paired:
                     tile, place, turn = move_other(
-                        other, first_slot, landed, ready, tile, step, last_round, other_token_tiles, others,
+                        other, first_slot, landed, ready, tile, step, last_round, token_tiles, others,
                         blocks, other_od, other_pitch, group, mover, place, turn,
                     )  # fmt: skip
                 move(
@@ -158,7 +156,7 @@ def w4a16(config: W4A16Config) -> Kernel:
             slot, slot_parity = types.uint32(0), types.uint32(0)
             if paired and tile < other_tiles:
                 tile, lap, parity, slot, slot_parity = consume_other(
-                    other, bias, c, base, barriers, tile, step, last_round, other_token_tiles, others,
+                    other, bias, c, base, barriers, tile, step, last_round, token_tiles, others,
                     other_tiles, blocks, nt, other_od, other_first, width, group, other_pitch, consumer,
                     within, lap, parity, slot, slot_parity,
                 )  # fmt: skip
