@@ -307,6 +307,13 @@ LOST = (
         "why": "three consumers of Q6_K are slow (above), and one block in four has such a tile",
     },
     {
+        "probe": "232 tokens a tile for v in Q6_K, 192 for q and k",
+        "of": "W4A16, q+k+v, 2048 tokens",
+        "idea": "Q6_K unpacked more seldom: 9 columns instead of 11, and no block with more than its share",
+        "outcome": "x0.94, sustained x0.98",
+        "why": "one box size for both: a fifth more activations than the tiles of q and k need",
+    },
+    {
         "probe": "the next k-tile awaited right behind wgmma",
         "of": "W4A16",
         "idea": "a branch there keeps the assembler from unpacking between a group's four wgmmas",

@@ -12,7 +12,9 @@ before; no unpacked weight is written anywhere. One block a multiprocessor takes
 - The tokens of a tile are chosen so that the tiles fill whole waves of multiprocessors (`choose`).
 - While wgmma is in flight nothing branches by lane (C7518), and fragments are pinned before the next wait.
 - q, k and v are one launch though v is of another format (`choose_pair`): a thread block that is done with
-  the tiles of the first matrix goes on with the second one's, in code of its own but the same rings.
+  its tiles of v goes on with those of q and k, in code of its own but the same rings. A tile of Q6_K takes
+  longer to unpack than to multiply. So v comes first and the last round of tiles is dealt in reverse
+  (`last_reversed`): blocks that began with v end with *narrow* tiles, the last tokens' where those are few.
 - A launch overlaps the end of the kernel before (`pdl`): its first blocks of weights come meanwhile. That is
   1.5-2 of 90 us (q, k, v), 4 of 400 (down).
 
@@ -24,7 +26,9 @@ down instead of 406. Three consumers of Q6_K, at 160 tokens: 508 us instead of 3
 consumers have either format, two full waves for q, k and v: no faster than three of 128 rows (95.0 and
 94.9 us, sustained 108.8 and 104.9), for the same reason. Awaiting the next k-tile right behind wgmma, which
 keeps the assembler from moving unpacking between the four of a group: up to 2 % slower. Three slots for
-down's Q6_K: no gain.
+down's Q6_K: no gain. A k16 step unpacked and loaded behind each wgmma, evenly, four groups a k-tile: Q6_K
+610 to 630 kilocycles of down instead of 591, Q4_K as many as before. Tiles of 232 tokens for v beside 192
+for q and k: 160 kilocycles instead of 147, since all boxes of activations were of 232.
 
 What holds Q6_K back is a consumer's time: it multiplies and unpacks by turns (`UNPACKING`), and an
 instruction of its warp takes some four cycles while the tensor cores use the registers. So it counts that the
@@ -32,10 +36,10 @@ warps that copy load all of a row's scales before they convert any, that a quart
 before they are unpacked (down: 597 kilocycles, without 646), and every instruction less: 135 a k-tile
 instead of 145 are 592 kilocycles; Q4_K has 111.
 
-Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B, in bursts and sustained: Q4_K 1.00 and 1.01 (qkv),
-1.07 and 1.11 (o), 1.02 and 1.02 (gate and up), 1.05 and 1.11 (down), Q6_K 0.98 and 1.07 (down), q and k in
-Q4_K with v in Q6_K 0.96 and 0.97: all blocks have three tiles, and one of Q6_K takes longer to unpack than to
-multiply. A launch for v alone comes on top of one for q and k that is hardly shorter than one for all three.
+Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B, in bursts and sustained: Q4_K 1.01 and 1.01 (qkv),
+1.07 and 1.13 (o), 1.02 and 1.02 (gate and up), 1.04 and 1.10 (down), Q6_K 0.98 and 1.07 (down), q and k in
+Q4_K with v in Q6_K 0.97 and 0.975 (0.96 with tiles dealt in order). A launch for v alone comes on top of one
+for q and k that is hardly shorter than one for all three.
 """
 
 from __future__ import annotations
