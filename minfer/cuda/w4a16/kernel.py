@@ -119,8 +119,8 @@ def w4a16(config: W4A16Config) -> Kernel:
             others = types.int32((other_od + (outputs - 1)) // outputs)
             other_tiles = types.int32(token_tiles * others)
             last_round = types.int32(ptx.udiv_u32(tiles + other_tiles - 1, step) * step)
-            left = types.int32(token_tiles - 1)
-            if nt - left * tokens <= narrow and left == ptx.udiv_u32(left, group) * group:
+            whole = types.int32(token_tiles - 1)
+            if nt - whole * tokens <= narrow and whole == ptx.udiv_u32(whole, group) * group:
                 wide = types.int32(tiles - output_tiles)
         last = types.int32(last_round - other_tiles)
         if warpgroup == 0:
