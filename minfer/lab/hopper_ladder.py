@@ -310,8 +310,8 @@ LOST = (
         "probe": "232 tokens a tile for v in Q6_K, 192 for q and k",
         "of": "W4A16, q+k+v, 2048 tokens",
         "idea": "Q6_K unpacked more seldom: 9 columns instead of 11, and no block with more than its share",
-        "outcome": "x0.94, sustained x0.98",
-        "why": "one box size for both: a fifth more activations than the tiles of q and k need",
+        "outcome": "x1.00, sustained x1.015",
+        "why": "left out for its second tensor map; with one box size for both, a fifth more bytes: x0.94",
     },
     {
         "probe": "the next k-tile awaited right behind wgmma",
