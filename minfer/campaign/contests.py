@@ -75,13 +75,14 @@ def f16_product(torch: Any, name: str, nt: int, od: int, depth: int) -> Contest:
     """Hopper's GEMM and cuBLAS on the same f16 weights."""
     from minfer.cuda import runtime
     from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
-    from minfer.cuda.placement import device_seats
+    from minfer.engine.cuda.devices import GpuDevice
+    from minfer.engine.cuda.seats import device_seats
 
     sms = runtime.device().sms
     config = choose(nt, od, depth, sms)
     loaded = runtime.load(make_gemm_hopper(config))
     a, ours, theirs = _operands(torch, nt, od, depth)
-    seats = (device_seats(),) if config.pdl else ()
+    seats = (device_seats(GpuDevice()),) if config.pdl else ()
     weights = [
         torch.randn(od, depth, device="cuda", dtype=torch.float16) for _ in range(copies(2 * od * depth))
     ]

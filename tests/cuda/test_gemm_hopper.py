@@ -54,10 +54,13 @@ def test_heads_that_cannot_be_are_refused(arguments, message):
 
 
 def test_tokens_decide_the_warpgroups():
-    three, tall = GemmHopperConfig(200, 4, tile_n=192), GemmHopperConfig(192, 3, tile_n=256)
+    three, tall = GemmHopperConfig(200, 4, tile_n=192), GemmHopperConfig(224, 3, tile_n=256)
     assert (three.threads, three.warps, three.boxes["a"]) == (512, 12, (192, 64))
-    assert (tall.threads, tall.warps, tall.boxes["a"]) == (384, 8, (256, 64))
+    assert (tall.threads, tall.warps, tall.boxes["a"]) == (256, 8, (256, 64))
     for groups in WARPGROUPS.values():
+        if groups.registers is None:  # sums from register 24 on
+            assert 24 + groups.row_blocks * groups.largest_m // 2 <= 65_536 // (128 * groups.consumers) - 1
+            continue
         producer, consumer = groups.registers
         # What the block's threads start with, 65,536 registers in whole eights.
         start = 65_536 // (128 * (groups.consumers + 1)) // 8 * 8
@@ -87,16 +90,18 @@ def test_names_tell_variants_apart():
 def test_grids_are_persistent():
     assert GemmHopperConfig().grid(2048, 37888, 132) == (132, 1, 1)
     assert GemmHopperConfig().grid(130, 256, 132) == (2, 1, 1)
+    assert GemmHopperConfig(224, 3, tile_n=256).grid(8192, 3584, 132) == (128, 1, 1)  # four equal waves
     assert GemmHopperConfig(pdl=True).grid(130, 256, 132) == (132, 1, 1)  # every multiprocessor has a seat
 
 
 @pytest.mark.parametrize(
     ("nt", "od", "depth", "tile_n", "tile_m"),
     [
-        # the shapes of a 7B at 2048 tokens: 256, 264 and 1584 tiles in 1.94, 2.0 and 12.0 waves of 132
-        (2048, 3584, 3584, 128, 224),
+        # the shapes of a 7B at 2048 tokens: 128, 264 and 1584 tiles in 0.97, 2.0 and 12.0 waves of 132
+        (2048, 3584, 3584, 256, 224),
         (2048, 4608, 3584, 192, 192),
         (2048, 37888, 3584, 256, 192),
+        (8192, 3584, 18944, 256, 224),  # 512 tiles: 3.88 waves
         # and at 512: 128 tiles for o, as many for q, k and v
         (512, 3584, 3584, 128, 112),
         (512, 4608, 3584, 128, 144),
@@ -125,7 +130,7 @@ def test_a_group_holds_about_2048_tokens():
         ((196,), "tile_m = 196"),
         ((120, 4, "f16", "swiglu"), "tile_m = 120: must be a multiple of 16 from 128"),
         ((128.0,), "tile_m = 128.0 is no whole number"),
-        ((200, 3, "f16", "store", 256), "tile_m = 200: must be a multiple of 8 from 64 to 192"),
+        ((232, 3, "f16", "store", 256), "tile_m = 232: must be a multiple of 8 from 64 to 224"),
         ((192, 3, "f16", "store", 64), "tile_n = 64 is not one of 128, 192, 256"),
         ((256, 4, "f64"), "out = 'f64' is not one of f16, f32"),
         ((256, 4, "f16", "gelu"), "epilogue = 'gelu'"),
@@ -151,6 +156,8 @@ ASSEMBLED = (
     GemmHopperConfig(epilogue="swiglu"),
     GemmHopperConfig(200, 4, out="f32", epilogue="add", tile_n=192),
     GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256),
+    GemmHopperConfig(224, 3, epilogue="swiglu", tile_n=256),
+    GemmHopperConfig(224, 3, out="f32", epilogue="add", tile_n=256, pdl=True),
     GemmHopperConfig(192, 4, epilogue="rope", tile_n=192, heads=Heads(28, 4, 128, bias=True)),
 )
 
@@ -162,9 +169,10 @@ def test_assembled_without_spills_and_serialisation(config):
     assert ".local" not in compiled.ptx
     assert resources.spill_bytes == resources.stack_bytes == 0
     assert resources.warnings == ()
-    assert resources.registers == 65_536 // config.threads // 8 * 8
     assert resources.instructions["wgmma"] % 4 == 0
-    assert "USETMAXREG" in compiled.sass
+    if config.producer:
+        assert resources.registers == 65_536 // config.threads // 8 * 8
+    assert ("USETMAXREG" in compiled.sass) == config.producer
 
 
 def test_other_architectures_are_refused():

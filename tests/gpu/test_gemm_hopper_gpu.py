@@ -6,9 +6,10 @@ import pytest
 
 from minfer.cuda import runtime
 from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
-from minfer.cuda.placement import device_seats
 from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.tile.seats import ORDER
+from minfer.engine.cuda.devices import GpuDevice
+from minfer.engine.cuda.seats import device_seats
 from tests.cuda.gemm_hopper_cases import check_bits, expected, hopper_case, rope_case
 from tests.gpu.gemm_cases import MODEL_SHAPES, NT
 
@@ -31,7 +32,7 @@ def arguments(kernel, a, b, c) -> tuple:
         runtime.tensor_map(array, *config.boxes[name]) for name, array in zip("abc", (a, b, c), strict=True)
     )
     grid = config.grid(nt, od, runtime.device().sms)
-    seats = (device_seats(),) if config.pdl else ()
+    seats = (device_seats(GpuDevice()),) if config.pdl else ()
     return grid, (*maps, nt, od, depth, config.group(nt, od), *seats)
 
 
@@ -113,7 +114,7 @@ def test_dependent_launches_keep_their_order_and_their_seats():
         wanted = [rows[0]]
         for weight in weights:
             wanted.append((wanted[-1].float() @ weight.float().T).half())
-        seats, launches = device_seats(), []
+        seats, launches = device_seats(GpuDevice()), []
         for a, b, c in zip(rows, weights, rows[1:], strict=False):
             maps = [
                 runtime.tensor_map(x, *config.boxes[name]) for name, x in zip("abc", (a, b, c), strict=True)
@@ -137,5 +138,5 @@ def test_dependent_launches_keep_their_order_and_their_seats():
 
 
 def test_every_multiprocessor_has_a_place():
-    places = device_seats().to_host()[ORDER:]
+    places = device_seats(GpuDevice()).to_host()[ORDER:]
     assert sorted(places) == list(range(runtime.device().sms))

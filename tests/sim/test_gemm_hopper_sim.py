@@ -26,6 +26,8 @@ from tests.cuda.gemm_hopper_cases import check_bits, hopper_case, rope_case
         (GemmHopperConfig(80, 2, "f32", "add", tile_n=256), (270, 72, 136), 1),
         (GemmHopperConfig(144, 2, epilogue="swiglu", tile_n=256), (140, 80, 72), 1),
         (GemmHopperConfig(72, 2, tile_n=192), (200, 80, 136), 1),  # three consumers
+        (GemmHopperConfig(200, 2, tile_n=256), (300, 208, 200), 1),  # no producer, a ring that wraps
+        (GemmHopperConfig(208, 3, epilogue="swiglu", tile_n=256, pdl=True), (140, 112, 72), 3),
         (
             GemmHopperConfig(64, 3, pdl=True),
             (140, 136, 264),
@@ -48,6 +50,18 @@ def test_blocks_that_share_a_multiprocessor_take_other_seats(monkeypatch, block_
     monkeypatch.setitem(SEMANTICS, "multiprocessor", where)
     case = hopper_case(GemmHopperConfig(64, 2, pdl=True), 200, 136, 72, multiprocessors=5)
     for _ in range(2):
+        case.run_simulated()
+
+
+def test_seats_of_another_grid_or_of_another_launch_are_refused():
+    case = hopper_case(GemmHopperConfig(64, 2, pdl=True), 70, 72, 72, multiprocessors=2)
+    seats = case.arguments["seats"]
+    case.arguments["seats"] = np.append(seats, np.uint32(2))
+    with pytest.raises(ValueError, match=r"'seats' has 19 elements, a grid of 2 blocks takes 16 \+ 2"):
+        case.run_simulated()
+    case.arguments["seats"] = seats.copy()
+    case.arguments["seats"][0] = 3  # both are taken
+    with pytest.raises(ValueError, match="1 of the first 16 elements of argument 'seats' are not zero"):
         case.run_simulated()
 
 

@@ -32,20 +32,21 @@ class Warpgroups:
         largest_m: the most rows of B for which the sums fit the registers (and for three consumers an
             instruction those that its block starts with: 128).
         registers: of a thread of the producer and of a consumer, after setmaxnreg: together what a block of
-            so many warpgroups starts with.
+            so many warpgroups starts with. None: there is no producer, the first consumer loads, and a thread
+            has 255 (240 beside a producer hold 208 sums: the assembler's begin at register 24).
     """
 
     consumers: int
     row_blocks: int
     largest_m: int
-    registers: tuple[int, int]
+    registers: tuple[int, int] | None
 
 
 #: By the tokens of a tile.
 WARPGROUPS = {
     128: Warpgroups(2, 1, 256, (40, 232)),
     192: Warpgroups(3, 1, 200, (32, 160)),
-    256: Warpgroups(2, 2, 192, (24, 240)),
+    256: Warpgroups(2, 2, 224, None),
 }
 #: Cycles up to which a product is a dependent launch: what that saves, a microsecond, is lost in longer ones.
 DEPENDENT_CYCLES = 300_000
@@ -54,7 +55,7 @@ TILES = (
     *((128, m, 4) for m in (256, 240, 224, 192)),
     *((128, m, 5) for m in (160, 144)),
     *((128, m, 6) for m in (128, 112, 96)),
-    (128, 64, 8), (192, 192, 4), (256, 192, 3),
+    (128, 64, 8), (192, 192, 4), (256, 192, 3), (256, 224, 3),
 )  # fmt: skip
 
 
@@ -139,9 +140,14 @@ class GemmHopperConfig:
         return WARPGROUPS[self.tile_n]
 
     @property
+    def producer(self) -> bool:
+        """Whether a warpgroup of its own loads the tiles."""
+        return self.warpgroups.registers is not None
+
+    @property
     def threads(self) -> int:
-        """Of a block: the producer's warpgroup and the consumers."""
-        return 128 * (self.warpgroups.consumers + 1)
+        """Of a block: the consumers, and the producer's warpgroup."""
+        return 128 * (self.warpgroups.consumers + self.producer)
 
     @property
     def warps(self) -> int:
@@ -232,9 +238,11 @@ class GemmHopperConfig:
         return -(-nt // self.tile_n), -(-od // self.out_m)
 
     def grid(self, nt: int, od: int, multiprocessors: int) -> tuple[int, int, int]:
-        """Blocks of a persistent launch: one a multiprocessor; without seats at most one a tile."""
+        """Blocks of a persistent launch: with seats one a multiprocessor; else as many as take the fewest
+        waves, in equal ones."""
         rows, columns = self.tiles(nt, od)
-        return multiprocessors if self.pdl else min(multiprocessors, rows * columns), 1, 1
+        waves = -(-rows * columns // multiprocessors)
+        return multiprocessors if self.pdl else -(-rows * columns // waves), 1, 1
 
     def group(self, nt: int, od: int) -> int:
         """Tile rows a group of the schedule: about 2048 tokens."""

@@ -1,22 +1,26 @@
-"""C[nt, od] = A[nt, id] B[od, id]^T on Hopper: wgmma, TMA, persistent warp-specialised blocks; f16 operands,
-f32 sums, f16 or f32 results.
+"""C[nt, od] = A[nt, id] B[od, id]^T on Hopper: wgmma, TMA, persistent blocks; f16 operands, f32 sums, f16 or
+f32 results.
 
-Warpgroup 0 of a block is the producer: one thread issues TMA loads of k-tiles of 64 into a ring of stages.
-The other two or three are consumers of 64 or 128 rows x `tile_m` columns each; they write their tile through
-shared memory with TMA stores that drain under the next tile's main loop. One block a multiprocessor takes
-tile after tile. What is done to a tile on its way out is the epilogue: nothing ("store"), the sum with what C
-holds ("add": the residual stream, in L2 by TMA), the activation of a gated feed-forward ("swiglu": B is the
-gate and the up matrix one above the other, and a tile takes half of its rows from each, so that both values
-of an output are in one thread), or what stands between q, k, v and attention ("rope": biases, RoPE and the
-KV store, see `minfer.cuda.gemm_hopper.heads`).
+K-tiles of 64 come by TMA into a ring of stages. Two or three warpgroups are consumers of 64 or 128 rows x
+`tile_m` columns each; they write their tile through shared memory with TMA stores that drain under the next
+tile's main loop. Another warpgroup is the producer, of which one thread issues the loads; tiles of 256 tokens
+do without, as sums need its registers: there a warp of the first consumer loads a k-tile into each stage that
+all have read. One block a multiprocessor takes tile after tile. What is done to a tile on its way out is the
+epilogue: nothing ("store"), the sum with what C holds ("add": the residual stream, in L2 by TMA), the
+activation of a gated feed-forward ("swiglu": B is the gate and the up matrix one above the other, and a tile
+takes half of its rows from each, so that both values of an output are in one thread), or what stands between
+q, k, v and attention ("rope": biases, RoPE and the KV store, see `minfer.cuda.gemm_hopper.heads`).
 
 - The tile is chosen for each problem so that its count fills whole waves of multiprocessors (`choose`).
-- Larger tiles move fewer bytes a FLOP, and the wall is power: 256 x 192 is 1-2 % faster than 128 x 256 at
-  the same cycles.
+- Larger tiles move fewer bytes a FLOP, and the wall is power: 256 x 224 takes 4 to 5 percent less time than
+  128 x 256 in about the same cycles (3584 columns at 8192 tokens, in bursts).
+- A long product's blocks have equal waves, so that a wave is a rectangle of tiles: 1 percent of that, as
+  fewer bytes come from memory.
+- The first k-tile overwrites the sums, by an instruction of its own: so they are free from the epilogue on.
 - What is the same in a whole warp goes through `ptx.uniform`, so that descriptors live in uniform registers.
-- A short product is a dependent launch (`minfer.cuda.dependent`): the producer loads its first tiles of B,
-  which the kernel before does not write, while that one ends. Blocks start wherever room becomes free first
-  then; by seats (`minfer.cuda.tile.seats`) neighbours in the order of tiles are neighbours on the chip.
+- A short product is a dependent launch (`minfer.cuda.dependent`): its first tiles of B, which the kernel
+  before does not write, are loaded while that one ends. Blocks start wherever room becomes free first then;
+  by seats (`minfer.cuda.tile.seats`) neighbours in the order of tiles are neighbours on the chip.
 - The descriptors' high words come in registers: as constants they were 8 of a consumer's 38 instructions a
   k-tile.
 - The ring's mbarriers are used without cluster scope (each such release or acquire is a fence of the whole
@@ -35,20 +39,33 @@ slower at 3584 x 18944 and 512 tokens, 60 at 3584 x 3584); dependent launches wi
 percent less time at 512 tokens, with them 1.4 to 1.9), or with places by the multiprocessors' numbers (4 to 8
 percent more: those of a GPC do not follow each other); for 3584 columns at 8192 tokens tiles of 256 x 184,
 192 x 200, 256 x 192 and 256 x 152 (1 to 4 percent slower than 128 x 256, though they move 11 to 22 percent
-fewer bytes).
+fewer bytes); no producer beside tiles of fewer tokens (4, 2 and 1 percent slower for down, o and q+k+v at 512
+tokens); C through the stage of the last k-tile as well, four buffers a warp instead of two (no faster); L2
+policies (37888 x 3584 at 8192 tokens: A to be evicted last, B and C first, 0.6 percent less time, 1.4 with a
+producer; nothing elsewhere, and 2.5 percent more for 3584 x 18944, where B is needed again); the wgmmas of
+both blocks of 64 rows by turns (no faster).
 
-What the last steps brought at 512 tokens, in bursts (percent for o, q+k+v, gate+up, down): tensor maps that
-have L2 fetch 128 bytes and not 256, 0.5, 0.4, 2.0, 0.5; dependent launches with seats then 0.5, 1.0, 0.1, 0.0
-(without that 1.7, 1.9, 0.6, 1.4 in one run, 0.9, 1.1, 0.6, 0.1 in another); high words in registers then 0.9,
-0.4, 0.3, 0.2. At 2048 tokens dependent launches bring 0.5 percent to o and q+k+v; longer products gain
-nothing.
+What the last steps brought: tiles of 256 x 224 without a producer at 8192 tokens 3.7 percent for o and 5.0
+for down (read from memory 161 and 854 MB instead of 241 and 1361, as waves of 128 blocks foretell), at 2048
+tokens 1.4 and 3.4; no producer beside 256 x 192 1.0 percent at 8192 tokens, 0.2 to 0.7 at 2048 and 512. At
+512 tokens, in bursts (percent for o, q+k+v, gate+up, down): tensor maps that have L2 fetch 128 bytes and not
+256, 0.5, 0.4, 2.0, 0.5; dependent launches with seats then 0.5, 1.0, 0.1, 0.0 (without that 1.7, 1.9, 0.6,
+1.4 in one run, 0.9, 1.1, 0.6, 0.1 in another); high words in registers then 0.9, 0.4, 0.3, 0.2. At 2048
+tokens dependent launches bring 0.5 percent to q+k+v and 1.1 to o; longer products gain nothing.
 
-What is left: without any loads (and with wrong results) the same kernels take 86 us of 95 (3584 x 18944 at
-512 tokens), 672 of 702 (37888 x 3584 at 2048), 1323 of 1397 (3584 x 18944 at 8192), where cuBLAS takes 93,
-716 and 1397: wgmma alone, at the power limit, is 6-8 percent faster than cuBLAS. A wave that leaves
-multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3 percent more waves and 5.5
-percent more time (37888 x 3584 at 2048 tokens). The clock follows what L2 is asked for (3584 x 18944 at 512
-tokens): 26.1 million sectors at 1490 MHz, with promotion to 128 bytes 21.0 at 1500, cuBLAS's 17.2 at 1522.
+In bursts the clock follows what comes from memory too: an order of tiles with 1.75 times the bytes takes 4
+percent longer in the same cycles (3584 x 18944 at 8192 tokens). Under a load of its own for 0.6 s a product
+of 3584 x 18944 at 8192 tokens takes 1142 mJ (128 x 256: 1172, cuBLAS 1167) and 1656 us (1762, 1711). Where
+contestants take turns within milliseconds they share a clock, and only cycles count.
+
+What is left: without any loads (and with wrong results) 128 x 112, 256 x 192 and 128 x 256 took 86 us of 95
+(3584 x 18944 at 512 tokens), 672 of 702 (37888 x 3584 at 2048), 1323 of 1397 (3584 x 18944 at 8192), where
+cuBLAS took 93, 716 and 1397: wgmma alone, at the power limit, is 6-8 percent faster than cuBLAS. A tile of
+256 x 224 spends 6000 cycles outside of its main loop, perhaps as its C leaves for L2; they are not hidden. A
+wave that leaves multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3 percent
+more waves and 5.5 percent more time (37888 x 3584 at 2048 tokens). The clock follows what L2 is asked for
+(3584 x 18944 at 512 tokens): 26.1 million sectors at 1490 MHz, with promotion to 128 bytes 21.0 at 1500,
+cuBLAS's 17.2 at 1522.
 """
 
 from __future__ import annotations
@@ -83,7 +100,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     from minfer.cuda.tile.activation import gate_columns
     from minfer.cuda.tile.hopper import store_tile
     from minfer.cuda.tile.scheduler import tile_xy
-    from minfer.cuda.tile.seats import seated, take_seat
+    from minfer.cuda.tile.seats import ORDER, seated, take_seat
 
     tile_n, tile_m, tile_k = config.tile_n, config.tile_m, config.tile_k
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
@@ -95,12 +112,15 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     store_bytes = config.store_buffers * BUFFER_BYTES
     block_sums, accumulators = tile_m // 2, row_blocks * tile_m // 2
     initialise, advance = config.ring.initialise, config.ring.advance
-    registers = config.warpgroups.registers
-    fewer, more = ptx.setmaxnreg("dec", registers[0]), ptx.setmaxnreg("inc", registers[1])
-    # The first k-tile overwrites the sums; afterwards at most this stage's group is in flight.
-    multiply = ptx.wgmma(
-        tile_m, k_steps=tile_k // 16, accumulate="operand", wait=1, row_blocks=row_blocks, high="operand"
-    )
+    producer, first_consumer = config.producer, int(config.producer)
+    fewer = more = None
+    if producer:
+        fewest, most = config.warpgroups.registers
+        fewer, more = ptx.setmaxnreg("dec", fewest), ptx.setmaxnreg("inc", most)
+    # The first k-tile overwrites the sums; of the others at most this stage's group is in flight.
+    stage_of = {"k_steps": tile_k // 16, "row_blocks": row_blocks, "high": "operand"}
+    multiply_first = ptx.wgmma(tile_m, accumulate=False, **stage_of)
+    multiply = ptx.wgmma(tile_m, wait=1, **stage_of)
     high_word = ptx.wgmma_high_word()
     wait_sums = ptx.wgmma_wait(0, accumulators)
     pdl, place_start = config.pdl, config.place_start
@@ -113,6 +133,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     else:
         store = store_tile(out_m, config.store_buffers, config.out, config.epilogue == "add")
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
+    load = ptx.tma_load_2d_if
     descriptor, address, pin = ptx.wgmma_descriptor, ptx.global_address, ptx.pin(block_sums, "f32")
 
     @device_function
@@ -121,60 +142,79 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         ptx.mbarrier_arrive_if(empty, thread == 0)
 
     @device_function
+    def rows_of(tile, shape):
+        """The first rows of A and B that a tile takes; of none behind the last."""
+        rows, columns, _, _, group, _ = shape
+        a_row, b_row = types.int32(0), types.int32(0)
+        if tile < rows * columns:
+            row, column = tile_xy(tile, rows, columns, group)
+            a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
+        return a_row, b_row
+
+    @device_function
     @unrolled
-    def load_b(b_map, place, full, k, b_row, od):
+    def load_b(b_map, place, full, k, b_row, od, one):
         """A tile of B."""
         if split:
             for piece in unroll(pieces):
                 first, second = starts((b_row >> 6) + piece)
                 run_place = place + 2 * piece * load_bytes
-                ptx.tma_load_2d(run_place, b_map, full, k * tile_k, first)
-                ptx.tma_load_2d(run_place + load_bytes, b_map, full, k * tile_k, second)
+                load(run_place, b_map, full, k * tile_k, first, one)
+                load(run_place + load_bytes, b_map, full, k * tile_k, second, one)
         else:
-            ptx.tma_load_2d(place, b_map, full, k * tile_k, b_row)
+            load(place, b_map, full, k * tile_k, b_row, one)
             if gated:
-                ptx.tma_load_2d(place + load_bytes, b_map, full, k * tile_k, b_row + od)
+                load(place + load_bytes, b_map, full, k * tile_k, b_row + od, one)
 
     @device_function
-    def open_stage(b_map, base, barriers, stage, parity, k, b_row, od):
+    def open_stage(b_map, base, barriers, stage, parity, k, b_row, od, one):
         """Wait until a stage is free, and load its tile of B."""
         full = barriers + 8 * stage
         ptx.mbarrier_wait(full + 8 * stages, parity)
-        ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
-        load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od)
+        ptx.mbarrier_arrive_expect_tx_if(full, stage_bytes, one)
+        load_b(b_map, base + a_bytes + stage * stage_bytes, full, k, b_row, od, one)
 
     @device_function
-    def open_early(b_map, base, barriers, tile, rows, columns, k_tiles, group, od):
-        """Open the stages for the first tile, then wait for the kernel before; how many are open."""
-        k = types.int32(0)
-        if tile < rows * columns:
-            _, column = tile_xy(tile, rows, columns, group)
-            b_row = types.int32(column * out_m)
-            while k < min(k_tiles, types.int32(stages)):
-                open_stage(b_map, base, barriers, types.uint32(k), types.uint32(1), k, b_row, od)
-                k = types.int32(k + 1)
-        ptx.griddepcontrol_wait()
-        return k
-
-    @device_function
-    def produce(a_map, b_map, base, barriers, tile, step, rows, columns, k_tiles, group, od):
-        stage, parity, opened = types.uint32(0), types.uint32(1), types.int32(0)
+    def begin(b_map, base, barriers, tile, shape, one):
+        """What is loaded first: tile, k-tile, rows; and how many stages are open. With pdl as many as the
+        first tile fills; then the kernel before has ended."""
+        rows, columns, _, k_tiles, _, od = shape
+        a_row, b_row = rows_of(tile, shape)
+        opened = types.int32(0)
         if pdl:
-            opened = open_early(b_map, base, barriers, tile, rows, columns, k_tiles, group, od)
-        while tile < rows * columns:
-            row, column = tile_xy(tile, rows, columns, group)
-            a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
-            k = types.int32(0)
-            while k < k_tiles:
-                if opened > 0:
-                    opened = types.int32(opened - 1)
-                else:
-                    open_stage(b_map, base, barriers, stage, parity, k, b_row, od)
-                place, full = base + stage * stage_bytes, barriers + 8 * stage
-                ptx.tma_load_2d(place, a_map, full, k * tile_k, a_row)
-                stage, parity = advance(stage, parity)
-                k = types.int32(k + 1)
-            tile = types.int32(tile + step)
+            if tile < rows * columns:
+                while opened < min(k_tiles, types.int32(stages)):
+                    stage = types.uint32(opened)
+                    open_stage(b_map, base, barriers, stage, types.uint32(1), opened, b_row, od, one)
+                    opened = types.int32(opened + 1)
+            ptx.griddepcontrol_wait()
+        return tile, types.int32(0), a_row, b_row, opened
+
+    @device_function
+    def feed(maps, base, barriers, stage, parity, work, shape, one):
+        """Load the next k-tile into a stage, where `one` is 1; what is loaded after it."""
+        tile, k, a_row, b_row, opened = work
+        rows, columns, step, k_tiles, _, od = shape
+        if tile < rows * columns:
+            if pdl and opened > 0:
+                opened = types.int32(opened - 1)
+            else:
+                open_stage(maps[1], base, barriers, stage, parity, k, b_row, od, one)
+            load(base + stage * stage_bytes, maps[0], barriers + 8 * stage, k * tile_k, a_row, one)
+            k = types.int32(k + 1)
+            if k == k_tiles:
+                k, tile = types.int32(0), types.int32(tile + step)
+                a_row, b_row = rows_of(tile, shape)
+        return tile, k, a_row, b_row, opened
+
+    @device_function
+    def produce(maps, base, barriers, tile, shape):
+        one = types.uint32(1)
+        work = begin(maps[1], base, barriers, tile, shape, one)
+        stage, parity = types.uint32(0), types.uint32(1)
+        while work[0] < shape[0] * shape[1]:
+            work = feed(maps, base, barriers, stage, parity, work, shape, one)
+            stage, parity = advance(stage, parity)
 
     @device_function
     @unrolled
@@ -193,35 +233,46 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             store(part, target, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, thread, high):
+    def consume(target, maps, base, barriers, tile, shape, consumer, thread, high):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
+        rows, columns, step, k_tiles, _, _ = shape
         sums = cuda.local.array(accumulators, dtype=types.float32)
-        for i in range(accumulators):
-            sums[i] = types.float32(0)
         a_start = descriptor(base + consumer * consumer_bytes, 16)
         b_start = descriptor(base + a_bytes, 16)
         buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
-        stage, parity, previous = types.uint32(0), types.uint32(0), types.uint32(0)
-        row, column = types.int32(0), types.int32(0)
+        # Without a producer a warp that multiplies loads too.
+        feeds, one = not producer and consumer * 4 + warp == 0, types.uint32(lane == 0)
+        work = tile, types.int32(0), types.int32(0), types.int32(0), types.int32(0)
+        if feeds:
+            work = begin(maps[1], base, barriers, tile, shape, one)
+            for early in range(stages):
+                work = feed(maps, base, barriers, types.uint32(early), types.uint32(1), work, shape, one)
+        stage, parity = types.uint32(0), types.uint32(0)
         while tile < rows * columns:
-            k = types.int32(0)
+            ptx.mbarrier_wait(barriers + 8 * stage, parity)
+            offset = stage * (stage_bytes >> 4)
+            multiply_first(sums, a_start + offset, b_start + offset, high[0], high[1])
+            # Divisions that run under the tensor cores' work.
+            a_row, b_row = rows_of(tile, shape)
+            row, column = ptx.uniform(a_row), ptx.uniform(b_row)
+            last, last_parity = stage, parity
+            stage, parity = advance(stage, parity)
+            k = types.int32(1)
             while k < k_tiles:
                 ptx.mbarrier_wait(barriers + 8 * stage, parity)
                 offset = stage * (stage_bytes >> 4)
-                multiply(sums, a_start + offset, b_start + offset, k, high[0], high[1])
-                if k > 0:
-                    release(barriers + 8 * (stages + previous), thread)
-                else:
-                    # Divisions that run under the tensor cores' work.
-                    tile_row, tile_column = tile_xy(tile, rows, columns, group)
-                    row, column = ptx.uniform(tile_row), ptx.uniform(tile_column)
-                previous = stage
+                multiply(sums, a_start + offset, b_start + offset, high[0], high[1])
+                release(barriers + 8 * (stages + last), thread)
+                if feeds:
+                    work = feed(maps, base, barriers, last, last_parity, work, shape, one)
+                last, last_parity = stage, parity
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             wait_sums(sums)
-            release(barriers + 8 * (stages + previous), thread)
-            first_row = row * tile_n + consumer * consumer_rows + warp * 16
-            finish(sums, target, buffer, first_row, column * out_m, lane)
+            release(barriers + 8 * (stages + last), thread)
+            finish(sums, target, buffer, row + consumer * consumer_rows + warp * 16, column, lane)
+            if feeds:
+                work = feed(maps, base, barriers, last, last_parity, work, shape, one)
             tile = types.int32(tile + step)
         if lane == 0:
             wait_stores()
@@ -230,7 +281,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
         base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
         barriers = types.uint32(base + barriers_start)
-        a_map, b_map = ptx.tensor_map_address(a), ptx.tensor_map_address(b)
+        maps = ptx.tensor_map_address(a), ptx.tensor_map_address(b)
         if rotated:
             queries, keys, values = address(q), address(k_cache), address(v_cache)
             target = address(bias), address(table), queries, keys, values, nt, position
@@ -239,8 +290,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         thread = cuda.threadIdx.x
         warpgroup = ptx.uniform(thread >> 7)
         if thread == 0:
-            ptx.prefetch_tensor_map(a_map)
-            ptx.prefetch_tensor_map(b_map)
+            ptx.prefetch_tensor_map(maps[0])
+            ptx.prefetch_tensor_map(maps[1])
             if not rotated:
                 ptx.prefetch_tensor_map(target)
             initialise(barriers)
@@ -253,18 +304,20 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
         if pdl:
             tile = ptx.uniform(types.int32(ptx.ld_shared_u32(base + place_start)))
-        if warpgroup == 0:
-            fewer()
-            if pdl and thread == 32:
+            if thread == 32:
                 seated(address(seats))
+        shape = rows, columns, step, k_tiles, group, od
+        if producer and warpgroup == 0:
+            fewer()
             if thread == 0:
-                produce(a_map, b_map, base, barriers, tile, step, rows, columns, k_tiles, group, od)
+                produce(maps, base, barriers, tile, shape)
         else:
-            more()
-            consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
+            if producer:
+                more()
+            consumer, within = types.int32(warpgroup - first_consumer), types.int32(thread & 127)
             # Sizes have no sign, which the assembler does not know: it keeps these words in registers.
             high = types.uint32(high_word | (nt >> 31)), types.uint32(high_word | (od >> 31))
-            consume(target, base, barriers, tile, step, rows, columns, k_tiles, group, consumer, within, high)
+            consume(target, maps, base, barriers, tile, shape, consumer, within, high)
 
     return Kernel(
         name="gemm_hopper",
@@ -289,7 +342,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             Argument("v_cache", "inout", "float16", align=16, present=rotated),
             *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "group")),
             Argument("position", "scalar", "int32", present=rotated),
-            Argument("seats", "inout", "uint32", present=pdl),
+            Argument("seats", "inout", "uint32", cleared=ORDER, per_block=True, present=pdl),
         ),
         min_arch=90,
         arch_specific=True,

@@ -38,6 +38,15 @@ def mbarrier_arrive_expect_tx(address: u32, bytes: u32):
 
 
 @instruction(
+    "{\n.reg .pred p;\nsetp.ne.u32 p, $2, 0;\n@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;\n}",
+    section=_ARRIVE,
+    arch=90,
+)
+def mbarrier_arrive_expect_tx_if(address: u32, bytes: u32, condition: u32):
+    """As `mbarrier_arrive_expect_tx`, where the condition is nonzero, without a branch."""
+
+
+@instruction(
     "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];",
     section="9.7.13.15.15 cp.async.mbarrier.arrive",
 )
@@ -102,6 +111,15 @@ def fence_proxy_async():
 def tma_load_2d(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32):
     """Load the box at column x (a multiple of 16 bytes), row y into shared memory; its bytes count towards
     the mbarrier. Out of range is zero."""
+
+
+@instruction(
+    f"{{\n.reg .pred p;\nsetp.ne.u32 p, $5, 0;\n@p {_TMA_LOAD} [$0], [$1, {{$3, $4}}], [$2];\n}}",
+    section=_TENSOR,
+    arch=90,
+)
+def tma_load_2d_if(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y: s32, condition: u32):
+    """As `tma_load_2d`, where the condition is nonzero, without a branch."""
 
 
 @instruction(

@@ -238,9 +238,21 @@ def _load(name: str, shared, tensor_map, mbarrier, x, y, ranks) -> None:
 
 
 @semantics
+def mbarrier_arrive_expect_tx_if(address, size, condition):
+    if int(condition) & _MASK:
+        mbarrier_arrive_expect_tx(address, size)
+
+
+@semantics
 def tma_load_2d(shared, tensor_map, mbarrier, x, y):
     lane = current_lane("tma_load_2d")
     _load("tma_load_2d", shared, tensor_map, mbarrier, x, y, [lane.block.rank])
+
+
+@semantics
+def tma_load_2d_if(shared, tensor_map, mbarrier, x, y, condition):
+    if int(condition) & _MASK:
+        tma_load_2d(shared, tensor_map, mbarrier, x, y)
 
 
 @semantics
