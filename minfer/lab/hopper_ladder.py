@@ -288,8 +288,8 @@ LOST = (
     {
         "probe": "unpacking between wgmmas",
         "of": "W4A16",
-        "idea": "one or two k16 steps at a time, so that unpacking runs under the others",
-        "outcome": "x0.99",
+        "idea": "a k16 step is unpacked and loaded behind each wgmma: even work between any two",
+        "outcome": "Q6_K x0.94 to x0.98, Q4_K x1.00",
         "why": "it runs under them anyway: a wgmma of register operands does not hold its warp (ncu)",
     },
     {
@@ -326,6 +326,13 @@ LOST = (
         "idea": "each consumer's rows in one format: two full waves instead of three",
         "outcome": "x1.00, sustained x0.96",
         "why": "three consumers of Q6_K are slow (above), and one block in four has such a tile",
+    },
+    {
+        "probe": "232 tokens a tile for v in Q6_K, 192 for q and k",
+        "of": "W4A16, q+k+v, 2048 tokens",
+        "idea": "Q6_K unpacked more seldom: 9 columns instead of 11, and no block with more than its share",
+        "outcome": "x1.00, sustained x1.015",
+        "why": "left out for its second tensor map; with one box size for both, a fifth more bytes: x0.94",
     },
     {
         "probe": "the next k-tile awaited right behind wgmma",
