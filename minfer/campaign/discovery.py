@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import linecache
 import os
 import pkgutil
 import sys
@@ -48,6 +49,7 @@ def from_path(path: Path) -> list[Probe]:
         raise ProbeError(f"{path}: a probe's file ends with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
+    linecache.checkcache(str(path))  # it may have been edited since it was last read
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -10,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from minfer.cuda.trace import Finding, Place
+from minfer.arithmetic.banks import BANK_BYTES, SECTOR_BYTES
+from minfer.cuda.trace import Finding, Place, TracedArray
 from minfer.lab import style
 from minfer.lab.bank_view import verdict
 from minfer.lab.lane_film import (
@@ -23,7 +25,6 @@ from minfer.lab.lane_film import (
     Frame,
     Step,
     TileAt,
-    file_name,
     source_lines,
 )
 from minfer.lab.picture import Picture
@@ -34,6 +35,8 @@ STATE_COLOURS = {
     WRITTEN: style.tint(style.SKY, 0.65),
 }
 TOUCHED, CONFLICT, HAZARD = style.BLUE, style.RED, style.INK
+UNUSED = style.tint(style.RED, 0.6)
+"""Of bytes in a sector of global memory that no lane asked for."""
 KIND_COLOURS = {
     "copy": style.ORANGE,
     "wait": style.YELLOW,
@@ -46,25 +49,35 @@ KIND_COLOURS = {
 }
 CHUNK_WORDS = 4
 """Words of the 16-byte chunks that a lane copies or names."""
+SECTOR_WORDS = SECTOR_BYTES // BANK_BYTES
+MOST_LINES = 32
+"""Lines of global memory that are shown: a warp's 32 lanes may touch one each, or two."""
 MOST_LABELLED = 40
 """Rows up to which a map has a lane's number in every touched word."""
 
 
 def draw_frame(frame: Frame) -> Picture:
-    """A step of a film: every warp's steps on top, shared memory by bank with its load, the touched tile."""
+    """A step of a film: every warp's steps on top; below, for an access of global memory its sectors, else
+    shared memory by bank with its load, and the touched tile."""
     fig = Figure(figsize=(9.6, 7.4), layout="constrained", facecolor="white")
     strip = 1.1 if frame.film.warps <= 4 else 1.9
-    tiled = bool(frame.film.tiles)
     grid = fig.add_gridspec(3, 2, height_ratios=(strip, 5.2, 1.3), width_ratios=(1.75, 1))
-    left = 0 if tiled else slice(None)
-    top, memory = style.dress(fig.add_subplot(grid[0, :])), style.dress(fig.add_subplot(grid[1, left]))
-    load = style.dress(fig.add_subplot(grid[2, left], sharex=memory))
+    top = style.dress(fig.add_subplot(grid[0, :]))
     rows = [{"panel": "steps", **row} for row in _timeline(top, frame.film, frame.step)]
-    rows += [{"panel": "words", **row} for row in frame.words]
-    _memory(memory, frame)
-    rows += [{"panel": "load", "bank": bank, "words": count} for bank, count in enumerate(_load(load, frame))]
-    if tiled:
-        _tile(style.dress(fig.add_subplot(grid[1:, 1])), frame)
+    if frame.step.moved is not None:
+        lines = draw_lines(style.dress(fig.add_subplot(grid[1:, :])), frame)
+        rows += [{"panel": "lines", **row} for row in lines]
+    else:
+        tiled = bool(frame.film.tiles)
+        left = 0 if tiled else slice(None)
+        memory = style.dress(fig.add_subplot(grid[1, left]))
+        load = style.dress(fig.add_subplot(grid[2, left], sharex=memory))
+        rows += [{"panel": "words", **row} for row in frame.words]
+        _memory(memory, frame)
+        loads = enumerate(_load(load, frame))
+        rows += [{"panel": "load", "bank": bank, "words": count} for bank, count in loads]
+        if tiled:
+            _tile(style.dress(fig.add_subplot(grid[1:, 1])), frame)
     _legend(fig)
     alt = f"{frame.film.name}, step {frame.step.number + 1} of {len(frame.film)}: {frame.step}"
     return Picture(fig, alt, rows)
@@ -76,7 +89,8 @@ def _timeline(ax: Axes, film: Film, now: Step) -> list[dict]:
         colours[step.warp, step.number] = _rgb(KIND_COLOURS[step.kind])
     style.bare(ax)
     ax.imshow(colours, extent=(0, len(film), film.warps, 0), aspect="auto", interpolation="nearest")
-    for numbers, marker, colour in ((film.conflicts, "v", CONFLICT), (film.hazards, "X", HAZARD)):
+    marked = ((film.conflicts, "v", CONFLICT), (film.scattered, "v", CONFLICT), (film.hazards, "X", HAZARD))
+    for numbers, marker, colour in marked:
         if numbers:
             ax.plot(
                 [n + 0.5 for n in numbers],
@@ -114,6 +128,10 @@ def _headline(step: Step) -> str:
         return step.findings[0].kind
     if step.banks is not None:
         return verdict(step.banks)
+    if step.moved is not None:
+        least = -(-step.moved.bytes_used // SECTOR_BYTES)
+        more = f" where {least} would do" if step.scattered else ""
+        return f"{NAMES[step.op]}: {step.moved.sectors} sectors{more}"
     return {
         "copy": "copies are on their way",
         "wait": f"{len(step.landed)} copies have landed" if step.landed else "nothing lands",
@@ -205,6 +223,52 @@ def _tile(ax: Axes, frame: Frame) -> None:
     style.title(ax, name, "the same words, where the matrix has them")
 
 
+def draw_lines(ax: Axes, frame: Frame) -> list[dict]:
+    """The lines of global memory that an access touches, 128 bytes a row: rows of line, word, lane (None:
+    moved with its sector, and not asked for)."""
+    step, arrays = frame.step, frame.film.arrays
+    lanes: dict[int, int] = {}
+    for lane, address in zip(step.lanes, step.addresses, strict=True):
+        for word in range(address // BANK_BYTES, -(-(address + step.width) // BANK_BYTES)):
+            lanes.setdefault(word, lane)
+    sectors = sorted({word // SECTOR_WORDS for word in lanes})
+    moved = [word for sector in sectors for word in range(sector * SECTOR_WORDS, (sector + 1) * SECTOR_WORDS)]
+    lines = sorted({word // 32 for word in moved})
+    shown = {line: row for row, line in enumerate(lines[:MOST_LINES])}
+    colours = np.full((len(shown), 32, 3), _rgb(style.PAPER))
+    found = [{"line": w // 32, "word": w % 32, "lane": lanes.get(w)} for w in moved]
+    for row in found:
+        if row["line"] in shown:
+            colours[shown[row["line"]], row["word"]] = _rgb(UNUSED if row["lane"] is None else TOUCHED)
+    style.bare(ax)
+    _cells(ax, colours)
+    asked_for = [
+        (shown[r["line"]], r["word"], r["lane"])
+        for r in found
+        if r["lane"] is not None and r["line"] in shown
+    ]
+    _numbers(ax, asked_for, len(shown))
+    ax.vlines(range(0, 33, SECTOR_WORDS), 0, len(shown), color=style.INK, linewidth=0.9)
+    ax.set_yticks([row + 0.5 for row in shown.values()], [_where(128 * line, arrays) for line in shown])
+    ax.set_xticks(range(0, 33, SECTOR_WORDS), [str(4 * word) for word in range(0, 33, SECTOR_WORDS)])
+    ax.tick_params(length=0, axis="y", labelsize=8 if len(shown) <= 16 else 6.5)
+    style.label(ax, "byte of the line (B); dark lines part sectors", "line of 128 B")
+    hidden = len(lines) - len(shown)
+    note = (
+        f"a number is the lane; {step.moved.bytes_used:,} of {32 * len(sectors):,} moved bytes are asked for"
+    )
+    style.title(ax, "Global memory, line by line", note + (f"; {hidden} more lines" if hidden else ""))
+    return found
+
+
+def _where(address: int, arrays: Sequence[TracedArray]) -> str:
+    """A global address as an array and an offset in it."""
+    for array in arrays:
+        if array.address <= address < array.address + array.size:
+            return f"{array.name} + {address - array.address:,}"
+    return f"{address:#x}"
+
+
 def _cells(ax: Axes, colours: np.ndarray) -> None:
     """Cells parted by lines, where they are large enough for lines."""
     height, width, _ = colours.shape
@@ -240,8 +304,9 @@ def _legend(fig: Figure) -> None:
     handles[0].set_edgecolor(style.RULE)
     handles += [
         Patch(color=TOUCHED, label="touched now"),
-        Patch(color=CONFLICT, label="bank conflict (v above)"),
+        Patch(color=CONFLICT, label="bank conflict (v above: or scattered)"),
         Patch(color=HAZARD, label="read before it is there (x above)"),
+        Patch(color=UNUSED, label="moved, not asked for"),
     ]
     handles += [Patch(color=colour, label=f"step: {kind}") for kind, colour in KIND_COLOURS.items()]
     fig.legend(handles=handles, loc="outside lower left", ncols=5, fontsize=8, frameon=False)
@@ -259,7 +324,7 @@ def frame_html(frame: Frame) -> str:
         for text in dict.fromkeys(_fault(finding, frame.words) for finding in step.findings)
     )
     inner = "".join(
-        f"<br>&nbsp;&nbsp;↳ {escape(file_name(place))}:{place.line} in {escape(place.function)}: "
+        f"<br>&nbsp;&nbsp;↳ {escape(place.file_name)}:{place.line} in {escape(place.function)}: "
         f"<code>{escape(_line(place))}</code>"
         for place in reversed(step.chain[:-1])
     )
@@ -277,7 +342,7 @@ def _fault(finding: Finding, words: list[dict]) -> str:
     if finding.other_place is None:
         return text
     place = finding.other_place
-    return f"{text}; the other side is {file_name(place)}:{place.line} in {place.function}"
+    return f"{text}; the other side is {place.file_name}:{place.line} in {place.function}"
 
 
 def _line(place: Place) -> str:
@@ -298,7 +363,7 @@ def source_html(step: Step, around: int = 5) -> str:
     )
     place = step.place
     return (
-        f'<div style="margin:.5em 0 .2em;color:#7B8794">{escape(file_name(place))}, {escape(place.function)}'
+        f'<div style="margin:.5em 0 .2em;color:#7B8794">{escape(place.file_name)}, {escape(place.function)}'
         f'</div><pre style="font-size:11px;line-height:1.35;background:#F5F7FA;padding:.5em;overflow-x:auto;'
         f'margin:0">{body}</pre>'
     )

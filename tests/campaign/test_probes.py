@@ -223,8 +223,8 @@ def test_a_prediction_that_fails(compute, words):
             "baseline=3",
             r"AttributeError: 'int' object has no attribute 'each' \(mine\.py:",
         ),
-        ('"300", n=300', '"300", m=300', r"KeyError: 'n' \(mine\.py:24\)"),
-        ("out[i] =", "out[i + 1000] =", r"OutOfBounds: element 1000 of out.* \(mine\.py:18\)"),
+        ('"300", n=300', '"300", m=300', r"KeyError: 'n' \(mine\.py:24 in input_shapes\)"),
+        ("out[i] =", "out[i + 1000] =", r"OutOfBounds: element 1000 of out.*mine\.py:18 in double"),
         ("double, 256, 0", "double, 5000, 0", "5000 threads a block"),
         ("double, 256, 0", "double, 256, 999999", "SimulatorError: 999999 bytes of shared memory"),
         ('"out": 2 *', '"oot": 2 *', "KeyError: 'out'"),
@@ -251,4 +251,4 @@ def test_a_notebooks_probe_that_fails(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "notebook", ModuleType("notebook"))
     monkeypatch.setattr(type(probe.workload), "__module__", "notebook")
     assert simulate([probe], said.append) == ["double-vector"]
-    assert re.search(r"double-vector: failed: KeyError: 'n' \(\w+\.py:\d+\)", said[-1])
+    assert re.search(r"KeyError: 'n' \(mine\.py:24 in input_shapes\)", said[-1])
