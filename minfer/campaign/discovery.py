@@ -13,6 +13,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -56,6 +57,25 @@ def from_path(path: Path) -> list[Probe]:
         del sys.modules[name]
         raise ProbeError(f"{path}: {type(error).__name__}: {error}") from error
     return _declared(module, str(path))
+
+
+def write_new(name: str, path: Path) -> None:
+    """Write a probe's file to begin with, a copy of `minfer.campaign.starter`.
+
+    Raises:
+        ProbeError: the name is none, or there is such a file.
+    """
+    from minfer.campaign import starter
+
+    replace(starter.PROBE, name=name)  # refuses a bad name
+    if path.suffix != ".py":
+        raise ProbeError(f"{path}: a probe's file ends with .py")
+    if path.exists():
+        raise ProbeError(f"{path} is there already: choose another name or file")
+    text = Path(starter.__file__).read_text(encoding="utf-8")
+    first = text.index("\n\n")  # the docstring's first line; the others are about the copying
+    text = text[:first] + text[text.index('"""', first) :]
+    path.write_text(text.replace('name="row-sum"', f'name="{name}"'), encoding="utf-8")
 
 
 def find(paths: Iterable[Path] = ()) -> dict[str, Probe]:

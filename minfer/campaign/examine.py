@@ -230,7 +230,8 @@ def asked(traces: Sequence[Trace]) -> list[Asked]:
         for line in (*global_lines(trace), *shared_lines(trace)):
             total = sums.setdefault((line.chain[-1], line.op), [0, 0, 0])
             if line.op in GLOBAL:
-                numbers = (line.requests, line.sectors, -(-line.bytes_used // SECTOR_BYTES))
+                least = max(line.requests, -(-line.bytes_used // SECTOR_BYTES))
+                numbers = (line.requests, line.sectors, least)
             else:
                 numbers = (line.requests, line.wavefronts, line.ideal)
             for i, number in enumerate(numbers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -66,6 +67,23 @@ def show(
 
 
 @app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="The probe's name: small letters, digits, dots, hyphens.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The file [default: the name, in this folder].")
+    ] = None,
+) -> None:
+    """Write a probe's file to begin with: a kernel with its config, workload and reference, which runs as it
+    is."""
+    from minfer.campaign.discovery import write_new
+
+    path = out or Path(re.sub(r"[.-]", "_", name) + ".py")
+    write_new(name, path)
+    typer.echo(f"{path}: edit it, then\n  minfer probe examine {name} --probes {path}")
+    typer.echo(f"  minfer probe run {name} --probes {path}")
+
+
+@app.command()
 def examine(
     name: Annotated[str, typer.Argument(help="A probe's name; `minfer probe list` has them.")],
     arch: Annotated[
@@ -93,6 +111,7 @@ def examine(
         print_json(
             {
                 "probe": found.probe,
+                "right": found.right,
                 "gates": [asdict(gate) for gate in found.gates],
                 "kernels": found.resource_rows(),
                 "instructions": found.instruction_rows(),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from minfer.campaign.discovery import from_path
+from minfer.campaign.discovery import from_path, write_new
 from minfer.campaign.examine import RESOURCES, Examination
 from minfer.campaign.examine import examine as examine_probe
 from minfer.campaign.probe import Probe, ProbeError
@@ -28,6 +28,7 @@ LINES = 8
 class Shown:
     """An examination as a notebook shows it, and the views that lead on from it."""
 
+    probe: Probe
     found: Examination
 
     def gate_rows(self) -> list[dict]:
@@ -59,6 +60,14 @@ class Shown:
             memory: Table(found.memory_rows(LINES)),
         }
         return {heading: table for heading, table in tables.items() if table.rows}
+
+    def worst(self) -> str:
+        """The most wasteful line of each side, in a sentence."""
+        return "\n".join(
+            f"{row['side']}: {row['a request']:g} {row['unit']} a request, at best {row['at best']:g}: "
+            f"{row['source']}"
+            for row in self.found.memory_rows(1)
+        )
 
     def requests(self) -> Picture:
         """What each line asks of memory, as bars."""
@@ -130,4 +139,17 @@ def examine(what: Probe | str | Path, name: str | None = None, arch: str = "sm_9
         if name not in probes:
             raise ProbeError(f"{what}: say which probe by name: {', '.join(probes)}")
         what = probes[name]
-    return Shown(examine_probe(what, arch))
+    return Shown(what, examine_probe(what, arch))
+
+
+def own_file(name: str, folder: str | Path = "own") -> Path:
+    """A probe's file to begin with, beside the notebook; one that is there is left as it is.
+
+    Raises:
+        ProbeError: the name is none.
+    """
+    path = Path(folder) / f"{name.replace('-', '_')}.py"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        write_new(name, path)
+    return path

@@ -137,7 +137,7 @@ class LanePlayer(Explorer):
         self.play = ipywidgets.Play(step, max=len(self.films[first]) - 1, interval=1200)
         ipywidgets.jslink((self.play, "value"), (controls["step"], "value"))
         self.buttons = {
-            what: ipywidgets.Button(description=f"next {name}", icon=icon, layout={"width": "125px"})
+            what: ipywidgets.Button(description=f"next {name}", icon=icon, layout={"width": "auto"})
             for what, (name, icon) in JUMPS.items()
         }
         for what, button in self.buttons.items():

@@ -318,7 +318,7 @@ def frame_html(frame: Frame) -> str:
     head = f"<b>Step {step.number + 1} of {len(frame.film)}</b>: {escape(str(step))}"
     facts = [head, _headline(step)] if not step.findings else [head]
     if step.kind == "global" or step.in_shared:
-        facts.append(f"{len(step.lanes)} lanes, {step.width} B each")
+        facts.append(f"{len(step.lanes)} lane{'s' * (len(step.lanes) > 1)}, {step.width:,} B each")
     faults = "".join(
         f'<p style="color:{CONFLICT}"><b>{escape(text)}</b></p>'
         for text in dict.fromkeys(_fault(finding, frame.words) for finding in step.findings)

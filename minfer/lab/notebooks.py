@@ -184,7 +184,11 @@ def execute(path: Path, timeout: int = 120) -> None:
     notebook.metadata.pop("widgets", None)
     search = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     where = {"metadata": {"path": ROOT}}
-    client = NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources=where)
+    # errors alone: the kernel would warn of TCP without encryption, which here does not leave the machine
+    quiet = ["--log-level=40"]
+    client = NotebookClient(
+        notebook, timeout=timeout, kernel_name="python3", resources=where, extra_arguments=quiet
+    )
     client.execute(env={**os.environ, "PYTHONPATH": search})
     path.write_text(dump(canonical(json.loads(nbformat.writes(notebook)))))
 

@@ -46,6 +46,18 @@ class TestExamine:
         assert variant["registers"] > 8 and variant["spilled (B)"] == 0 and variant["notes"] == ""
         assert found.instruction_rows()[-1]["class"] == "total"
 
+    def test_the_starter(self):
+        """A warp a row: what it is for."""
+        from minfer.campaign.starter import PROBE
+
+        found = examine(PROBE)
+        assert found.right
+        rows = {(row["side"], row["instruction"]): row for row in found.memory_rows()}
+        before, after = (rows[label, "ld.global"] for label in PROBE.labels)
+        assert before["a request"] == 20 and after["a request"] == after["at best"] == 4
+        store = rows["a warp a row", "st.global"]  # one lane: a sector is the least
+        assert store["a request"] == store["at best"] == 1
+
     def test_a_device_of_the_architecture(self, tmp_path):
         found = examine(written(tmp_path), "sm_121a")
         assert found.device == "NVIDIA GB10" and found.resource_rows()[0]["warps an SM"] == 48

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from minfer.campaign.discovery import FOLDERS, choose, find, from_path, shipped
+from minfer.campaign.discovery import FOLDERS, choose, find, from_path, shipped, write_new
 from minfer.campaign.probe import BAR, Prediction, Probe, ProbeError
 from minfer.campaign.seeds import verdicts
 from minfer.campaign.session import simulate
@@ -108,6 +108,22 @@ def test_the_readmes_probe_is_one_file_of_under_40_lines(tmp_path):
     assert probe.name == "double-vector" and probe.seed is None
     assert probe.name in find([tmp_path])
     assert simulate([probe], lambda line: None) == []
+
+
+def test_a_new_file_runs_as_it_is(tmp_path):
+    path = tmp_path / "mine.py"
+    write_new("my-sum", path)
+    text = path.read_text()
+    assert text.startswith('"""Sums of rows') and "copies this file" not in text
+    (probe,) = from_path(path)
+    assert probe.name == "my-sum" and simulate([probe], lambda line: None) == []
+    with pytest.raises(ProbeError, match=r"mine\.py is there already"):
+        write_new("other", path)
+    with pytest.raises(ProbeError, match="small letters"):
+        write_new("Mine", tmp_path / "other.py")
+    with pytest.raises(ProbeError, match=r"ends with \.py"):
+        write_new("mine", tmp_path / "mine.txt")
+    assert path.read_text() == text and sorted(tmp_path.iterdir()) == [path]
 
 
 def test_probes_of_the_environment(tmp_path, monkeypatch):

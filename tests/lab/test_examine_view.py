@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minfer.campaign.probe import ProbeError
-from minfer.lab.examine_view import examine
+from minfer.lab.examine_view import examine, own_file
 from tests.campaign.test_probes import EXAMPLE
 
 
@@ -26,6 +26,9 @@ def test_the_tables(shown):
 
 
 def test_requests(shown, sound):
+    assert shown.worst().splitlines()[1] == (
+        "variant: 12.6667 sectors a request, at best 3.16667: out[i] = x[i] * 2"
+    )
     rows = sound(shown.requests()).rows
     assert [row["name"] for row in rows][-1].startswith("variant: mine.py:18 ")
     assert max(row["a request"] for row in rows) == pytest.approx(152 / 12)
@@ -70,3 +73,10 @@ def test_a_file_of_several_probes(tmp_path):
     with pytest.raises(ProbeError, match="say which probe by name: double-vector, two"):
         examine(path)
     assert examine(path, "two").found.probe == "two"
+
+
+def test_a_file_of_ones_own_is_written_once(tmp_path):
+    path = own_file("my-sum", tmp_path / "own")
+    assert path.name == "my_sum.py" and "PROBE = Probe(" in path.read_text()
+    path.write_text("mine")
+    assert own_file("my-sum", tmp_path / "own").read_text() == "mine"
