@@ -50,8 +50,7 @@ KIND_COLOURS = {
 CHUNK_WORDS = 4
 """Words of the 16-byte chunks that a lane copies or names."""
 SECTOR_WORDS = SECTOR_BYTES // BANK_BYTES
-MOST_LINES = 32
-"""Lines of global memory that are shown: a warp's 32 lanes may touch one each, or two."""
+LINE_WORDS = 32
 MOST_LABELLED = 40
 """Rows up to which a map has a lane's number in every touched word."""
 
@@ -65,7 +64,7 @@ def draw_frame(frame: Frame) -> Picture:
     top = style.dress(fig.add_subplot(grid[0, :]))
     rows = [{"panel": "steps", **row} for row in _timeline(top, frame.film, frame.step)]
     if frame.step.moved is not None:
-        lines = draw_lines(style.dress(fig.add_subplot(grid[1:, :])), frame)
+        lines = _lines(style.dress(fig.add_subplot(grid[1:, :])), frame)
         rows += [{"panel": "lines", **row} for row in lines]
     else:
         tiled = bool(frame.film.tiles)
@@ -223,41 +222,35 @@ def _tile(ax: Axes, frame: Frame) -> None:
     style.title(ax, name, "the same words, where the matrix has them")
 
 
-def draw_lines(ax: Axes, frame: Frame) -> list[dict]:
+def _lines(ax: Axes, frame: Frame) -> list[dict]:
     """The lines of global memory that an access touches, 128 bytes a row: rows of line, word, lane (None:
     moved with its sector, and not asked for)."""
-    step, arrays = frame.step, frame.film.arrays
+    step = frame.step
     lanes: dict[int, int] = {}
     for lane, address in zip(step.lanes, step.addresses, strict=True):
         for word in range(address // BANK_BYTES, -(-(address + step.width) // BANK_BYTES)):
             lanes.setdefault(word, lane)
     sectors = sorted({word // SECTOR_WORDS for word in lanes})
-    moved = [word for sector in sectors for word in range(sector * SECTOR_WORDS, (sector + 1) * SECTOR_WORDS)]
-    lines = sorted({word // 32 for word in moved})
-    shown = {line: row for row, line in enumerate(lines[:MOST_LINES])}
-    colours = np.full((len(shown), 32, 3), _rgb(style.PAPER))
-    found = [{"line": w // 32, "word": w % 32, "lane": lanes.get(w)} for w in moved]
+    moved = [sector * SECTOR_WORDS + word for sector in sectors for word in range(SECTOR_WORDS)]
+    found = [{"line": w // LINE_WORDS, "word": w % LINE_WORDS, "lane": lanes.get(w)} for w in moved]
+    places = {line: place for place, line in enumerate(dict.fromkeys(row["line"] for row in found))}
+    height = len(places)  # at most the lanes: an access is aligned
+    colours = np.full((height, LINE_WORDS, 3), _rgb(style.PAPER))
     for row in found:
-        if row["line"] in shown:
-            colours[shown[row["line"]], row["word"]] = _rgb(UNUSED if row["lane"] is None else TOUCHED)
+        colours[places[row["line"]], row["word"]] = _rgb(UNUSED if row["lane"] is None else TOUCHED)
     style.bare(ax)
     _cells(ax, colours)
-    asked_for = [
-        (shown[r["line"]], r["word"], r["lane"])
-        for r in found
-        if r["lane"] is not None and r["line"] in shown
-    ]
-    _numbers(ax, asked_for, len(shown))
-    ax.vlines(range(0, 33, SECTOR_WORDS), 0, len(shown), color=style.INK, linewidth=0.9)
-    ax.set_yticks([row + 0.5 for row in shown.values()], [_where(128 * line, arrays) for line in shown])
-    ax.set_xticks(range(0, 33, SECTOR_WORDS), [str(4 * word) for word in range(0, 33, SECTOR_WORDS)])
-    ax.tick_params(length=0, axis="y", labelsize=8 if len(shown) <= 16 else 6.5)
+    asked_for = [row for row in found if row["lane"] is not None]
+    _numbers(ax, [(places[row["line"]], row["word"], row["lane"]) for row in asked_for], height)
+    edges = range(0, LINE_WORDS + 1, SECTOR_WORDS)
+    ax.vlines(edges, 0, height, color=style.INK, linewidth=0.9)
+    names = [_where(LINE_WORDS * BANK_BYTES * line, frame.film.arrays) for line in places]
+    ax.set_yticks([place + 0.5 for place in places.values()], names)
+    ax.set_xticks(edges, [str(BANK_BYTES * word) for word in edges])
+    ax.tick_params(length=0, axis="y", labelsize=8 if height <= 16 else 6.5)
     style.label(ax, "byte of the line (B); dark lines part sectors", "line of 128 B")
-    hidden = len(lines) - len(shown)
-    note = (
-        f"a number is the lane; {step.moved.bytes_used:,} of {32 * len(sectors):,} moved bytes are asked for"
-    )
-    style.title(ax, "Global memory, line by line", note + (f"; {hidden} more lines" if hidden else ""))
+    of = f"{step.moved.bytes_used:,} of {SECTOR_BYTES * len(sectors):,} moved bytes are asked for"
+    style.title(ax, "Global memory, line by line", f"a number is the lane; {of}")
     return found
 
 

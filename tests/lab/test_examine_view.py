@@ -6,6 +6,7 @@ import pytest
 
 from minfer.campaign.probe import ProbeError
 from minfer.lab.examine_view import examine, own_file
+from minfer.lab.requests_view import draw_requests
 from tests.campaign.test_probes import EXAMPLE
 
 
@@ -32,6 +33,16 @@ def test_requests(shown, sound):
     rows = sound(shown.requests()).rows
     assert [row["name"] for row in rows][-1].startswith("variant: mine.py:18 ")
     assert max(row["a request"] for row in rows) == pytest.approx(152 / 12)
+
+
+def test_both_kinds_of_requests_stand_side_by_side(sound):
+    rows = [
+        {"name": "ld.global", "unit": "sectors", "a request": 32.0, "at best": 4.0},
+        {"name": "ld.shared", "unit": "wavefronts", "a request": 1.0, "at best": 1.0},
+    ]
+    picture = sound(draw_requests(rows, "Requests of a global load and a shared load"))
+    assert len(picture.figure.axes) == 2
+    assert draw_requests([], "No requests").png()
 
 
 def test_code(shown):

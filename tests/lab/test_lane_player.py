@@ -178,7 +178,6 @@ class TestView:
         axes = picture.figure.axes[1]
         assert axes.get_yticklabels()[1].get_text() == "out + 128"
         assert "128 of 1,024 moved bytes" in "".join(text.get_text() for text in axes.texts)
-        assert "8 more lines" in "".join(text.get_text() for text in axes.texts)
         assert "32 sectors where 4 would do" in frame_html(shown.frame(1))
 
     def test_a_cell_of_a_notebook_is_called_so(self):
