@@ -145,15 +145,9 @@ def draw_run(browsed: Browsed) -> Picture:
             (run.variant.label, comparison.variant, style.ORANGE),
             (f"{run.baseline.label} again", comparison.again, style.SKY),
         ):
-            ax.plot(
-                side,
-                "o",
-                markersize=4.5,
-                markeredgecolor="white",
-                markeredgewidth=0.5,
-                color=colour,
-                label=label,
-            )
+            ring = side is comparison.again  # which lies on the baseline's points
+            look = {"markersize": 8, "markerfacecolor": "none"} if ring else {"markersize": 4.5}
+            ax.plot(side, "o", color=colour, label=label, **look)
             dropped = [i for i, good in enumerate(kept) if not good]
             ax.plot(dropped, [side[i] for i in dropped], "x", color=style.RED, markersize=5)
             found += [
@@ -224,7 +218,9 @@ def _run_facts(run: ProbeRun) -> dict[str, str]:
         "gates": "<br>".join(gates),
         "GPU": escape(str(run.telemetry)),
     }
-    return facts | {name: escape(getattr(run, name)) for name in ("mechanism", "retry", "reason")}
+    same = run.reason == run.mechanism  # told once
+    facts |= {"why" if same else "mechanism": escape(run.mechanism), "retry": escape(run.retry)}
+    return facts if same else facts | {"reason": escape(run.reason)}
 
 
 class RecordBrowser(Explorer):
