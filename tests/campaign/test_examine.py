@@ -9,7 +9,9 @@ import pytest
 from minfer.campaign.blame import told
 from minfer.campaign.discovery import from_path
 from minfer.campaign.examine import asked, examine, simulate_small
-from minfer.campaign.probe import ProbeError
+from minfer.campaign.probe import Prediction, Probe, ProbeError
+from minfer.campaign.workloads import GemmHopper
+from minfer.cuda.gemm_hopper import GemmHopperConfig
 from tests.campaign.test_probes import EXAMPLE, PROBES
 
 
@@ -118,6 +120,20 @@ class TestSimulateSmall:
         worst = asked(traces)[0]
         assert worst.instruction == "ldmatrix" and worst.source.startswith("multiply_k16(")
         assert worst.taken == 4 * worst.least and worst.place.file_name == "gemm.py"
+
+    def test_tiles_of_the_hopper_gemm(self):
+        def asks(**fields):
+            return Probe(
+                name="tiles", title="Narrow tiles", hypothesis="More of them fill the waves.",
+                prediction=Prediction(None, "x"), workload=GemmHopper(),
+                baseline=GemmHopperConfig(), variant=GemmHopperConfig(128, 6, **fields),
+            )  # fmt: skip
+
+        gates, traces = simulate_small(asks())
+        assert [gate.passed for gate in gates] == [True, True] and all(traces)
+        assert {line.instruction for line in asked(traces[1])} == {"stmatrix"}  # TMA does the rest
+        gates, _ = simulate_small(asks(pdl=True))
+        assert not gates[0].passed and 'use epilogue="store" and pdl=False' in gates[0].found
 
 
 class TestBlame:
