@@ -238,7 +238,9 @@ class RecordBrowser(Explorer):
             "name": dropdown(self._names(ALL), first, "probe"),
         }
         super().__init__("record browser", controls, self._browse, draw_run, browsed_html)
-        self.panel.layout.flex = "1 1 100%"
+        left = self.box.children[0]
+        left.layout.flex = self.panel.layout.flex = "1 1 100%"
+        self.controls["name"].layout.width = "480px"
 
     def _names(self, shown: str) -> dict[str, str]:
         """What the probe's control offers under a filter: name with both verdicts -> name."""
