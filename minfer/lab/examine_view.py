@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -142,13 +143,14 @@ def examine(what: Probe | str | Path, name: str | None = None, arch: str = "sm_9
     return Shown(what, examine_probe(what, arch))
 
 
-def own_file(name: str, folder: str | Path = "own") -> Path:
-    """A probe's file to begin with, beside the notebook; one that is there is left as it is.
+def own_file(name: str) -> Path:
+    """A probe's file to begin with, in the folder `own` beside the notebook (or `$MINFER_OWN`); one that is
+    there is left as it is.
 
     Raises:
         ProbeError: the name is none.
     """
-    path = Path(folder) / f"{name.replace('-', '_')}.py"
+    path = Path(os.environ.get("MINFER_OWN", "own")) / f"{name.replace('-', '_')}.py"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         write_new(name, path)

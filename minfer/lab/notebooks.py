@@ -176,6 +176,7 @@ def execute(path: Path, timeout: int = 120) -> None:
         nbclient.exceptions.CellExecutionError: a cell failed; the file is left as it was.
     """
     import os
+    import tempfile
 
     import nbformat
     from nbclient import NotebookClient
@@ -189,7 +190,8 @@ def execute(path: Path, timeout: int = 120) -> None:
     client = NotebookClient(
         notebook, timeout=timeout, kernel_name="python3", resources=where, extra_arguments=quiet
     )
-    client.execute(env={**os.environ, "PYTHONPATH": search})
+    with tempfile.TemporaryDirectory() as own:
+        client.execute(env={**os.environ, "PYTHONPATH": search, "MINFER_OWN": own})
     path.write_text(dump(canonical(json.loads(nbformat.writes(notebook)))))
 
 

@@ -86,8 +86,12 @@ def test_a_file_of_several_probes(tmp_path):
     assert examine(path, "two").found.probe == "two"
 
 
-def test_a_file_of_ones_own_is_written_once(tmp_path):
-    path = own_file("my-sum", tmp_path / "own")
-    assert path.name == "my_sum.py" and "PROBE = Probe(" in path.read_text()
+def test_a_file_of_ones_own_is_written_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MINFER_OWN", raising=False)
+    path = own_file("my-sum")
+    assert str(path) == "own/my_sum.py" and "PROBE = Probe(" in path.read_text()
     path.write_text("mine")
-    assert own_file("my-sum", tmp_path / "own").read_text() == "mine"
+    assert own_file("my-sum").read_text() == "mine"
+    monkeypatch.setenv("MINFER_OWN", str(tmp_path / "elsewhere"))
+    assert own_file("my-sum").parent == tmp_path / "elsewhere"
