@@ -54,7 +54,7 @@ class Asked:
     """What one instruction at one line of a kernel asked of memory.
 
     Attributes:
-        place: the line of the kernel function itself. source: its text.
+        place: the innermost line in the kernel function's file. source: its text.
         instruction: of `INSTRUCTIONS`. requests: executions by a warp.
         unit: "sectors" or "wavefronts". taken: how many; least: how many the same bytes need at least.
     """
@@ -224,11 +224,12 @@ class TracedDevice(SimulatedDevice):
 
 
 def asked(traces: Sequence[Trace]) -> list[Asked]:
-    """What launches asked of memory by line of the kernel and instruction, the most wasteful first."""
+    """What launches asked of memory by line of the kernel's file and instruction, the most wasteful first."""
     sums: dict[tuple[Place, Op], list[int]] = {}
     for trace in traces:
         for line in (*global_lines(trace), *shared_lines(trace)):
-            total = sums.setdefault((line.chain[-1], line.op), [0, 0, 0])
+            own = next(place for place in line.chain if place.file == line.chain[-1].file)
+            total = sums.setdefault((own, line.op), [0, 0, 0])
             if line.op in GLOBAL:
                 least = max(line.requests, -(-line.bytes_used // SECTOR_BYTES))
                 numbers = (line.requests, line.sectors, least)
