@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,8 @@ class Examination:
     Attributes:
         probe: its name. case: the small case whose launches were traced. arch, device: what was compiled for,
             and where blocks are counted. gates: parity, then races. sides: baseline and variant.
+        least: for each measured case whose work is known, the least time that it can take on the device, by
+        its specified rates: rows of case, MB, GFLOP, memory and tensor cores (us), at least (us).
     """
 
     probe: str
@@ -112,6 +114,7 @@ class Examination:
     device: str
     gates: tuple[GateResult, ...]
     sides: tuple[Side, ...]
+    least: tuple[dict, ...]
 
     @property
     def right(self) -> bool:
@@ -157,7 +160,7 @@ def examine(probe: Probe, arch: str = "sm_90a", device: Device | None = None) ->
         device: whose multiprocessors hold the blocks; None: the usual one of `arch`.
 
     Raises:
-        ProbeError: the probe takes a wall apart, or no such architecture.
+        ProbeError: the probe takes a wall apart, no such architecture, or work that the device cannot do.
     """
     from minfer.cuda.report import describe, device_for
 
@@ -173,7 +176,12 @@ def examine(probe: Probe, arch: str = "sm_90a", device: Device | None = None) ->
         kernels = _kernels(probe, config, arch)
         rows = tuple(describe(kernel, arch, device) for kernel in kernels)
         sides.append(Side(label, str(config), kernels, rows, of_side))
-    return Examination(probe.name, probe.workload.small[0].label, arch, device.name, gates, tuple(sides))
+    try:
+        least = tuple(_least_rows(probe, device))
+    except ValueError as error:
+        raise ProbeError(f"probe {probe.name}: its work: {error}") from None
+    case = probe.workload.small[0].label
+    return Examination(probe.name, case, arch, device.name, gates, tuple(sides), least)
 
 
 def simulate_small(
@@ -258,6 +266,22 @@ def _kernels(probe: Probe, config: Any, arch: str) -> tuple[Kernel, ...]:
         return tuple(side_kernels(Trial(probe, DryDevice(arch)), config))
     except Exception:
         return ()
+
+
+def _least_rows(probe: Probe, device: Device) -> Iterator[dict]:
+    for case in probe.workload.cases:
+        work = probe.workload.work(case)
+        if work is not None:
+            memory = 1e6 * work.nbytes / device.bandwidth
+            tensor = 1e6 * work.flop / device.tensor_peak(work.dtype) if work.flop else 0.0
+            yield {
+                "case": case.label,
+                "MB": work.nbytes / 1e6,
+                "GFLOP": work.flop / 1e9,
+                "memory (us)": memory,
+                "tensor cores (us)": tensor,
+                "at least (us)": max(memory, tensor),
+            }
 
 
 def _resource_row(label: str, kernel: Kernel, found: dict) -> dict:

@@ -96,8 +96,8 @@ def examine(
     """Say what can be known of a probe's kernels before they are timed. Needs no GPU.
 
     Parity and races in the simulator; registers, shared memory, blocks an SM and machine instructions by the
-    compiler; sectors and bank conflicts line by line. Exits with 1 if a gate failed or a kernel does not
-    compile.
+    compiler; sectors and bank conflicts line by line; the least time that its bytes and FLOP can take. Exits
+    with 1 if a gate failed or a kernel does not compile.
     """
     from dataclasses import asdict
 
@@ -116,6 +116,7 @@ def examine(
                 "kernels": found.resource_rows(),
                 "instructions": found.instruction_rows(),
                 "memory": found.memory_rows(),
+                "least": found.least,
             }
         )
     else:
@@ -131,6 +132,7 @@ def examine(
             f"Sectors of global memory and wavefronts of shared memory, case {found.case}": found.memory_rows(
                 lines
             ),
+            f"The least time of a measured case by the rates of {found.device}": found.least,
         }
         for heading, rows in shown.items():
             if rows:

@@ -59,6 +59,7 @@ class Shown:
             ),
             "Machine instructions": Table(found.instruction_rows()),
             memory: Table(found.memory_rows(LINES)),
+            f"The least time of a measured case by the rates of {found.device}": Table(found.least),
         }
         return {heading: table for heading, table in tables.items() if table.rows}
 

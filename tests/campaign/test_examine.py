@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from minfer.campaign.blame import told
 from minfer.campaign.discovery import from_path
 from minfer.campaign.examine import asked, examine, simulate_small
 from minfer.campaign.probe import Prediction, Probe, ProbeError
+from minfer.campaign.workload import Work
 from minfer.campaign.workloads import GemmHopper
 from minfer.cuda.gemm_hopper import GemmHopperConfig
 from tests.campaign.test_probes import EXAMPLE, PROBES
@@ -46,7 +48,7 @@ class TestExamine:
         (baseline, variant) = found.resource_rows()
         assert baseline["warps an SM"] == 64 and baseline["limited by"] == "resident warps"
         assert variant["registers"] > 8 and variant["spilled (B)"] == 0 and variant["notes"] == ""
-        assert found.instruction_rows()[-1]["class"] == "total"
+        assert found.instruction_rows()[-1]["class"] == "total" and found.least == ()  # it tells no work
 
     def test_the_starter(self):
         """A warp a row: what it is for."""
@@ -57,6 +59,8 @@ class TestExamine:
         rows = {(row["side"], row["instruction"]): row for row in found.memory_rows()}
         before, after = (rows[label, "ld.global"] for label in PROBE.labels)
         assert before["a request"] == 20 and after["a request"] == after["at best"] == 4
+        (least,) = found.least  # 2048 x 3585 words at 4.8 TB/s
+        assert least["memory (us)"] == least["at least (us)"] == pytest.approx(6.1184)
         store = rows["a warp a row", "st.global"]  # one lane: a sector is the least
         assert store["a request"] == store["at best"] == 1
 
@@ -90,6 +94,14 @@ class TestExamine:
             examine(PROBES["r23-decomposition"])
         with pytest.raises(ProbeError, match="no architecture 'sm_7'"):
             examine(written(tmp_path), "sm_7")
+        work = (
+            "    def reference(",
+            "    def work(self, case):\n        return Work(1.0, 1.0, 'f4')\n    def reference(",
+        )
+        probe = written(tmp_path, *work)
+        sys.modules[type(probe.workload).__module__].Work = Work
+        with pytest.raises(ProbeError, match="double-vector: its work: no tensor rate for 'f4'"):
+            examine(probe)
 
 
 class TestSimulateSmall:
