@@ -9,6 +9,7 @@ from typing import Any
 
 from minfer.arithmetic.devices import H200
 from minfer.arithmetic.ledger import bits_a_weight
+from minfer.lab.background import BackgroundCompiler
 from minfer.lab.kernel_view import KernelView, line_of
 
 NT = 2048
@@ -365,4 +366,5 @@ def hopper_kernel_view(arch: str = "sm_90a") -> KernelView:
         "256 wide, added to f32": GemmHopperConfig(out="f32", epilogue="add"),
     }
     line = line_of(make_gemm_hopper(GemmHopperConfig()), "consume(")
-    return KernelView("minfer.cuda.gemm_hopper:make_gemm_hopper", configs, line, arch)
+    compiler = BackgroundCompiler("minfer.cuda.gemm_hopper:make_gemm_hopper", listing=True)
+    return KernelView(compiler, configs, line, arch)
