@@ -9,7 +9,7 @@ import numpy as np
 
 from minfer.cuda import reference
 from minfer.cuda.elementwise import RopeStoreConfig, rope_store, rope_table
-from minfer.cuda.gemm_hopper import GemmHopperConfig, make_gemm_hopper
+from minfer.cuda.gemm_hopper import GemmHopperConfig, make_gemm_hopper, split_workspace
 from minfer.cuda.tile.seats import ORDER, make_seats
 from tests.cuda.parity import Case, poisoned
 
@@ -22,6 +22,14 @@ DTYPES = {"f16": np.float16, "f32": np.float32}
 def seats_of(config: GemmHopperConfig, grid: tuple[int, int, int]) -> dict[str, np.ndarray]:
     """The argument that a dependent launch has besides: seats in some order."""
     return {"seats": make_seats(np.random.default_rng(0).permutation(grid[0]))} if config.pdl else {}
+
+
+def workspace_of(config: GemmHopperConfig, multiprocessors: int) -> dict[str, np.ndarray]:
+    """The arguments that a launch with split_k has besides."""
+    if not config.split_k:
+        return {}
+    elements, counters = split_workspace(multiprocessors)
+    return {"parts": poisoned(elements, np.float32), "ready": np.zeros(counters, np.uint32)}
 
 
 def all_free(seats: np.ndarray) -> None:
@@ -67,8 +75,10 @@ def hopper_case(config: GemmHopperConfig, nt: int, od: int, depth: int, multipro
     return Case(
         make_gemm_hopper(config),
         grid,
-        arguments | seats_of(config, grid),
-        {"c": check} | ({"seats": all_free} if config.pdl else {}),
+        arguments | seats_of(config, grid) | workspace_of(config, multiprocessors),
+        {"c": check}
+        | ({"seats": all_free} if config.pdl else {})
+        | ({"ready": all_free} if config.split_k else {}),
         name=f"{nt}x{od}x{depth}",
         boxes=config.boxes,
     )
@@ -135,6 +145,7 @@ def rope_case(
         "group": config.group(nt, heads.width),
         "position": position,
         **seats_of(config, grid),
+        **workspace_of(config, multiprocessors),
     }
     return Case(
         make_gemm_hopper(config),
@@ -161,7 +172,7 @@ def apart_cases(case: Case, multiprocessors: int = 4) -> tuple[Case, Case]:
     product = Case(
         make_gemm_hopper(plain),
         plain.grid(nt, heads.width, multiprocessors),
-        {"a": given["a"], "b": given["b"], "c": qkv, **sizes},
+        {"a": given["a"], "b": given["b"], "c": qkv, **sizes, **workspace_of(plain, multiprocessors)},
         {"c": keep},
         boxes=plain.boxes,
     )
