@@ -26,8 +26,11 @@ q, k, v and attention ("rope": biases, RoPE and the KV store, see `minfer.cuda.g
 - The ring's mbarriers are used without cluster scope (each such release or acquire is a fence of the whole
   GPU), and a consumer releases a stage one k-tile late, when its wgmmas have certainly read it.
 
-What was tried on an H200 and lost: two blocks that share a tile, each with half of the depth, and exchange
-sums (24.2 us where 128 x 112 tiles took 21.3: 3584 x 3584 at 512 tokens); stream-k, the last wave's tiles cut
+What was tried on an H200 and lost: two blocks that share a tile of 128 x 224 at 512 tokens, each with half of
+the depth, and exchange sums (3584 x 3584: 23.1 us where 128 x 112 tiles take 19.8; 3584 x 18944: 95.3 and
+95.7; without the exchange, and with wrong results, 19.3 and 91.8); the same with the exchange in the middle,
+under k-tiles of 128 x 112 (21.6, and 94.2 in bursts, where the clock is higher; under a load that lasts 1 to
+3 percent more than without); stream-k, the last wave's tiles cut
 along k with the sums handed on through L2 (291 us where 128 x 256 takes 279: 3584 x 3584 at 8192 tokens; 0.7
 percent slower where no tile is cut); k-tiles of 128 (half the barriers, but three stages: 110 us instead of
 95); clusters of 4 (30 of them fit); another order of tiles (the best of five within a percent of this one;

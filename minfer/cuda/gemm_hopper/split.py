@@ -7,6 +7,9 @@ workspace, which stays in L2, and a word counts the warps that have done so. The
 for that and brings them into two stages of the ring, as if they were two more k-tiles; so its consumer adds
 them from shared memory, where sums loaded from L2 into registers left too few of these for wgmma.
 
+Measured for 3584 rows of 18944 on an H200, in bursts: 65.7 -> 41.7 us at 128 tokens, 60.7 -> 53.9 at 256; for
+3584 rows of 3584 at 128 tokens 14.6 -> 11.7, at 256 no gain.
+
 A sum has two parts, so their order does not matter to its bits. Both blocks of a tile must be on the GPU at
 once: `GemmHopperConfig.grid` refuses more blocks than multiprocessors, and launches that may run at the same
 time need a workspace each.
