@@ -24,7 +24,7 @@ _OCCUPANCY = "CUDA toolkit, cuda_occupancy.h (allocation granularities, sub-part
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceSpec:
     """One GPU model. Bytes are bytes, rates are per second, `sources` names where each figure was read.
 
     Attributes:
@@ -124,7 +124,7 @@ _RESERVED = 1024
 
 def _device(
     key: str, name: str, cc: tuple[int, int], product: str, *, notes: dict | None = None, **figures
-) -> Device:
+) -> DeviceSpec:
     shared_kb, warps, blocks, barriers = _LIMITS[cc]
     reserved = _RESERVED
     limits = {
@@ -145,7 +145,7 @@ def _device(
         "cc": "NVIDIA, CUDA GPU Compute Capability",
         **(notes or {}),
     }
-    return Device(
+    return DeviceSpec(
         key=key, name=name, cc=cc, **limits, **granularity, **figures, sources=MappingProxyType(sources)
     )
 
@@ -310,13 +310,13 @@ B200 = _device(
     },
 )
 
-DEVICES: dict[str, Device] = {
+DEVICES: dict[str, DeviceSpec] = {
     d.key: d for d in (GB10, RTX_3090, RTX_4090, RTX_5090, A100_40GB, A100_80GB, L4, H100, H200, B200)
 }
 """Every device of the table by its key."""
 
 
-def device(key: str) -> Device:
+def device(key: str) -> DeviceSpec:
     """The device with this key (see `DEVICES`), upper or lower case.
 
     Raises:
@@ -348,7 +348,7 @@ def shared_limit(arch: str) -> int:
 _PLACES = {"NVIDIA", "GEFORCE", "SXM", "SXM2", "SXM4", "SXM5"}
 
 
-def by_name(name: str) -> Device | None:
+def by_name(name: str) -> DeviceSpec | None:
     """The table's device for a name as the driver reports it ("NVIDIA A100-SXM4-80GB"), or None: another
     model's, such as a Ti, a laptop's or a PCIe card's, which has the same words and others.
 

@@ -20,7 +20,7 @@ from minfer.arithmetic.devices import (
     SHARED_ALLOCATION_UNIT,
     STATIC_SHARED_LIMIT,
     WARP_SIZE,
-    Device,
+    DeviceSpec,
 )
 
 LIMITERS = {
@@ -45,7 +45,7 @@ class Occupancy:
         registers_allocated, shared_allocated: what one block really takes, after rounding.
     """
 
-    device: Device
+    device: DeviceSpec
     threads: int
     registers: int
     shared_bytes: int
@@ -90,7 +90,7 @@ class Occupancy:
 
 
 def blocks_per_sm(
-    device: Device,
+    device: DeviceSpec,
     threads: int,
     registers: int,
     shared_bytes: int = 0,
@@ -151,7 +151,7 @@ def blocks_per_sm(
 
 
 def _refusal(
-    device: Device,
+    device: DeviceSpec,
     threads: int,
     registers: int,
     warps: int,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minfer.arithmetic.devices import Device
+from minfer.arithmetic.devices import DeviceSpec
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RooflinePoint:
 
 
 def ridge(
-    device: Device, dtype: str = "f16", *, bandwidth: float | None = None, peak: float | None = None
+    device: DeviceSpec, dtype: str = "f16", *, bandwidth: float | None = None, peak: float | None = None
 ) -> float:
     """FLOP a byte at which the device turns from memory-bound to compute-bound.
 
@@ -43,7 +43,7 @@ def ridge(
 
 
 def roofline(
-    device: Device,
+    device: DeviceSpec,
     flop: float,
     dram_bytes: float,
     dtype: str = "f16",
@@ -74,6 +74,6 @@ def decode_limit(bandwidth: float, token_bytes: float) -> float:
     return bandwidth / token_bytes
 
 
-def least_seconds(device: Device, flop: float, dram_bytes: float, dtype: str = "f16") -> float:
+def least_seconds(device: DeviceSpec, flop: float, dram_bytes: float, dtype: str = "f16") -> float:
     """Seconds below which no kernel of this work can finish: a faster measurement is wrong, not fast."""
     return max(flop / device.tensor_peak(dtype), dram_bytes / device.bandwidth)

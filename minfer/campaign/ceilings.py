@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minfer.arithmetic.devices import Device, by_name
+from minfer.arithmetic.devices import DeviceSpec, by_name
 from minfer.arithmetic.reference import FOLDER
 from minfer.campaign.environment import now
 from minfer.campaign.launch_times import device_ms
@@ -127,5 +127,5 @@ def write_ceilings(device: str, rates: dict[str, int], folder: Path = FOLDER) ->
     return path
 
 
-def _path(device: Device, folder: Path) -> Path:
+def _path(device: DeviceSpec, folder: Path) -> Path:
     return folder / f"ceilings-{device.key}.json"

@@ -74,14 +74,17 @@ def launches(nt: int, od: int, depth: int, turns: int, flops: float = 7e14) -> i
 def f16_product(torch: Any, name: str, nt: int, od: int, depth: int) -> Contest:
     """Hopper's GEMM and cuBLAS on the same f16 weights."""
     from minfer.cuda import runtime
-    from minfer.cuda.gemm_hopper import choose, device_parts, make_gemm_hopper
-    from minfer.cuda.placement import device_seats
+    from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
+    from minfer.engine.cuda.devices import GpuDevice
+    from minfer.engine.cuda.seats import device_parts, device_seats
 
     sms = runtime.device().sms
     config = choose(nt, od, depth, sms)
     loaded = runtime.load(make_gemm_hopper(config))
     a, ours, theirs = _operands(torch, nt, od, depth)
-    shared = *((device_seats(),) if config.pdl else ()), *(device_parts() if config.split_k else ())
+    device = GpuDevice()
+    shared = (device_seats(device),) if config.pdl else ()
+    shared += device_parts(device) if config.split_k else ()
     weights = [
         torch.randn(od, depth, device="cuda", dtype=torch.float16) for _ in range(copies(2 * od * depth))
     ]

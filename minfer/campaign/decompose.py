@@ -6,13 +6,22 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minfer.campaign.ceilings import ceilings_of
 from minfer.campaign.decomposition import buckets
 from minfer.campaign.environment import environment, stamps
-from minfer.campaign.launch_times import DECODES, GRAPHS, EventTimer, Pass, class_graphs, graph_ms, timer
+from minfer.campaign.launch_times import (
+    DECODES,
+    GRAPHS,
+    EventTimer,
+    Pass,
+    class_graphs,
+    event_cost,
+    graph_ms,
+    timer,
+)
 from minfer.campaign.observe import Observed, ObservedRuntime, observing
 from minfer.campaign.prefills import REST_S, SharedModel, separate
 from minfer.campaign.telemetry import Watch, reader_of
@@ -47,6 +56,7 @@ class Taken:
         chosen: an observed one, of median length.
         source: who timed its launches. why: the reason that it was not CUPTI, "" if it was or need not be.
         overlapping: milliseconds of a pass whose launches overlap, where the others' do not.
+        event_ms: what each event between two launches cost, which no launch is charged.
     """
 
     walls: list[float]
@@ -55,6 +65,7 @@ class Taken:
     source: str
     why: str = ""
     overlapping: float | None = None
+    event_ms: float = 0.0
 
     @property
     def notes(self) -> list[str]:
@@ -64,6 +75,10 @@ class Taken:
             found.append(
                 "events cannot see how launches overlap: in these passes each begins when the one before has "
                 f"ended; as the engine runs it, the pass takes {self.overlapping:.3f} ms"
+            )
+            found.append(
+                f"an event between launches costs {self.event_ms * 1e3:.1f} us beside a graph: no launch is "
+                "charged that"
             )
         return found
 
@@ -200,16 +215,19 @@ def _prefill(
         return [_wall(step, plain, watch, REST_S) for _ in range(passes)]
 
     _wall(step, plain, watch, REST_S)
-    by_events = isinstance(made, EventTimer)
+    by_events, event_ms = isinstance(made, EventTimer), 0.0
     overlapping = statistics.median(whole()) if by_events else None
     with one_by_one(shared.device, device) if by_events else contextlib.nullcontext():
         walls = whole()
         with made:
             chosen = _observed(step, seen, device, made, passes)
+        if by_events:
+            event_ms = event_cost(chosen.launches, device)
+            chosen = replace(chosen, times=[max(ms - event_ms, 0.0) for ms in chosen.times])
         walls += whole()
         graph = graph_ms(chosen.launches, device, samples=passes, rest=REST_S)
     shared.forget(device)
-    return Taken(walls, graph, chosen, made.source, why, overlapping)
+    return Taken(walls, graph, chosen, made.source, why, overlapping, event_ms)
 
 
 @contextlib.contextmanager

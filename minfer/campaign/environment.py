@@ -50,7 +50,7 @@ def driver_package() -> str:
 
 
 def environment(gpu: Any) -> Environment:
-    """Of a GPU (`minfer.cuda.runtime.Device`) and this process."""
+    """Of a GPU (`minfer.cuda.runtime.Gpu`) and this process."""
     from minfer.cuda.runtime.toolchain import compiler_versions
 
     versions = {}

@@ -16,6 +16,8 @@ from minfer.campaign.observe import Observed
 BUFFER_BYTES = 8 << 20
 DECODES = {"copies": 5, "samples": 17}
 """How `graph_ms` times what is as short as a decoded token."""
+EVENTS = 50
+"""Launches between events that tell what an event costs."""
 GRAPHS = "CUDA graphs, one of each class's launches"
 
 
@@ -96,13 +98,11 @@ class EventTimer:
         pass
 
     def observe(self, run: Callable[[], None], device: Any) -> Pass:
-        """Run a pass on an observing device."""
-        from minfer.cuda import runtime
-
+        """Run a pass on an observing device. What events cost (`event_cost`) is in the launches' times."""
         events: list[Any] = []
         device.gpu.synchronize()
         device.observed = []
-        device.around_launch = lambda: events.append(runtime.Event().record(device.stream))
+        device.around_launch = lambda: events.append(_event(device))
         try:
             start = time.perf_counter_ns()
             run()
@@ -112,8 +112,37 @@ class EventTimer:
         launches = list(device.observed)
         if len(events) != len(launches) + 1:
             raise NotTimed(f"{len(events)} events around {len(launches)} launches: a graph hides the others")
-        times = [end.since(begin) for begin, end in pairwise(events)]
-        return Pass(launches, times, total)
+        return Pass(launches, [end.since(begin) for begin, end in pairwise(events)], total)
+
+
+def _event(device: Any) -> Any:
+    """An event of the device's stream, now."""
+    from minfer.cuda import runtime
+
+    return runtime.Event().record(device.stream)
+
+
+def event_cost(launches: Sequence[Observed], device: Any) -> float:
+    """Milliseconds that a launch between events takes beside what it takes in a graph: at each event the
+    device stands still. Measured on the pass over activations that moves the most bytes, whose time hardly
+    depends on the clock, behind products, so that the host is ahead."""
+    longest = max(launches, key=lambda launch: launch.gmac)
+    chosen = max((launch for launch in launches if not launch.gmac), key=lambda launch: launch.nbytes)
+    found: list[float] = []
+    for _ in range(5):
+        for _ in range(4):
+            _launch(longest, device)
+        events = [_event(device)]
+        for _ in range(EVENTS):
+            _launch(chosen, device)
+            events.append(_event(device))
+        found += [end.since(begin) for begin, end in pairwise(events)]
+    return max(statistics.median(found) - graph_ms([chosen], device, copies=EVENTS), 0.0)
+
+
+def _launch(launch: Observed, device: Any) -> None:
+    """Launch again what was observed."""
+    device.launch(launch.kernel, launch.grid, *launch.args, pdl=launch.pdl)
 
 
 def class_graphs(launches: Sequence[Observed], device: Any) -> Pass:
@@ -142,7 +171,7 @@ def graph_ms(
     def enqueue() -> None:
         for _ in range(copies):
             for launch in launches:
-                device.launch(launch.kernel, launch.grid, *launch.args, pdl=launch.pdl)
+                _launch(launch, device)
 
     return device_ms(device.capture(enqueue), device, samples=samples, rest=rest) / copies
 
@@ -156,17 +185,14 @@ def device_ms(
         rest: seconds before each. queued: each behind another one, so that the device does not wait for the
             host; else that is in it, some 20 microseconds of a graph.
     """
-    from minfer.cuda import runtime
-
     found = []
     for _ in range(samples + 1):
         time.sleep(rest)
         if queued:
             enqueue()
-        start = runtime.Event().record(device.stream)
+        start = _event(device)
         enqueue()
-        end = runtime.Event().record(device.stream)
-        found.append(end.since(start))
+        found.append(_event(device).since(start))
     return statistics.median(found[1:])
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minfer.arithmetic.devices import DEVICES, Device
+from minfer.arithmetic.devices import DEVICES, DeviceSpec
 from minfer.arithmetic.occupancy import blocks_per_sm
 from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.probe_record import ProbeRun, Side
@@ -146,7 +146,7 @@ def products_by_format(wall: Wall) -> dict[str, float]:
     return found
 
 
-def resident(side: Side, device: Device | None = None) -> list[int]:
+def resident(side: Side, device: DeviceSpec | None = None) -> list[int]:
     """Blocks an SM of a side's kernels: by the driver, or what a device of the table would hold of them."""
     if device is None:
         return [facts["blocks_sm"] for facts in side.facts.values()]

@@ -74,22 +74,8 @@ def run_probe(
         except CANNOT_RUN as error:
             gates = [GateResult("prefill", False, f"a route cannot run: {error}")]
     gates = gates or run_gates(trial, say)
-    kernels: list[Comparison] = []
-    wall: list[Comparison] = []
     passed = all(gate.passed for gate in gates)
-    if passed:
-        ceilings = ceilings_of(device.gpu.name)
-        for case in probe.workload.cases:
-            kernels.append(compare_kernels(trial, case, rounds, watch, ceilings))
-            say(str(kernels[-1]))
-        if trial.prefills is not None:
-            wall.append(trial.prefills.compare(prefill_rounds, watch))
-            say(str(wall[-1]))
-            if ceilings is not None:
-                own = probe.workload.work(probe.workload.cases[0])
-                work = Work(wall[0].flop, 0.0, "f16" if own is None else own.dtype)
-                for label, ms in zip(probe.labels, wall[0].ms, strict=True):
-                    ceilings.check(f"{wall[0].case}, {label}", work, ms / 1e3)
+    kernels, wall = _measured(trial, rounds, prefill_rounds, watch, say) if passed else ([], [])
     disturbed = sorted({
         found for c in (*kernels, *wall) for found in unquiet(c.baseline, c.dropped, watch.busy)
     })  # fmt: skip
@@ -100,16 +86,9 @@ def run_probe(
         kernels=[comparison.gain for comparison in kernels],
         bar=probe.bar,
     )
-    stamped = stamps(device.gpu)
     record = ProbeRun(
-        **stamped,
-        probe=probe.name,
-        title=probe.title,
-        seed="" if probe.seed is None else probe.seed.seed,
+        **_stated(probe, device),
         model="" if trial.prefills is None else model.name,
-        hypothesis=probe.hypothesis,
-        prediction=str(probe.predicted()),
-        bar=probe.bar,
         settings={
             "rounds": rounds,
             "prefill rounds": prefill_rounds if wall else 0,
@@ -117,7 +96,6 @@ def run_probe(
             "prefill tokens": trial.prefills.tokens if wall else 0,
             "routes": [] if not wall else [route.settings() for route in routes],
         },
-        environment=environment(device.gpu),
         telemetry=watch.summary(),
         baseline=_side(trial, *probe.sides[0], loaded=passed),
         variant=_side(trial, *probe.sides[1], loaded=passed),
@@ -126,10 +104,8 @@ def run_probe(
         wall=wall,
         quiet=not disturbed,
         unquiet=disturbed,
-        rules=[OUTLIER_RULE, QUIET_RULE],
         verdict=verdict,
         mechanism=probe.mechanism if passed else gates[-1].found,
-        retry=probe.retry,
         bound=bound_of(probe, device.gpu.name, records) if passed and not wall else None,
     )
     if probe.seed is None or probe.seed.verdict == verdict:
@@ -137,6 +113,46 @@ def run_probe(
     explain = (probe.reason, small_share, only_bounded)
     reason = next((why for tell in explain if tell and not disturbed and (why := tell(record, records))), "")
     return replace(record, reason=reason, mechanism=reason if passed else record.mechanism)
+
+
+def _measured(
+    trial: Trial, rounds: int, prefill_rounds: int, watch: Watch, say: Callable[[str], None]
+) -> tuple[list[Comparison], list[Comparison]]:
+    """The A/B of the kernels, case by case, and that of the prefill where the trial has one.
+
+    Raises:
+        RuntimeError: outputs that changed while they were timed. AboveCeiling: an impossible rate.
+    """
+    probe, ceilings = trial.probe, ceilings_of(trial.device.gpu.name)
+    kernels = []
+    for case in probe.workload.cases:
+        kernels.append(compare_kernels(trial, case, rounds, watch, ceilings))
+        say(str(kernels[-1]))
+    if trial.prefills is None:
+        return kernels, []
+    wall = trial.prefills.compare(prefill_rounds, watch)
+    say(str(wall))
+    if ceilings is not None:
+        own = probe.workload.work(probe.workload.cases[0])
+        work = Work(wall.flop, 0.0, "f16" if own is None else own.dtype)
+        for label, ms in zip(probe.labels, wall.ms, strict=True):
+            ceilings.check(f"{wall.case}, {label}", work, ms / 1e3)
+    return kernels, [wall]
+
+
+def _stated(probe: Probe, device: Any) -> dict[str, Any]:
+    """The fields of a record that say what was asked, where and when."""
+    return stamps(device.gpu) | {
+        "probe": probe.name,
+        "title": probe.title,
+        "seed": "" if probe.seed is None else probe.seed.seed,
+        "hypothesis": probe.hypothesis,
+        "prediction": str(probe.predicted()),
+        "bar": probe.bar,
+        "environment": environment(device.gpu),
+        "rules": [OUTLIER_RULE, QUIET_RULE],
+        "retry": probe.retry,
+    }
 
 
 def wall_run(
@@ -169,16 +185,9 @@ def wall_run(
         f"{wall.phase} {wall.route}: {found}" for wall in walls for found in wall.unquiet(watch.busy)
     ]
     return ProbeRun(
-        **stamps(device.gpu),
-        probe=probe.name,
-        title=probe.title,
-        seed="" if probe.seed is None else probe.seed.seed,
+        **_stated(probe, device),
         model=model,
-        hypothesis=probe.hypothesis,
-        prediction=str(probe.predicted()),
-        bar=probe.bar,
         settings={"walls": [wall.stem for wall in walls]},
-        environment=environment(device.gpu),
         telemetry=walls[0].telemetry if walls else watch.summary(),
         baseline=Side("wall clock", "passes that nobody observed", {}),
         variant=Side("charged", "buckets and gaps of an observed pass", {}),
@@ -187,10 +196,8 @@ def wall_run(
         wall=[],
         quiet=not disturbed,
         unquiet=disturbed,
-        rules=[OUTLIER_RULE, QUIET_RULE],
         verdict="REVERTED" if failed else "MEAS-ONLY",
         mechanism=told,
-        retry=probe.retry,
     )
 
 

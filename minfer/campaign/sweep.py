@@ -17,6 +17,7 @@ from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
 from minfer.engine.bench import BenchResult, check_finite, result_of
 from minfer.engine.cuda.compile_ahead import compile_ahead
 from minfer.engine.cuda.devices import Device, GpuDevice
+from minfer.engine.cuda.routes import WIDE_ARCHITECTURES
 from minfer.engine.cuda.variants import Variant, choose
 from minfer.engine.errors import EngineError
 from minfer.engine.session import Session
@@ -40,6 +41,7 @@ def sweep(
         NoDevice: no GPU. InputError: an unknown name, or more tokens than the model's context has.
         EngineError: logits that are no number, not those of f16, or changed while they were timed.
     """
+    choose(names, WIDE_ARCHITECTURES[0])  # a name that is none is told before that there is no GPU
     device = GpuDevice()
     chosen = choose(names, device.arch)
     compile_variants(Model.load(path), chosen, tokens, device, say)

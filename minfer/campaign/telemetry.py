@@ -85,7 +85,7 @@ def _busy_at_first(reader: Reader) -> float:
 
 
 def reader_of(gpu: Any) -> tuple[Reader | None, str]:
-    """What reads a GPU (`minfer.cuda.runtime.Device`), and its name; or None, and why."""
+    """What reads a GPU (`minfer.cuda.runtime.Gpu`), and its name; or None, and why."""
     from minfer.cuda.runtime import read_load, read_sensors
 
     if read_load(gpu) is None or len(read_sensors(gpu)) < 3:

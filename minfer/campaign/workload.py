@@ -63,7 +63,7 @@ class Work:
 
     Attributes:
         flop: operations of the tensor cores. nbytes: read from or written to memory at least once.
-        dtype: of the operations, a key of `minfer.arithmetic.devices.Device.tensor_peak`.
+        dtype: of the operations, a key of `minfer.arithmetic.devices.DeviceSpec.tensor_peak`.
     """
 
     flop: float

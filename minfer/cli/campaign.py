@@ -68,8 +68,13 @@ def decompose(
         typer.Option(help="A prefill of many tokens, or one decoded token, one kernel an operation."),
     ] = Phase.prefill,
     route: RouteOption = "auto",
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of the prefill.")] = 2048,
-    context: Annotated[int, typer.Option(min=0, help="Tokens before the decoded one.")] = 128,
+    tokens: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of the prefill [default: 2048].", show_default=False)
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(min=0, help="Tokens before the decoded one [default: 128].", show_default=False),
+    ] = None,
     source: Annotated[
         Source,
         typer.Option(
@@ -106,21 +111,27 @@ def decompose(
     from minfer.model.model import Model
 
     check_route(route)
+    if phase is Phase.decode:
+        if tokens is not None:
+            raise typer.BadParameter("a decode is of one token, after --context others: leave out --tokens")
+        passed, before = 1, 128 if context is None else context
+    else:
+        if context is not None:
+            raise typer.BadParameter("a prefill begins with no context: leave out --context")
+        passed, before = tokens or 2048, 0
     device = GpuDevice()
     chosen = separate(choose_route(route, device.arch, os.environ))
-    before = context if phase is Phase.decode else 0
-    n_ctx = max(tokens, context + 64)
-    passed = before or 1 if phase is Phase.decode else tokens
+    n_ctx = before + max(passed, 64)
     ahead = Model.load(model)
-    precompile((), device.arch, model=ahead, routes=[chosen], prompts=(n_ctx, passed), say=_tell)
+    precompile((), device.arch, model=ahead, routes=[chosen], prompts=(n_ctx, before or passed), say=_tell)
     # First, and in a process of its own, which needs the GPU's memory.
-    counted = read_counters(model, phase.value, route, tokens, before) if counters else {}
+    counted = read_counters(model, phase.value, route, passed, before) if counters else {}
     shared = SharedModel(model, device, n_ctx, _tell)
     wall = take_apart(
         shared,
         chosen,
         phase.value,
-        tokens=tokens,
+        tokens=passed,
         context=before,
         source=source.value,
         say=_tell,

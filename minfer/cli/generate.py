@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from minfer.cli.common import (
     print_json,
     text_or_file,
 )
+
+if TYPE_CHECKING:
+    from minfer.model.model import Model
 
 
 def run(
@@ -75,19 +78,11 @@ def run(
     from minfer.engine.progress import progress_bar
     from minfer.engine.sampling import Sampler
     from minfer.engine.session import Session
-    from minfer.model.chat import ChatTemplate
     from minfer.model.model import Model
 
     loaded = Model.load(model)
     tokenizer = loaded.tokenizer
-    if chat:
-        template = ChatTemplate.for_tokenizer(loaded.chat_template, tokenizer)
-        messages = [{"role": "user", "content": text}]
-        if system is not None:
-            messages.insert(0, {"role": "system", "content": check_text(system, "--system")})
-        prompt_ids = template.encode(tokenizer, messages)
-    else:
-        prompt_ids = tokenizer.encode(text)
+    prompt_ids = _chat_ids(loaded, text, system) if chat else tokenizer.encode(text)
     sampler = Sampler(
         temperature=0.0 if greedy else temperature,
         top_k=top_k,
@@ -138,6 +133,17 @@ def run(
         f"decode {result.generated_tokens} tokens, {_speed(result.decode_tok_s)} ({why})",
         file=sys.stderr,
     )
+
+
+def _chat_ids(model: Model, text: str, system: str | None) -> list[int]:
+    """A user's message, and a system message before it, through the model's template."""
+    from minfer.model.chat import ChatTemplate
+
+    template = ChatTemplate.for_tokenizer(model.chat_template, model.tokenizer)
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": check_text(system, "--system")})
+    return template.encode(model.tokenizer, messages)
 
 
 def _print_now(text: str) -> None:

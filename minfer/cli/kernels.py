@@ -37,6 +37,7 @@ def kernels(
     from minfer.cuda import report
     from minfer.cuda.precompile import precompile
     from minfer.cuda.registry import all_kernels
+    from minfer.cuda.runtime import cache
 
     chosen = list(dict.fromkeys(arch or ()))
     if not chosen:
@@ -53,6 +54,8 @@ def kernels(
         progress.set_description("compiling")
         progress.reset(len(work))
         if len(work) >= WORTH_PROCESSES:
+            missing = sum(not cache.holds(*one) for one in work)
+            tqdm.write(f"{missing} of {len(work)} kernels are to be compiled, some seconds each", sys.stderr)
             precompile(chosen, name or "", progress.update)
         rows = [report.describe(kernel, wanted, devices[wanted]) for kernel, wanted in work]
     if as_json:

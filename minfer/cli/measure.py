@@ -117,40 +117,50 @@ def bench(
         "sustained": sustained,
         "on_sample": _progress if sys.stderr.isatty() else None,
     }
-    why = ""
     if "," in route:
         if (backend, weights, kv_type) != ("auto", "auto", "f16"):
             raise typer.BadParameter("several routes: leave out --backend, --weights and --kv-type")
         from minfer.campaign.route_benches import bench_routes
 
-        runs = bench_routes(model, route.split(","), **tests, say=_tell)
+        runs, why = bench_routes(model, route.split(","), **tests, say=_tell), ""
     else:
-        from minfer.engine.backend import choose_backend
-        from minfer.engine.bench import bench as measure
-        from minfer.engine.progress import progress_bar
-        from minfer.model.model import Model
-
-        loaded = Model.load(model)
-        chosen, why = choose_backend(backend.value, route, weights.value)
-        if keep and chosen.name != "cuda":
-            raise typer.BadParameter(f"records are of a GPU's speeds: leave out --record and --out ({why})")
-        runs = [measure(loaded, chosen, **tests, kv_dtype=kv_type.value, progress=progress_bar())]
+        runs, why = _bench_route(model, backend, route, weights, kv_type, keep, tests)
     found = []
     for results in runs:
         found += results
         if not as_json:
             _print_results(results, "," in route)
         if keep:
-            from minfer.campaign.environment import stamps
-            from minfer.campaign.records import Bench
-            from minfer.cuda.runtime import device
-
-            command = _command(results, route=route, weights=weights.value, sustained=sustained)
-            _keep(Bench(**stamps(device()), command=command, results=results), out)
+            _keep_bench(results, out, route=route, weights=weights.value, sustained=sustained)
     if as_json:
         print_json([result.as_dict() for result in found])
     elif why:
         _tell(why)
+
+
+def _bench_route(
+    model: str, backend: Backend, route: str, weights: Weights, kv_type: KVType, keep: bool, tests: dict
+) -> tuple[list[list[BenchResult]], str]:
+    """The tests' results on one route, and why it is on this backend."""
+    from minfer.engine.backend import choose_backend
+    from minfer.engine.bench import bench
+    from minfer.engine.progress import progress_bar
+    from minfer.model.model import Model
+
+    loaded = Model.load(model)
+    chosen, why = choose_backend(backend.value, route, weights.value)
+    if keep and chosen.name != "cuda":
+        raise typer.BadParameter(f"records are of a GPU's speeds: leave out --record and --out ({why})")
+    return [bench(loaded, chosen, **tests, kv_dtype=kv_type.value, progress=progress_bar())], why
+
+
+def _keep_bench(results: list[BenchResult], out: Path | None, **options: str | float) -> None:
+    """Write a record of a route's results; options: of the command that measured them."""
+    from minfer.campaign.environment import stamps
+    from minfer.campaign.records import Bench
+    from minfer.cuda.runtime import device
+
+    _keep(Bench(**stamps(device()), command=_command(results, **options), results=results), out)
 
 
 def _print_results(results: list[BenchResult], named: bool) -> None:

@@ -86,6 +86,7 @@ class GemvConfig:
     def __str__(self) -> str:
         extra = (" planes" if self.layout == "planes" else "") + (" addend" if self.addend else "")
         extra += " pdl" if self.pdl else ""
+        extra += f" resident={self.resident}" if self.resident != 2 else ""
         tile = f"rows={self.rows} slices={self.slices} warps={self.warps} slots={self.slots}"
         return f"{self.format} dim={self.dim} {tile}{extra}"
 

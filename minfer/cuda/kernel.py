@@ -120,6 +120,10 @@ class Argument:
         align: bytes that an array's address must be a multiple of, a power of two: launches check it.
         finite: an input in which a NaN or an infinity would vanish in a rounding to integers: checked mode
             refuses them.
+        cleared: elements at an array's beginning that are zero between launches: checked mode and the
+            simulator refuse others.
+        per_block: an array of one element for each block of the grid, behind the cleared ones: launches check
+            its size.
         present: False for an optional parameter that this config does without: the function has it, launches
             do not pass it, and it costs nothing. In the function it is a constant: None for an array (its
             `ptx.global_address` is 0), zero for a scalar.
@@ -131,6 +135,8 @@ class Argument:
     stored: bool = False
     finite: bool = False
     align: int = 1
+    cleared: int = 0
+    per_block: bool = False
     present: bool = True
 
     def __post_init__(self) -> None:
@@ -143,6 +149,22 @@ class Argument:
         if self.dtype is not None and self.dtype not in ARGUMENT_DTYPES:
             raise ValueError(
                 f"argument {self.name!r}: dtype {self.dtype!r} is none of {', '.join(ARGUMENT_DTYPES)}"
+            )
+
+    def check_size(self, kernel: Kernel, size: int, blocks: int) -> None:
+        """Refuse (ValueError) an array of another size than a grid of so many blocks takes."""
+        if self.per_block and size != self.cleared + blocks:
+            raise ValueError(
+                f"{kernel}: argument {self.name!r} has {size} elements, a grid of {blocks} blocks takes "
+                f"{self.cleared} + {blocks}: make one for this grid"
+            )
+
+    def check_cleared(self, kernel: Kernel, first: Any) -> None:
+        """Refuse (ValueError) an array whose `cleared` first elements, a NumPy array, are not zero."""
+        if first.any():
+            raise ValueError(
+                f"{kernel}: {int((first != 0).sum())} of the first {self.cleared} elements of argument "
+                f"{self.name!r} are not zero: launches that overlap share it, or one did not end"
             )
 
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-import numpy as np
 from numba import cuda
 from numba.cuda.types import uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.checks import check_threads, check_types, check_whole
 from minfer.cuda.kernel import MAX_SHARED_BYTES, Argument, Kernel
-from minfer.cuda.tile.seats import make_seats
 
 STAY_NS = 20_000
 """That a block stays, so that no other one follows it on its multiprocessor."""
@@ -76,16 +73,6 @@ def places(where: Sequence[int]) -> list[int]:
     for block, number in enumerate(numbers):
         found[number] = block
     return found
-
-
-def device_seats() -> Any:
-    """Seats on the GPU in use, for launches one after the other (`minfer.cuda.tile.seats`)."""
-    from minfer.cuda import runtime
-
-    kernel, sms = placement(), runtime.device().sms
-    where = runtime.empty(sms, np.uint32)
-    runtime.launch(kernel, kernel.config.grid(sms), where)
-    return runtime.to_device(make_seats(places(where.to_host())))
 
 
 KERNELS = ("placement",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minfer.arithmetic.devices import DEVICES, Device
+from minfer.arithmetic.devices import DEVICES, DeviceSpec
 from minfer.arithmetic.occupancy import LIMITERS, Occupancy, blocks_per_sm
 from minfer.cuda.kernel import CompileError, Kernel
 from minfer.cuda.runtime.compiler import compile_kernel, refusal
@@ -38,7 +38,7 @@ TYPICAL_DEVICES = {
 }
 
 
-def device_for(arch: str, key: str | None = None) -> Device:
+def device_for(arch: str, key: str | None = None) -> DeviceSpec:
     """The device to show occupancy on: `key` from minfer.arithmetic's table, or the architecture's typical
     one.
 
@@ -55,7 +55,7 @@ def device_for(arch: str, key: str | None = None) -> Device:
     return found
 
 
-def occupancy(kernel: Kernel, resources: Resources, device: Device) -> Occupancy:
+def occupancy(kernel: Kernel, resources: Resources, device: DeviceSpec) -> Occupancy:
     """Blocks of the compiled kernel that one SM of `device` holds, by arithmetic."""
     return blocks_per_sm(
         device,
@@ -67,7 +67,7 @@ def occupancy(kernel: Kernel, resources: Resources, device: Device) -> Occupancy
     )
 
 
-def describe(kernel: Kernel, arch: str, device: Device) -> dict[str, Any]:
+def describe(kernel: Kernel, arch: str, device: DeviceSpec) -> dict[str, Any]:
     """One row, with the keys `FIELDS`.
 
     `limiter` is a resource of minfer.arithmetic.occupancy, and "warnings" holds what ptxas warned of. A

@@ -10,7 +10,7 @@ from functools import cache
 from matplotlib.ticker import MaxNLocator
 
 from minfer.arithmetic import reference
-from minfer.arithmetic.devices import Device
+from minfer.arithmetic.devices import DeviceSpec
 from minfer.arithmetic.ledger import attention_ledger
 from minfer.arithmetic.occupancy import LIMITERS, Occupancy, blocks_per_sm
 from minfer.campaign.records import GpuTests, load_records, newest_measured
@@ -43,13 +43,13 @@ def registers(step: str, arch: str) -> int:
     return entry[step][arch]
 
 
-def residency(step: str, device: Device) -> Occupancy:
+def residency(step: str, device: DeviceSpec) -> Occupancy:
     """Blocks of a step that one SM of a GB10 or an H200 holds."""
     config = steps()[step]
     return blocks_per_sm(device, config.threads, registers(step, device.arch), config.shared_bytes)
 
 
-def step_rows(devices: Sequence[Device]) -> list[dict]:
+def step_rows(devices: Sequence[DeviceSpec]) -> list[dict]:
     """Every step: where P.V runs, shared bytes, threads, and blocks an SM with the limiter on each device."""
     rows = []
     for name, config in steps().items():
@@ -88,7 +88,7 @@ STEPS_BY_TILE = {
 """The steps that differ in TKV alone, with the softmax in shared memory and in registers."""
 
 
-def tile_cost(tkv: int, softmax: str, device: Device, nt: int = 2048) -> TileCost:
+def tile_cost(tkv: int, softmax: str, device: DeviceSpec, nt: int = 2048) -> TileCost:
     """What a KV tile size costs a head of `nt` tokens, and how many blocks an SM holds.
 
     Raises:
@@ -118,7 +118,7 @@ def tile_rows(costs: Sequence[TileCost]) -> list[dict]:
     ]
 
 
-def draw_tile_costs(softmax: str, device: Device, tkv: int = 32, nt: int = 2048) -> Picture:
+def draw_tile_costs(softmax: str, device: DeviceSpec, tkv: int = 32, nt: int = 2048) -> Picture:
     """Shared memory, blocks an SM and barriers against TKV, with one choice marked."""
     costs = [tile_cost(size, softmax, device, nt) for size in (16, 32, 64)]
     fig, axes = style.figure(9.6, 3.3, columns=3)

@@ -197,9 +197,9 @@ LOST = (
     {
         "probe": "two blocks share a tile's depth",
         "of": "GEMM, o and down, 512 tokens",
-        "idea": "128 x 224 instead of 128 x 112: a quarter fewer bytes (x1.03 and x1.04 without the exchange)",
+        "idea": "128 x 224, not 128 x 112: a quarter fewer bytes (without the exchange x1.03, x1.04)",
         "outcome": "x0.86, x1.00",
-        "why": "to exchange 7 MB of sums through L2 takes 8,000 cycles (at 128 tokens it pays: x1.57 for down)",
+        "why": "to exchange 7 MB of sums through L2 takes 8,000 cycles (down at 128 tokens: x1.57)",
     },
     {
         "probe": "the same, sums exchanged in the middle",

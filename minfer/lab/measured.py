@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minfer.arithmetic.devices import DEVICES, Device, by_name
+from minfer.arithmetic.devices import DEVICES, DeviceSpec, by_name
 from minfer.campaign.peers import Peer, llamacpp
 from minfer.campaign.record import origins
 from minfer.campaign.records import Bench, Record, Sweep
@@ -41,7 +41,7 @@ class Speeds:
     benches: dict[str, Bench]
     sweep: Sweep | None
     peer: Peer | None
-    device: Device
+    device: DeviceSpec
     live: bool
     origin: str
     why: str = ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 
-from minfer.arithmetic.devices import DEVICES, Device, device
+from minfer.arithmetic.devices import DEVICES, DeviceSpec, device
 from minfer.engine.cuda.plan import RESERVE_BYTES, MatrixShape, MemoryPlan, plan_memory
 from minfer.engine.cuda.routes import choose_route
 from minfer.engine.errors import EngineError
@@ -75,7 +75,9 @@ def shapes(preset: str = "qwen2.5-7b") -> Shapes:
     return Shapes(config, layers, [matrix(part, p.vocab_size, p.hidden) for part in parts])
 
 
-def plan(model: Shapes, where: Device, n_ctx: int, chunk: int, free: int, route: str = "auto") -> MemoryPlan:
+def plan(
+    model: Shapes, where: DeviceSpec, n_ctx: int, chunk: int, free: int, route: str = "auto"
+) -> MemoryPlan:
     """The plan of the cuda backend on a device with `free` bytes, by a route (auto: the one that it would
     take there); of its ways to have the weights, those in which the GEMMs read f16, unless the route leaves
     nothing to copy.
@@ -98,7 +100,7 @@ class MemoryReport:
         chosen: the plan's choice, None where neither fits; `refusal` then says so.
     """
 
-    device: Device
+    device: DeviceSpec
     n_ctx: int
     chunk: int
     free: int
@@ -173,7 +175,7 @@ def need_rows(contexts: Iterable[int], chunk: int = 2048, preset: str = "qwen2.5
     return rows
 
 
-def device_rows(devices: Sequence[Device], n_ctx: int = 32768, chunk: int = 2048) -> list[dict]:
+def device_rows(devices: Sequence[DeviceSpec], n_ctx: int = 32768, chunk: int = 2048) -> list[dict]:
     """What every device has room for, all of its nominal memory being free.
 
     Rows of device, memory and the room left at `n_ctx` tokens with f16 copies (GB), and the longest context
@@ -197,7 +199,7 @@ def device_rows(devices: Sequence[Device], n_ctx: int = 32768, chunk: int = 2048
     return rows
 
 
-def longest_context(model: Shapes, where: Device, free: int, copies: bool, chunk: int = 2048) -> int:
+def longest_context(model: Shapes, where: DeviceSpec, free: int, copies: bool, chunk: int = 2048) -> int:
     """The most tokens of KV cache that fit in `free` bytes, with f16 copies of the weights or without.
 
     0 if there is no room for one token. What the model was trained for is another limit.

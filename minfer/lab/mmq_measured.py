@@ -33,7 +33,7 @@ ROUTES = {
     "mmq": "R1",
     "mmq_raw": "raw, narrow KD=8",
     "mmq_raw_wide": "raw, wide KD=8",
-    "mmq_fast": "128 x 128 and stream-k",
+    "mmq_fast": "128 x 256 (Q6_K: 128 x 128), stream-k",
     "f16": "f16 weights, mma.sync",
 }
 """Routes by what runs on them."""

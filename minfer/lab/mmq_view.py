@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from minfer.arithmetic import reference
-from minfer.arithmetic.devices import Device
+from minfer.arithmetic.devices import DeviceSpec
 from minfer.arithmetic.occupancy import LIMITERS, Occupancy, blocks_per_sm
 from minfer.lab import style
 from minfer.lab.block_view import RUN, Block
@@ -190,7 +190,7 @@ class Depth:
     held: Occupancy
 
 
-def depth(kernel: str, kd: int, device: Device, stages: int = 2) -> Depth:
+def depth(kernel: str, kd: int, device: DeviceSpec, stages: int = 2) -> Depth:
     """Residency of a kernel at a KD; one that is refused has 0 blocks, and says why.
 
     Raises:
@@ -201,7 +201,7 @@ def depth(kernel: str, kd: int, device: Device, stages: int = 2) -> Depth:
     return Depth(kernel, made, held)
 
 
-def depth_rows(devices: Sequence[Device], kds: Sequence[int] = (4, 8)) -> list[dict]:
+def depth_rows(devices: Sequence[DeviceSpec], kds: Sequence[int] = (4, 8)) -> list[dict]:
     """Every kernel and KD: shared memory, and blocks an SM with the limiter on each device."""
     rows = []
     for kernel in KERNELS:
@@ -215,7 +215,7 @@ def depth_rows(devices: Sequence[Device], kds: Sequence[int] = (4, 8)) -> list[d
     return rows
 
 
-def draw_shared(devices: Sequence[Device]) -> Picture:
+def draw_shared(devices: Sequence[DeviceSpec]) -> Picture:
     """Shared memory of every kernel and KD by purpose, against what a block may use on each device."""
     fig, (ax,) = style.figure(9.6, 3.6)
     names, rows = [], []

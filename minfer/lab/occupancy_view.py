@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from minfer.arithmetic.devices import SHARED_ALLOCATION_UNIT, Device
+from minfer.arithmetic.devices import SHARED_ALLOCATION_UNIT, DeviceSpec
 from minfer.arithmetic.occupancy import LIMITERS, Occupancy, blocks_per_sm
 from minfer.lab import style
 from minfer.lab.picture import Picture
@@ -21,7 +21,7 @@ LABEL = 7.5
 """Height of a mark's two-line label, in warps of the axis."""
 
 
-def shared_curve(device: Device, threads: int, registers: int) -> list[dict]:
+def shared_curve(device: DeviceSpec, threads: int, registers: int) -> list[dict]:
     """Blocks and occupancy for every amount of shared memory at which they change.
 
     Returns:
@@ -38,7 +38,7 @@ def shared_curve(device: Device, threads: int, registers: int) -> list[dict]:
     return rows
 
 
-def register_curve(device: Device, threads: int, shared_bytes: int) -> list[dict]:
+def register_curve(device: DeviceSpec, threads: int, shared_bytes: int) -> list[dict]:
     """The same for registers a thread, 8 to 255: rows with `registers` in place of `shared_bytes`."""
     rows: list[dict] = []
     for registers in (*range(8, device.registers_per_thread, 8), device.registers_per_thread):
@@ -50,7 +50,7 @@ def register_curve(device: Device, threads: int, shared_bytes: int) -> list[dict
     return rows
 
 
-def draw_curves(device: Device, threads: int, registers: int, marks: Mapping[str, int]) -> Picture:
+def draw_curves(device: DeviceSpec, threads: int, registers: int, marks: Mapping[str, int]) -> Picture:
     """Both staircases, with named kernels on them.
 
     Args:
@@ -121,7 +121,7 @@ def _row(occupancy: Occupancy, **at) -> dict:
     }
 
 
-def _staircase(ax, rows: list[dict], key: str, device: Device) -> None:
+def _staircase(ax, rows: list[dict], key: str, device: DeviceSpec) -> None:
     left = 0
     seen = set()
     for row in rows:
@@ -137,7 +137,7 @@ def _staircase(ax, rows: list[dict], key: str, device: Device) -> None:
     ax.set_xlim(left=0)
 
 
-def _marks(ax, device: Device, threads: int, registers: int, marks: Mapping[str, int]) -> None:
+def _marks(ax, device: DeviceSpec, threads: int, registers: int, marks: Mapping[str, int]) -> None:
     cap = device.shared_per_block
     ax.axvline(cap, color=style.RED, linewidth=1.2)
     ax.annotate(

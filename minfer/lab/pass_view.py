@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from minfer.arithmetic.banks import LINE_BYTES, SECTOR_BYTES
-from minfer.arithmetic.devices import Device
+from minfer.arithmetic.devices import DeviceSpec
 from minfer.campaign.records import GpuTests, Record, load_records, newest_measured
 from minfer.lab import style
 from minfer.lab.figures import newest
@@ -209,7 +209,7 @@ class Flight:
             device's bandwidth.
     """
 
-    device: Device
+    device: DeviceSpec
     vector: int
     latency: float
     in_flight: int
@@ -217,7 +217,7 @@ class Flight:
     pass_limit: float
 
 
-def flight(device: Device, vector: int, latency: float = LATENCY) -> Flight:
+def flight(device: DeviceSpec, vector: int, latency: float = LATENCY) -> Flight:
     """Bytes in flight of the convert pass at full occupancy.
 
     Raises:
@@ -247,7 +247,7 @@ def flight_rows(flights: Sequence[Flight]) -> list[dict]:
     ]
 
 
-def draw_flight(device: Device, latency: float = LATENCY) -> Picture:
+def draw_flight(device: DeviceSpec, latency: float = LATENCY) -> Picture:
     """What the pass could reach for every number of bytes in flight, with both variants marked."""
     variants = [flight(device, vector, latency) for vector in (1, 8)]
     fig, (ax,) = style.figure(9.6, 3.6)
@@ -294,7 +294,7 @@ def newest_record(device: str = "h200") -> GpuTests:
     return newest_measured(load_records(), device, PASSES.values())
 
 
-def measured_rows(record: GpuTests, device: Device) -> list[dict]:
+def measured_rows(record: GpuTests, device: DeviceSpec) -> list[dict]:
     """GB/s of every pass in the record, and its share of the device's nominal bandwidth."""
     rows = []
     for name, key in PASSES.items():
@@ -303,7 +303,7 @@ def measured_rows(record: GpuTests, device: Device) -> list[dict]:
     return rows
 
 
-def draw_measured(record: GpuTests, device: Device) -> Picture:
+def draw_measured(record: GpuTests, device: DeviceSpec) -> Picture:
     """Measured bandwidth of every pass against the device's nominal one."""
     rows = measured_rows(record, device)
     fig, (ax,) = style.figure(9.6, 3.3)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from minfer.arithmetic.devices import Device
+from minfer.arithmetic.devices import DeviceSpec
 from minfer.arithmetic.ledger import mmq_shared_bytes
 from minfer.arithmetic.reference import figure
 from minfer.arithmetic.work import MATRICES, QWEN25_7B, qwen25_7b_q4_k_m
@@ -61,7 +61,7 @@ class Attempt:
 class ToyDriver:
     """The two calls of a launch, answered as a driver answers them on a device of the table."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceSpec) -> None:
         self.device = device
         self._opted = 48 * 1024
 
@@ -83,7 +83,7 @@ class ToyDriver:
 def attempt(
     kernel: str,
     kd: int,
-    device: Device,
+    device: DeviceSpec,
     *,
     heed: bool = False,
     stages: int = 2,
@@ -217,7 +217,7 @@ def attempt_rows(attempts: Sequence[Attempt]) -> list[dict]:
 # ---- the arithmetic of the cap
 
 
-def cap_rows(devices: Sequence[Device]) -> list[dict]:
+def cap_rows(devices: Sequence[DeviceSpec]) -> list[dict]:
     """The wide tile by the seed's own formula and by what ours stages, against each device's cap."""
     rows = []
     for kd in (4, 8):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from minfer.arithmetic.devices import Device
+from minfer.arithmetic.devices import DeviceSpec
 from minfer.arithmetic.roofline import RooflinePoint, ridge
 from minfer.lab import style
 
 TERA = 1e12
 
 
-def draw_roofline(ax, device: Device, points: Mapping[str, RooflinePoint], dtype: str = "f16") -> list[dict]:
+def draw_roofline(
+    ax, device: DeviceSpec, points: Mapping[str, RooflinePoint], dtype: str = "f16"
+) -> list[dict]:
     """The roofs of `device` and named points on them; rows of name, intensity, attainable and wall."""
     knee, peak = ridge(device, dtype), device.tensor_peak(dtype)
     low = min([knee / 64, *(p.intensity / 2 for p in points.values())])

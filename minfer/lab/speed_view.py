@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minfer.arithmetic.devices import Device
+from minfer.arithmetic.devices import DeviceSpec
 from minfer.arithmetic.reference import figure
 from minfer.arithmetic.roofline import decode_limit
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes, prefill_gmac, qwen25_7b_q4_k_m
@@ -209,7 +209,7 @@ def draw_variants(rows: Sequence[dict], note: str = "") -> Picture:
     return Picture(fig, f"Prefill speed of {len(bars)} variants of the 7B", rows)
 
 
-def decode_rows(benches: Mapping[str, Bench], peer: Peer | None, where: Device) -> list[dict]:
+def decode_rows(benches: Mapping[str, Bench], peer: Peer | None, where: DeviceSpec) -> list[dict]:
     """Decoding against the memory's limit: tok/s, context, bytes a token, GB/s, share of the datasheet's.
 
     The bytes are those that must be read: every weight once, and the KV cache.
@@ -234,7 +234,7 @@ def decode_rows(benches: Mapping[str, Bench], peer: Peer | None, where: Device) 
     return rows
 
 
-def limit_rows(devices: Sequence[Device], contexts: Sequence[int]) -> list[dict]:
+def limit_rows(devices: Sequence[DeviceSpec], contexts: Sequence[int]) -> list[dict]:
     """Tokens a second that each device's datasheet bandwidth allows, a column for every context length."""
     return [
         {"device": gpu.name, "GB/s": gpu.bandwidth / 1e9}
@@ -307,7 +307,7 @@ def _alike(rows: Sequence[dict]) -> list[list[dict]]:
 
 
 def draw_decode(
-    rows: Sequence[dict], where: Device, read: tuple[str, float] | None = None, note: str = ""
+    rows: Sequence[dict], where: DeviceSpec, read: tuple[str, float] | None = None, note: str = ""
 ) -> Picture:
     """Measured decode speeds under the limit of the memory, over the context length.
 

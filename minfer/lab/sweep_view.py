@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from minfer.arithmetic.devices import Device
+from minfer.arithmetic.devices import DeviceSpec
 from minfer.lab import style
 from minfer.lab.picture import Picture
 from minfer.lab.tile_view import TileChoice, explore
@@ -24,7 +24,7 @@ def sweep_choices(device: str) -> list[TileChoice]:
     ]
 
 
-def sweep_rows(devices: Sequence[Device]) -> list[dict]:
+def sweep_rows(devices: Sequence[DeviceSpec]) -> list[dict]:
     """Bytes a kFLOP, barriers a MFLOP, shared memory, and blocks and resident warps an SM on each device.
 
     Registers are the config's estimate. A tile that cannot run has 0 blocks.
@@ -49,7 +49,7 @@ def sweep_rows(devices: Sequence[Device]) -> list[dict]:
     return list(rows.values())
 
 
-def draw_sweep(devices: Sequence[Device]) -> Picture:
+def draw_sweep(devices: Sequence[DeviceSpec]) -> Picture:
     """Barriers and bytes of every tile, and the warps that stay resident on two devices."""
     rows = sweep_rows(devices)
     fig, axes = style.figure(9.6, 3.6, columns=1 + len(devices), width_ratios=(1, *[1.15] * len(devices)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from matplotlib.patches import Rectangle
 
-from minfer.arithmetic.devices import Device, device
+from minfer.arithmetic.devices import DeviceSpec, device
 from minfer.arithmetic.ledger import GemmLedger, GemmTile, gemm_ledger
 from minfer.arithmetic.occupancy import LIMITERS, Occupancy, blocks_per_sm
 from minfer.arithmetic.roofline import RooflinePoint, roofline
@@ -79,7 +79,7 @@ class TileReport:
     """
 
     choice: TileChoice
-    device: Device
+    device: DeviceSpec
     tile: GemmTile
     ledger: GemmLedger
     point: RooflinePoint
@@ -218,7 +218,7 @@ def _tile(ax, report: TileReport) -> list[dict]:
     ]
 
 
-def probe_rows(choices: Sequence[TileChoice], devices: Sequence[Device]) -> list[dict]:
+def probe_rows(choices: Sequence[TileChoice], devices: Sequence[DeviceSpec]) -> list[dict]:
     """Shared memory of each choice, and the blocks an SM that it alone leaves room for on each device.
 
     Raises:
@@ -239,6 +239,6 @@ def probe_rows(choices: Sequence[TileChoice], devices: Sequence[Device]) -> list
     return rows
 
 
-def _room(device: Device, config) -> int:
+def _room(device: DeviceSpec, config) -> int:
     # 32 registers never limit first: what is left is the limit of shared memory.
     return blocks_per_sm(device, config.threads, 32, config.shared_bytes).limits["shared"]

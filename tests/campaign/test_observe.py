@@ -155,14 +155,19 @@ def test_a_prefill_taken_apart_by_events(shared, route):
     wall.check()
 
 
-def test_the_gap_is_what_launches_in_a_graph_leave_of_the_wall(shared, monkeypatch):
+@pytest.fixture
+def slow_host(monkeypatch):
+    """A pass begins with 4 us, of 250, in which the host prepares it."""
     prepare = CudaRuntime.set_tokens
 
     def slower(self, ids, position):
         prepare(self, ids, position)
-        self.device.clock += 0.004  # of 0.25
+        self.device.clock += 0.004
 
     monkeypatch.setattr(CudaRuntime, "set_tokens", slower)
+
+
+def test_the_gap_is_what_launches_in_a_graph_leave_of_the_wall(shared, slow_host):
     route = choose_route("f16", "sm_90a", {})
     wall = decompose(shared, route, "prefill", tokens=100, source="events", say=lambda line: None)
     assert wall.gap_ms == pytest.approx(0.004) and wall.conservation == pytest.approx(0.0, abs=1e-6)
@@ -191,10 +196,26 @@ def test_launches_that_overlap_are_timed_one_by_one(shared, monkeypatch):
     assert shared.device.overlaps
 
 
+def test_what_events_cost_is_no_launch_s(shared, slow_host, monkeypatch):
+    from minfer.cuda import runtime
+
+    def costly():
+        shared.device.clock += 0.002
+        return FakeGpu.event(shared.device)
+
+    monkeypatch.setattr(runtime, "Event", costly)
+    route = choose_route("f16", "sm_90a", {})
+    wall = decompose(shared, route, "prefill", tokens=100, source="events", say=lambda line: None)
+    launches = sum(bucket.launches for bucket in wall.buckets)
+    assert wall.ms == pytest.approx(0.01 * launches + 0.004) and abs(wall.conservation) < 0.01
+    (note,) = (note for note in wall.notes if "an event between launches costs" in note)
+    assert float(re.search(r"costs ([\d.]+) us", note)[1]) == pytest.approx(2.0, abs=0.1)
+
+
 def slow_launch(launch):
-    def slower(self, *args, **rest):
-        launch(self, *args, **rest)
-        self.clock += 0.001
+    def slower(self, kernel, *args, **rest):
+        launch(self, kernel, *args, **rest)
+        self.clock += 0.003 if kernel.name.startswith("gemm") else 0.0
 
     return slower
 

@@ -72,6 +72,8 @@ def test_a_gate_that_fails_in_the_simulator(capsys, tmp_path):
         (("report", "--check", "--device", "gb10"), "tables are of the repository's records"),
         (("report", "-o", "/dev/null/page"), "/dev/null/page: cannot be written: /dev/null is no folder"),
         (("decompose", "-m", "nowhere", "--route", "f17"), "route 'f17' is unknown: choose one of auto, f16"),
+        (("decompose", "-m", "nowhere", "--phase", "decode", "--tokens", "64"), "leave out --tokens"),
+        (("decompose", "-m", "nowhere", "--context", "64"), "a prefill begins with no context"),
         (
             ("report", "--device", "abacus"),
             "no probe and no wall of abacus is recorded; there are records of h200",
@@ -162,7 +164,7 @@ def test_a_wall_with_counters(gpu, capsys, tmp_path, monkeypatch):
     assert json.loads(path.read_text())["counters"] == {"gate+up": {"SM": 0.5}}
     asked.clear()
     assert run(capsys, *command, "--phase", "decode", "--context", "20")[0] == 0
-    assert asked == [(2048, 20), (model, "decode", "f16", 2048, 20)]
+    assert asked == [(84, 20), (model, "decode", "f16", 1, 20)]
 
 
 def test_note(capsys, tmp_path):

@@ -71,6 +71,7 @@ def test_bench_of_what_cannot_be_measured(capsys, argv):
         (["--variant", "tm64", "-n", "4"], "leave out --backend, --route"),
         (["--variant", "tm64", "-p", "8", "-p", "16"], "--variant measures one prompt"),
         (["--variant", "tm64", "-p", "0"], "give -p once, above 0"),
+        (["--variant", "tm65"], "variant 'tm65' is unknown: choose among f16, tm64"),
         (["--backend", "host", "--record"], "records are of a GPU's speeds"),
         (["--backend", "host", "--out", "records"], "(host: asked for)"),
     ],

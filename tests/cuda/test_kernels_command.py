@@ -68,6 +68,15 @@ def test_json_has_exactly_the_fields(shipped):
         assert row["instructions"]["ld.global"] == 1
 
 
+def test_many_kernels_are_told_beforehand(shipped, monkeypatch):
+    from minfer.cuda import precompile
+
+    monkeypatch.setattr(precompile, "precompile", lambda *_: None)
+    shipped(*(scale(factor) for factor in range(3, 19)))
+    assert "16 of 16 kernels are to be compiled" in run("--arch", "sm_80").stderr
+    assert "0 of 16 kernels are to be compiled" in run("--arch", "sm_80").stderr
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_architecture_has_its_device(arch):
     assert report.device_for(arch).arch == arch

@@ -208,6 +208,21 @@ class TestBadArguments:
             runtime.launch(make_kernel(), (1, 1, 1), *wrong)
         assert not fake.launched
 
+    def test_an_array_for_another_grid(self, fake):
+        """16 elements, and one for each block."""
+        seats = Argument("seats", "inout", "uint32", cleared=16, per_block=True)
+        kernel, array = make_kernel(arguments=(seats,)), runtime.to_device(np.zeros(20, np.uint32))
+        runtime.launch(kernel, (2, 2), array)
+        bound = runtime.load(kernel).prepare(4, array)
+        bound()
+        runtime.launch(kernel, 5, array.pointer)  # an address has no size
+        message = r"'seats' has 20 elements, a grid of 5 blocks takes 16 \+ 5: make one for this grid"
+        with pytest.raises(ValueError, match=message):
+            runtime.launch(kernel, 5, array)
+        with pytest.raises(ValueError, match=message):
+            runtime.load(kernel).prepare(5, array)
+        assert len(fake.launched) == 3
+
     def test_count(self, fake, args):
         with pytest.raises(TypeError, match=r"takes 6 arguments \(a, b, out, n, alpha, seed\), got 5"):
             runtime.launch(make_kernel(), (1, 1, 1), *args[:-1])
@@ -443,6 +458,17 @@ class TestChecked:
         assert (error.value.argument, error.value.count) == ("x", 1)
         runtime.launch(kernel, 1, runtime.to_device(values))  # outside of checked mode nobody looks
         assert len(fake.launched) == 2
+
+    def test_what_must_be_zero_between_launches(self, fake):
+        words = Argument("words", "inout", "uint32", cleared=2)
+        kernel, dirty = make_kernel(arguments=(words,)), np.array([0, 7, 7], np.uint32)
+        with runtime.checked():
+            runtime.launch(kernel, 1, runtime.to_device(np.array([0, 0, 7], np.uint32)))
+            with pytest.raises(
+                ValueError, match="1 of the first 2 elements of argument 'words' are not zero"
+            ):
+                runtime.launch(kernel, 1, runtime.to_device(dirty))
+        assert len(fake.launched) == 1
 
     def test_an_address_cannot_be_checked(self, fake):
         kernel = self.kernel(fake, "uint8", 1, lambda i: 1)

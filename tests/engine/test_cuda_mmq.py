@@ -7,12 +7,12 @@ import pytest
 
 from minfer.arithmetic.devices import shared_limit
 from minfer.cuda.kernel import CompileError, LaunchRefused
-from minfer.cuda.mmq import WEIGHT_TYPES, stream
+from minfer.cuda.mmq import WEIGHT_TYPES, large, stream
 from minfer.engine.cuda import mmq
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
 from minfer.engine.cuda.devices import DryDevice, SimulatedDevice
-from minfer.engine.cuda.mmq import CHAINS, choose, takes
+from minfer.engine.cuda.mmq import CHAINS, choose, takes, workspace
 from minfer.engine.cuda.plan import PARTS
 from minfer.engine.cuda.routes import MMQ_ROUTES
 from minfer.engine.host.runtime import HostBackend
@@ -188,6 +188,23 @@ def test_stream_k_where_whole_tiles_leave_processors_idle(tmp_path):
     assert {k.config.stream for k in backend.device.launches if k.name == "mmq"} == {True, False}
     config = stream("Q4_K")
     assert config.idle(2048, 37888, 132) < 0.01 and 0.15 < config.idle(2048, 3584, 132) < 0.16
+
+
+def test_the_large_tile_where_it_fits(tmp_path):
+    """Its grid stays where whole tiles would fill the device, too."""
+    assert choose("mmq_fast", "Q4_K", 3584, H200).config == large("Q4_K")
+    assert choose("mmq_fast", "Q6_K", 3584, H200).config == stream("Q6_K")
+    smaller = choose("mmq_fast", "Q4_K", 3584, GB10)
+    assert smaller.config == stream("Q4_K")
+    assert "takes 111,104 bytes of shared memory a block, the device allows 101,376" in smaller.passed_over[0]
+    assert workspace("mmq_fast", 132) == (264 * 128 * 128, 264) and workspace("mmq_raw", 132) == (0, 0)
+    model = micro_model(tmp_path / "k.gguf", formats=BLOCKS_K, hidden=256, ffn=256)
+    backend = dry("mmq_fast", sms=1)
+    session = Session(model, backend, n_ctx=256, chunk=256)
+    backend.device.launches.clear()
+    session.forward([1] * 128)
+    kinds = {(k.config.weight_type, k.config.stream) for k in backend.device.launches if k.name == "mmq"}
+    assert ("Q4_K", True) in kinds and ("Q6_K", False) in kinds
 
 
 # ---- what comes out

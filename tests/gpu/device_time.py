@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 import numpy as np
 
+from minfer.campaign.launch_times import device_ms
 from minfer.cuda import runtime
+from minfer.engine.cuda.devices import GpuDevice
 from tests.cuda.parity import Case
 
 COLD_BYTES = 200 << 20  # more than any L2
@@ -15,21 +16,14 @@ NT = 2048
 
 
 def milliseconds(launches: list) -> float:
-    """Device time of one of the bound launches, run one after another in a graph: the median of 9 replays,
-    each behind another one: else the host's part of starting it, some 20 microseconds, would be in it."""
-    with runtime.capture() as graph:
+    """Device time of one of the bound launches, run one after another in a graph."""
+    device = GpuDevice()
+
+    def enqueue() -> None:
         for launch in launches:
             launch()
-    stream = runtime.Stream()
-    times = []
-    for _ in range(9):
-        graph.replay(stream)
-        start = runtime.Event().record(stream)
-        graph.replay(stream)
-        end = runtime.Event().record(stream)
-        end.synchronize()
-        times.append(end.since(start) / len(launches))
-    return statistics.median(times)
+
+    return device_ms(device.capture(enqueue), device, samples=9, queued=True) / len(launches)
 
 
 def copies(nbytes: int) -> int:

@@ -190,7 +190,7 @@ def _gemm() -> Iterator[Case]:
 
 
 def _mmq() -> Iterator[Case]:
-    from minfer.cuda.mmq import WEIGHT_TYPES, fast, narrow, r1, stream
+    from minfer.cuda.mmq import WEIGHT_TYPES, fast, large, narrow, r1, stream
     from tests.cuda.mmq_cases import mmq_case
 
     for weight_type in WEIGHT_TYPES:
@@ -198,8 +198,8 @@ def _mmq() -> Iterator[Case]:
         for config in (r1(weight_type), narrow(weight_type), fast(weight_type)):
             yield mmq_case(config, 67, 71, depth)
     yield mmq_case(narrow("Q6_K").checking(), 5, 7, 512)
-    for weight_type in ("Q4_K", "Q6_K"):
-        yield mmq_case(stream(weight_type), 67, 300, 512, sms=3)
+    for config in (stream("Q4_K"), stream("Q6_K"), large("Q4_K")):
+        yield mmq_case(config, 67, 300, 512, sms=3)
 
 
 def _dequantize() -> Iterator[Case]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from minfer.cuda import runtime
-from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, device_parts, make_gemm_hopper
-from minfer.cuda.placement import device_seats
+from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
 from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.tile.seats import ORDER
+from minfer.engine.cuda.devices import GpuDevice
+from minfer.engine.cuda.seats import device_parts, device_seats
 from tests.cuda.gemm_hopper_cases import check_bits, expected, hopper_case, rope_case
 from tests.gpu.gemm_cases import MODEL_SHAPES, NT
 
@@ -33,8 +34,14 @@ def arguments(kernel, a, b, c) -> tuple:
         runtime.tensor_map(array, *config.boxes[name]) for name, array in zip("abc", (a, b, c), strict=True)
     )
     grid = config.grid(nt, od, runtime.device().sms)
-    shared = *((device_seats(),) if config.pdl else ()), *(device_parts() if config.split_k else ())
-    return grid, (*maps, nt, od, depth, config.group(nt, od), *shared)
+    return grid, (*maps, nt, od, depth, config.group(nt, od), *shared(config))
+
+
+def shared(config) -> tuple:
+    """What launches of a config take besides."""
+    device = GpuDevice()
+    seats = (device_seats(device),) if config.pdl else ()
+    return seats + (device_parts(device) if config.split_k else ())
 
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)
@@ -136,16 +143,15 @@ def test_dependent_launches_keep_their_order_and_their_seats(config, nt, streams
         wanted = [rows[0]]
         for weight in weights:
             wanted.append((wanted[-1].float() @ weight.float().T).half())
-        seats, launches = device_seats(), []
-        shared = seats, *(device_parts() if config.split_k else ())
+        besides, launches = shared(config), []
         for a, b, c in zip(rows, weights, rows[1:], strict=False):
             maps = [
                 runtime.tensor_map(x, *config.boxes[name]) for name, x in zip("abc", (a, b, c), strict=True)
             ]
             grid = config.grid(nt, size, runtime.device().sms)
             sizes = nt, size, size, config.group(nt, size)
-            launches.append(loaded.prepare(grid, *maps, *sizes, *shared, pdl=True))
-        chains.append((torch.cuda.Stream(), launches, rows, wanted[-1], seats))
+            launches.append(loaded.prepare(grid, *maps, *sizes, *besides, pdl=True))
+        chains.append((torch.cuda.Stream(), launches, rows, wanted[-1], besides[0]))
     for _ in range(20):
         for _, _, rows, _, _ in chains:
             for row in rows[1:]:
@@ -161,5 +167,5 @@ def test_dependent_launches_keep_their_order_and_their_seats(config, nt, streams
 
 
 def test_every_multiprocessor_has_a_place():
-    places = device_seats().to_host()[ORDER:]
+    places = device_seats(GpuDevice()).to_host()[ORDER:]
     assert sorted(places) == list(range(runtime.device().sms))

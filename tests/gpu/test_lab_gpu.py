@@ -1,6 +1,12 @@
 """The lab's panels and pictures with a GPU."""
 
+import pytest
+
 from minfer.cuda import runtime
+
+pytest.importorskip("ipywidgets")
+pytest.importorskip("matplotlib")
+
 from minfer.lab.apart_view import draw_apart, take_apart
 from minfer.lab.generate import TINY, Request, stream
 from minfer.lab.generate_panel import GeneratePanel

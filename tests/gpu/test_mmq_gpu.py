@@ -12,6 +12,7 @@ from minfer.cuda.mmq import (
     WEIGHT_TYPES,
     MmqConfig,
     fast,
+    large,
     mmq,
     narrow,
     r1,
@@ -68,7 +69,7 @@ def test_variants_agree(weight_type):
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
     scale = np.abs(results[0]).max()
-    for make in (fast, stream):
+    for make in (fast, stream, large):
         found = case(make(weight_type), 131, 200, depth)
         found.run_on_gpu()
         np.testing.assert_allclose(found.results["out"], results[0], atol=1e-5 * scale)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from minfer.cuda import runtime
-from minfer.cuda.mmq import fast, ladder, mmq, narrow, r1, reference, stream, tried, wide
+from minfer.cuda.mmq import fast, ladder, large, mmq, narrow, r1, reference, stream, tried, wide
 from tests.cuda.block_data import random_matrix
 from tests.cuda.mmq_cases import operands
 from tests.gpu.device_time import copies, milliseconds
 
-MAIN = [make(name) for name in ("Q4_K", "Q6_K") for make in (r1, narrow, wide, fast, stream)]
+MAIN = [make(name) for name in ("Q4_K", "Q6_K") for make in (r1, narrow, wide, fast, stream, large)]
 STEPS = [step.config for name in ("Q4_K", "Q6_K") for step in (*ladder(name), *tried(name))]
 SHAPES = {
     "qkv": (4608, 3584),

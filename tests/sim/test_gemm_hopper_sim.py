@@ -58,6 +58,18 @@ def test_blocks_that_share_a_multiprocessor_take_other_seats(monkeypatch, block_
         case.run_simulated()
 
 
+def test_seats_of_another_grid_or_of_another_launch_are_refused():
+    case = hopper_case(GemmHopperConfig(64, 2, pdl=True), 70, 72, 72, multiprocessors=2)
+    seats = case.arguments["seats"]
+    case.arguments["seats"] = np.append(seats, np.uint32(2))
+    with pytest.raises(ValueError, match=r"'seats' has 19 elements, a grid of 2 blocks takes 16 \+ 2"):
+        case.run_simulated()
+    case.arguments["seats"] = seats.copy()
+    case.arguments["seats"][0] = 3  # both are taken
+    with pytest.raises(ValueError, match="1 of the first 16 elements of argument 'seats' are not zero"):
+        case.run_simulated()
+
+
 def test_traced_run_has_no_race_and_no_conflict():
     config, (nt, od, depth) = GemmHopperConfig(64, 2), (128, 64, 192)
     a, b = np.ones((nt, depth), np.float16), np.ones((od, depth), np.float16)

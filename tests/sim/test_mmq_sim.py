@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minfer.cuda import simulator
-from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, mmq, reference, schedule
+from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, large, mmq, reference, schedule
 from minfer.cuda.trace import Op, Trace, check, shared_lines
 from tests.cuda.mmq_cases import mmq_case, operands
 
@@ -136,6 +136,12 @@ def test_stream_k(config, sms, nt, od, depth):
     plain.run_simulated()
     scale = np.abs(plain.results["out"]).max()
     np.testing.assert_allclose(case.results["out"], plain.results["out"], atol=1e-6 * scale)
+
+
+def test_stream_k_of_one_block_a_multiprocessor():
+    """The largest tile's shape of warps, small."""
+    config = replace(large(), tokens_tile=32, rows_tile=64, warps=4)
+    mmq_case(config, 40, 140, 512, sms=3).run_simulated()
 
 
 def test_stream_k_does_not_race():

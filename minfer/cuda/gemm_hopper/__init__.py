@@ -3,13 +3,12 @@
 from minfer.cuda.gemm_hopper.config import GemmHopperConfig, choose
 from minfer.cuda.gemm_hopper.heads import Heads
 from minfer.cuda.gemm_hopper.kernel import make_gemm_hopper, shipped
-from minfer.cuda.gemm_hopper.split import device_parts, split_workspace
+from minfer.cuda.gemm_hopper.split import split_workspace
 
 __all__ = [
     "GemmHopperConfig",
     "Heads",
     "choose",
-    "device_parts",
     "make_gemm_hopper",
     "shipped",
     "split_workspace",

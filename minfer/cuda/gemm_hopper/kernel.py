@@ -104,7 +104,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     from minfer.cuda.tile.activation import gate_columns
     from minfer.cuda.tile.hopper import store_tile
     from minfer.cuda.tile.scheduler import tile_xy
-    from minfer.cuda.tile.seats import seated, take_seat
+    from minfer.cuda.tile.seats import MOST_SEATS, ORDER, seated, take_seat
 
     tile_n, tile_m, tile_k = config.tile_n, config.tile_m, config.tile_k
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
@@ -371,9 +371,9 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             Argument("v_cache", "inout", "float16", align=16, present=rotated),
             *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "group")),
             Argument("position", "scalar", "int32", present=rotated),
-            Argument("seats", "inout", "uint32", present=pdl),
+            Argument("seats", "inout", "uint32", cleared=ORDER, per_block=True, present=pdl),
             Argument("parts", "inout", "float32", align=16, present=split_k),
-            Argument("ready", "inout", "uint32", present=split_k),
+            Argument("ready", "inout", "uint32", cleared=MOST_SEATS, present=split_k),
         ),
         min_arch=90,
         arch_specific=True,

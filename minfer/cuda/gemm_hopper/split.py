@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 from numba.cuda.types import int32, uint32, uint64
 
 from minfer.cuda import ptx
@@ -39,14 +37,6 @@ def split_workspace(multiprocessors: int) -> tuple[int, int]:
     SPLIT_TILES; counters are zero between launches."""
     tiles = multiprocessors // 2
     return tiles * max(n * m for n, m, _ in SPLIT_TILES), 2 * tiles
-
-
-def device_parts() -> tuple[Any, Any]:
-    """The workspace on the GPU in use, for launches one after the other."""
-    from minfer.cuda import runtime
-
-    elements, counters = split_workspace(runtime.device().sms)
-    return runtime.empty(elements, np.float32), runtime.zeros(counters, np.uint32)
 
 
 @device_function

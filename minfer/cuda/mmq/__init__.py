@@ -7,7 +7,7 @@ variant, `mmq` makes its kernel, `minfer.cuda.mmq.reference` computes what it mu
 from minfer.cuda.mmq.config import CHUNK_BYTES, WEIGHT_TYPES, MmqConfig
 from minfer.cuda.mmq.kernel import mmq, shipped
 from minfer.cuda.mmq.ladder import ladder, shipped_configs, tried
-from minfer.cuda.mmq.variants import fast, narrow, r1, stream, wide
+from minfer.cuda.mmq.variants import fast, large, narrow, r1, stream, wide
 
 __all__ = [
     "CHUNK_BYTES",
@@ -15,6 +15,7 @@ __all__ = [
     "MmqConfig",
     "fast",
     "ladder",
+    "large",
     "mmq",
     "narrow",
     "r1",

@@ -10,7 +10,7 @@ from minfer.cuda.checks import check_choice, check_sizes, check_types
 from minfer.cuda.kernel import MAX_SHARED_BYTES, MAX_SM_THREADS, MAX_THREAD_REGISTERS, ConfigRefused
 
 if TYPE_CHECKING:
-    from minfer.arithmetic.devices import Device
+    from minfer.arithmetic.devices import DeviceSpec
 
 CHUNK = 32
 """Activations that share a scale."""
@@ -316,7 +316,7 @@ class MmqConfig:
         """Dynamic shared memory a block: the ring, two buffers of scales, two of expanded weights."""
         return self.stages * self.stage_bytes + 2 * (self.scale_bytes + self.word_bytes)
 
-    def refused(self, device: Device) -> str | None:
+    def refused(self, device: DeviceSpec) -> str | None:
         """Why a block of this config cannot run on a device (of `minfer.arithmetic.devices`), or None."""
         if self.shared_bytes > device.shared_per_block:
             return (

@@ -19,8 +19,8 @@ from minfer.cuda.mmq.activations import Activations
 from minfer.cuda.mmq.config import CHUNK_BYTES, MmqConfig
 from minfer.cuda.mmq.folded import FoldedWeights
 from minfer.cuda.mmq.ladder import shipped_configs
+from minfer.cuda.mmq.multiply import Multiply
 from minfer.cuda.mmq.raw import RawWeights
-from minfer.cuda.mmq.rescale import integer_product, rescaling, store_sums
 from minfer.cuda.mmq.scales import Scales
 from minfer.cuda.mmq.schedule import Parts, segment
 from minfer.cuda.mmq.words import WordWeights
@@ -41,26 +41,19 @@ def mmq(config: MmqConfig) -> Kernel:
     the minima of minimum="tensor". out="sums": out int32 of `config.sums_shape`, the integer sums."""
     tokens_tile, rows_tile, kd, stages = config.tokens_tile, config.rows_tile, config.kd, config.stages
     warp_tokens, warp_rows = config.warp_tile
-    warps_rows, m_fragments, pairs = config.warps_rows, warp_tokens // 16, warp_rows // 16
+    warps_rows = config.warps_rows
     accumulators = config.accumulators
     raw, words_source, folded = (config.variant == name for name in ("raw", "r1", "folded"))
     stream = config.stream
-    two, sums_out = config.two_scales, config.out == "sums"
-    minimum_fma = config.has_minimum and config.minimum == "fma"
+    sums_out = config.out == "sums"
     minimum_tensor = config.has_minimum and config.minimum == "tensor"
-    masked = config.masked
-    d_values = 6 * m_fragments
-    a_values = 4 * m_fragments
     stage_bytes, activation_bytes = config.stage_bytes, config.activation_bytes
     ring_bytes, scale_bytes, word_bytes = stages * stage_bytes, config.scale_bytes, config.word_bytes
     words_at = ring_bytes + 2 * scale_bytes
-    second_scale, pitch, second_pitch = config.second_scale, config.scale_row * 4, config.second_pitch
+    second_scale, second_pitch = config.second_scale, config.second_pitch
     block_weights, block_bytes = config.block_weights, config.block_bytes
     activations = Activations(config)
-    copy_activations, load_activations = activations.copy, activations.load
-    quarter_of = activations.quarter
-    if minimum_tensor:
-        load_sums = activations.load_sums
+    copy_activations, quarter_of = activations.copy, activations.quarter
     if raw:
         weights_source, scales_source = RawWeights(config), Scales(config)
         start_weights, copy_weights = weights_source.start, weights_source.copy
@@ -75,97 +68,20 @@ def mmq(config: MmqConfig) -> Kernel:
         locate, units, per_step = weights_source.locate, weights_source.units, weights_source.per_step
         unit_registers = weights_source.registers
         held = per_step * unit_registers
-    own_weights, fragments = weights_source.own, weights_source.fragments
-    product, rescale = integer_product(config), rescaling(config)
+    own_weights = weights_source.own
+    multiply = Multiply(config, activations, weights_source)
+    multiply_chunk, multiply_minima = multiply.chunk, multiply.minima
+    m_fragments, pairs = multiply.fragments
+    a_values, d_values = 4 * m_fragments, 6 * m_fragments
     if stream:
         leave, collect = Parts(config).leave, Parts(config).collect
     store = store_strided(m_fragments, pairs, "f16" if config.out == "f16" else "f32")
     commit, wait = ptx.cp_async_commit, ptx.cp_async_wait_group(stages - 2)
 
-    token_bytes, token_step, chunk_step = config.token_bytes, 16 * config.token_bytes, activations.chunk_step
+    token_bytes, chunk_step = config.token_bytes, activations.chunk_step
     # Uniform registers take what follows from the warp; the plain layouts' loops hold more registers for it.
     uniform_warp = config.layout == "padded"
     written_out, x_step = config.unroll, activations.step_bytes
-
-    # In functions of their own the compiler's front end sees these once, not once a fragment.
-
-    @device_function
-    @unrolled
-    def multiply_column(acc, o, a, ao, b, bo, d, s, scales, out, token, row, chunk, chunks, nt, od):
-        """One 16 x 8 fragment of a chunk; `scales` is the shared address of the lane's two rows' scales."""
-        sums = cuda.local.array(8 if two or folded else 4, int32)
-        product(sums, a, ao, b, bo)
-        if sums_out:
-            for half in unroll(2 if two else 1):
-                index, count = (2 * chunk + half, 2 * chunks) if two else (chunk, chunks)
-                shift = (chunk & 1) * 4 if masked else 0
-                if chunk < chunks:
-                    store_sums(sums, 4 * half, shift, out, token, row, index, count, nt, od)
-        else:
-            w0, w1 = ptx.ld_shared_v2_f32(scales)
-            rescale(acc, o, sums, 0, d, s, w0, w1)
-            if two:
-                w0, w1 = ptx.ld_shared_v2_f32(scales + uint32(second_scale))
-                rescale(acc, o, sums, 4, d, s, w0, w1)
-            if minimum_fma:
-                w0, w1 = ptx.ld_shared_v2_f32(scales + uint32(second_scale))
-                acc[o] = ptx.fma_rn_f32(w0, d[s + 4], acc[o])
-                acc[o + 1] = ptx.fma_rn_f32(w1, d[s + 4], acc[o + 1])
-                acc[o + 2] = ptx.fma_rn_f32(w0, d[s + 5], acc[o + 2])
-                acc[o + 3] = ptx.fma_rn_f32(w1, d[s + 5], acc[o + 3])
-
-    @device_function
-    @unrolled
-    def multiply_chunk(
-        acc, a, b, d, tokens, tile, scales, row_bytes, token, row, lane, k_tile, i, chunks, out, nt, od
-    ):  # fmt: skip
-        """Chunk i of a k-tile: the warp's fragments of 16 tokens times pairs of 8 rows. `tokens`, `tile`,
-        `scales`: shared addresses of what the lane reads first (`Activations.quarter`); `token`, `row`: the
-        warp's first ones."""
-        quarter = quarter_of(tokens, lane)
-        low = uint32(tokens - quarter) + uint32(i * chunk_step)
-        for m in unroll(m_fragments):
-            load_activations(a, 4 * m, d, 6 * m, low + uint32(m * token_step), quarter)
-        line = scales + uint32(i * pitch)
-        for j in unroll(pairs):
-            fragments(b, tile, j, k_tile, i, lane, row + (lane >> 2), od, row_bytes)
-            for n in unroll(2):
-                for m in unroll(m_fragments):
-                    multiply_column(
-                        acc,
-                        8 * (m * pairs + j) + 4 * n,
-                        a,
-                        4 * m,
-                        b,
-                        2 * n,
-                        d,
-                        6 * m,
-                        line + uint32(64 * j + 32 * n),
-                        out,
-                        token + (lane >> 2) + 16 * m,
-                        row + 16 * j + 8 * n + (lane & 3) * 2,
-                        k_tile * kd + i,
-                        chunks,
-                        nt,
-                        od,
-                    )
-
-    @device_function
-    @unrolled
-    def multiply_minima(acc, sums, tokens, minima):
-        """Minima of four chunks times the activations' sums, on the tensor cores: all four products of the
-        two parts of either in one mma of depth 16. `tokens`, `minima`: the shared addresses of chunk lane % 4
-        of the lane's first token and row (lane // 4)."""
-        for m in unroll(m_fragments):
-            load_sums(sums, 2 * m, tokens + uint32(m * token_step))
-        for j in unroll(2 * pairs):
-            upper, lower = ptx.ld_shared_v2_u32(minima + uint32(64 * j))
-            for m in unroll(m_fragments):
-                o, first, second = 8 * m * pairs + 4 * j, sums[2 * m], sums[2 * m + 1]
-                c0, c1, c2, c3 = ptx.mma_m16n8k16_bf16(
-                    first, second, first, second, upper, lower, acc[o], acc[o + 1], acc[o + 2], acc[o + 3]
-                )
-                acc[o], acc[o + 1], acc[o + 2], acc[o + 3] = c0, c1, c2, c3
 
     @device_function
     def advance(offset):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from minfer.cuda.mmq.config import ALIGNED_TYPES, WEIGHT_TYPES, WITH_MINIMUM, MmqConfig
-from minfer.cuda.mmq.variants import fast, narrow, r1, stream, wide
+from minfer.cuda.mmq.variants import fast, large, narrow, r1, stream, wide
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ def ladder(weight_type: str = "Q4_K") -> tuple[Step, ...]:
             )
         )
     tile = "raw" if weight_type in ALIGNED_TYPES else "expanded again, once for 128 tokens"
-    large = fast(weight_type)
+    whole = fast(weight_type)
     if weight_type == "Q6_K":
-        large = replace(large, variant="r1")
+        whole = replace(whole, variant="r1")
     steps.append(
         Step(
             "128 x 128 tile",
-            large,
+            whole,
             f"Warps of 32 tokens x 64 rows: activations' loads serve 8 mma, not 4; the weights {tile}. "
             "With KD 4, so that a multiprocessor's shared memory holds two blocks.",
         )
@@ -99,6 +99,16 @@ def ladder(weight_type: str = "Q4_K") -> tuple[Step, ...]:
             "wave's tiles are cut along k, an equal share a block.",
         )
     )
+    if large(weight_type) != stream(weight_type):
+        steps.append(
+            Step(
+                "128 x 256 tile",
+                large(weight_type),
+                "Warps of 64 tokens x 64 rows: half of the weights' unpacking an mma. One block a "
+                "multiprocessor, which nobody relieves where tiles end: in a grid that stays, they follow "
+                "each other at once.",
+            )
+        )
     return tuple(steps)
 
 
@@ -150,10 +160,10 @@ def tried(weight_type: str = "Q4_K") -> tuple[Step, ...]:
             "Three barriers out of step, but activations' loads serve half as many mma.",
         ),
         Step(
-            "128 x 256 tile",
-            replace(best, rows_tile=256, warps_tokens=2, min_blocks=1),
-            "Fewer loads an mma: a little faster. But half as many tiles leave more processors idle: on down "
-            "128 x 128 with stream-k is faster. With stream-k it was not tried.",
+            "128 x 256 tile, whole tiles",
+            replace(large(weight_type), stream=False),
+            "Without stream-k: half as many tiles leave more processors idle, and all wait while their next "
+            "block begins.",
         ),
     )
 
@@ -164,5 +174,5 @@ def shipped_configs() -> list[MmqConfig]:
     both = [make(name, kd) for name in ("Q4_K", "Q6_K") for make in (r1, narrow, wide) for kd in (4, 8)]
     others = [make(name) for name in WEIGHT_TYPES[2:] for make in (r1, narrow, wide)]
     steps = [step.config for name in ("Q4_K", "Q6_K") for step in ladder(name)[5:]]
-    largest = [make(name) for name in WEIGHT_TYPES for make in (fast, stream)]
+    largest = [make(name) for name in WEIGHT_TYPES for make in (fast, stream, large)]
     return list(dict.fromkeys(both + others + [step.config for step in ladder()] + steps + largest))

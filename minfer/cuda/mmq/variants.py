@@ -44,3 +44,11 @@ def fast(weight_type: str = "Q4_K") -> MmqConfig:
 def stream(weight_type: str = "Q4_K") -> MmqConfig:
     """The fast kernel on a grid that fills the device once, with the last wave's tiles cut along k."""
     return replace(fast(weight_type), stream=True)
+
+
+def large(weight_type: str = "Q4_K") -> MmqConfig:
+    """Stream-k tiles of 128 x 256, warps of 64 tokens x 64 rows, a block an SM: raw blocks alone have the
+    registers for it; the others as `stream`."""
+    if weight_type not in ALIGNED_TYPES:
+        return stream(weight_type)
+    return replace(stream(weight_type), rows_tile=256, warps_tokens=2, min_blocks=1)

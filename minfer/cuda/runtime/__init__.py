@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from minfer.cuda.runtime.checking import NotFinite, Unwritten, checked
     from minfer.cuda.runtime.compiler import ARCHITECTURES, CompiledKernel, compile_kernel
-    from minfer.cuda.runtime.devices import Device, available, device, profiled
+    from minfer.cuda.runtime.devices import Gpu, available, device, profiled
     from minfer.cuda.runtime.driver import DriverError
     from minfer.cuda.runtime.launching import (
         BoundLaunch,
@@ -59,7 +59,7 @@ _WHERE = {
     ),
     "checking": ("NotFinite", "Unwritten", "checked"),
     "compiler": ("ARCHITECTURES", "CompiledKernel", "compile_kernel"),
-    "devices": ("Device", "available", "device", "profiled"),
+    "devices": ("Gpu", "available", "device", "profiled"),
     "driver": ("DriverError",),
     "launching": ("BoundLaunch", "LoadedKernel", "launch", "launch_counts", "load", "reset_launch_counts"),
     "resources": ("Resources",),
@@ -73,10 +73,10 @@ __all__ = [
     "ARCHITECTURES",
     "BoundLaunch",
     "CompiledKernel",
-    "Device",
     "DeviceArray",
     "DriverError",
     "Event",
+    "Gpu",
     "Graph",
     "LoadedKernel",
     "NotFinite",

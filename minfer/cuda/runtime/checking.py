@@ -173,6 +173,7 @@ def run_checked(loaded: LoadedKernel, fire: Callable[[], None], args: tuple, str
 
     Raises:
         NotFinite: an input that must be finite, and is not.
+        ValueError: an array that must be zero between launches, and is not.
         Unwritten: an output that was not written whole.
         DriverError: the kernel failed while it ran.
         RuntimeError: inside a graph capture.
@@ -199,10 +200,12 @@ def run_checked(loaded: LoadedKernel, fire: Callable[[], None], args: tuple, str
 
 def _check_inputs(loaded: LoadedKernel, args: tuple, stream: Stream) -> None:
     for argument, value in zip(loaded.kernel.passed, args, strict=True):
-        if argument.finite and not isinstance(value, int):
+        if (argument.finite or argument.cleared) and not isinstance(value, int):
             pointer, shape, name = describe(value)
             values = DeviceArray(None, pointer, shape, np.dtype(name)).to_host(stream)
-            check_finite(loaded.kernel, argument.name, values)
+            argument.check_cleared(loaded.kernel, values[: argument.cleared])
+            if argument.finite:
+                check_finite(loaded.kernel, argument.name, values)
 
 
 def _save(loaded: LoadedKernel, args: tuple, stream: Stream) -> list[tuple[int, DeviceArray]]:

@@ -21,7 +21,7 @@ def arch_of(capability: tuple[int, int]) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Device:
+class Gpu:
     """A GPU and its limits. Bytes where the name says so, else counts. Compared by identity.
 
     `shared_optin_bytes` is the most dynamic plus static shared memory that one block may opt in to;
@@ -101,7 +101,7 @@ def check_capability(name: str, capability: tuple[int, int]) -> None:
         )
 
 
-def open_device(index: int) -> Device:
+def open_device(index: int) -> Gpu:
     """The device of this index, its primary context retained and made current.
 
     Raises:
@@ -123,7 +123,7 @@ def open_device(index: int) -> Device:
     check_capability(name, capability)
     context = driver.call("cuDevicePrimaryCtxRetain", handle, doing=f"opening {name}")
     driver.call("cuCtxSetCurrent", context)
-    return Device(
+    return Gpu(
         index=index,
         name=name,
         capability=capability,
@@ -136,7 +136,7 @@ def open_device(index: int) -> Device:
 
 
 @functools.cache
-def device() -> Device:
+def device() -> Gpu:
     """The GPU in use by this process: the one whose context torch or numba made current, else the first.
 
     `CUDA_VISIBLE_DEVICES` chooses another.

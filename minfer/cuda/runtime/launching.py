@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import threading
 from typing import Any
 
 from minfer.cuda.kernel import Kernel, LaunchRefused, grid_shape
 from minfer.cuda.runtime import checking, driver
+from minfer.cuda.runtime.arrays import describe
 from minfer.cuda.runtime.compiler import CompiledKernel, compile_kernel
-from minfer.cuda.runtime.devices import Device, device
+from minfer.cuda.runtime.devices import Gpu, device
 from minfer.cuda.runtime.parameters import Parameters
 from minfer.cuda.runtime.streams import Stream, current_stream
 
@@ -34,7 +36,7 @@ class LoadedKernel:
         launches: how often it has been launched (replays of graphs included).
     """
 
-    def __init__(self, kernel: Kernel, compiled: CompiledKernel, device: Device) -> None:
+    def __init__(self, kernel: Kernel, compiled: CompiledKernel, device: Gpu) -> None:
         self.kernel, self.compiled, self.device = kernel, compiled, device
         self.launches = 0
         _check_shared(kernel, compiled.resources.static_shared_bytes, device)
@@ -44,6 +46,7 @@ class LoadedKernel:
         self.function = driver.call("cuModuleGetFunction", self._module, compiled.entry.encode())
         self._opt_in()
         self._check_block()
+        self._per_block = [place for place, a in enumerate(kernel.passed) if a.per_block]
         self._own = _ThreadFrame(self)
 
     def _opt_in(self) -> None:
@@ -128,6 +131,15 @@ class LoadedKernel:
                 remedy = "an empty launch is a mistake in shapes" if blocks < 1 else "use larger tiles"
                 raise self._refused(blocks, f"1 to {limit}", f"blocks along {axis}", remedy)
 
+    def check_sizes(self, grid: Grid, args: tuple) -> None:
+        """Raise ValueError for an array that has not as many elements as the grid's blocks need."""
+        for place in self._per_block:
+            if not isinstance(args[place], int):
+                _, shape, _ = describe(args[place])
+                self.kernel.passed[place].check_size(
+                    self.kernel, math.prod(shape), math.prod(grid_shape(grid))
+                )
+
     def launch(self, grid: Grid, *args: Any, stream: Any = None, pdl: bool = False) -> None:
         """Launch into `stream` (None: the current one).
 
@@ -155,6 +167,8 @@ class LoadedKernel:
         if grid != frame.grid or pdl != frame.pdl:
             frame.set_shape(grid, pdl)
         frame.pack(args)
+        if self._per_block:
+            self.check_sizes(grid, args)
         frame.fire(stream)
 
     def _launch_checked(self, grid: Grid, args: tuple, stream: Stream, pdl: bool) -> None:
@@ -257,6 +271,7 @@ class BoundLaunch:
         frame = LaunchFrame(loaded)
         frame.set_shape(grid, pdl)
         frame.pack(args)
+        loaded.check_sizes(grid, args)
         self.fire = frame.fire
 
     def __call__(self, stream: Any = None) -> None:
@@ -268,7 +283,7 @@ class BoundLaunch:
             self.fire(target)
 
 
-def _check_shared(kernel: Kernel, static: int, device: Device) -> None:
+def _check_shared(kernel: Kernel, static: int, device: Gpu) -> None:
     asked, allowed = kernel.shared_bytes + static, device.shared_optin_bytes
     if asked > allowed:
         raise LaunchRefused(

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from minfer.cuda.runtime import driver
-from minfer.cuda.runtime.devices import Device
+from minfer.cuda.runtime.devices import Gpu
 
 _REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 """The call's name, and the older one."""
@@ -29,7 +29,7 @@ def _library() -> Any:
 
 
 @functools.cache
-def _handle(device: Device) -> Any:
+def _handle(device: Gpu) -> Any:
     """NVML's handle of a device, by its place on the bus: its own numbers ignore CUDA_VISIBLE_DEVICES."""
     handle = ctypes.c_void_p()
     place = driver.call("cuDeviceGetPCIBusId", 32, device.handle)
@@ -37,7 +37,7 @@ def _handle(device: Device) -> Any:
     return handle if status == 0 else None
 
 
-def read_sensors(device: Device) -> dict[str, float]:
+def read_sensors(device: Gpu) -> dict[str, float]:
     """What the device reports now: sm_mhz, power_w, temperature_c. Without NVML, or what it does not tell,
     is left out."""
     library = _library()
@@ -56,7 +56,7 @@ def read_sensors(device: Device) -> dict[str, float]:
     return found
 
 
-def read_load(device: Device) -> tuple[float, int] | None:
+def read_load(device: Gpu) -> tuple[float, int] | None:
     """(utilisation over the last moments, 0 to 1; NVML's bits of what holds the clocks down); None without
     NVML."""
     library = _library()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -73,7 +74,7 @@ def launch(
         shared_bytes=kernel.shared_bytes,
         cluster=kernel.cluster,
         memory=memory,
-        arguments=_bind(kernel, args, memory),
+        arguments=_bind(kernel, shape, args, memory),
         trace=trace,
         strict=strict,
         seed=seed,
@@ -121,7 +122,9 @@ def _clusters(
         yield [(x + rank, y, z) for rank in range(size)]
 
 
-def _bind(kernel: Kernel, args: tuple[Any, ...], memory: GlobalMemory) -> tuple[Any, ...]:
+def _bind(
+    kernel: Kernel, grid: tuple[int, int, int], args: tuple[Any, ...], memory: GlobalMemory
+) -> tuple[Any, ...]:
     """The parameters as the kernel function sees them: pointers, wrapped integers, float32 scalars; None and
     zeros for what is not present.
 
@@ -138,6 +141,10 @@ def _bind(kernel: Kernel, args: tuple[Any, ...], memory: GlobalMemory) -> tuple[
         else _absent(argument)
         for argument, numba_type in zip(kernel.arguments, kernel.signature().args, strict=True)
     )
+    for argument, value in zip(passed, args, strict=True):
+        if isinstance(value, np.ndarray):
+            argument.check_size(kernel, value.size, math.prod(grid))
+            argument.check_cleared(kernel, value.ravel()[: argument.cleared])
     outputs = {
         id(memory.region_of(value))
         for argument, value in zip(passed, args, strict=True)

@@ -9,7 +9,8 @@ run. That costs one atomic operation, while the block makes its mbarriers.
 The seats lie in global memory: WORDS words with a bit for each seat that is taken, a counter, and from ORDER
 on the place of each seat. Bits and counter are zero between launches: the block that is seated last clears
 them, before any kernel that depends on this one may start. So the launches of one stream share an array;
-launches that may run at the same time need one each.
+launches that may run at the same time need one each. Launches check the array's size, checked mode and the
+simulator that it is clear (`Argument.per_block`, `cleared`); a kernel would wait for ever for a seat.
 """
 
 from __future__ import annotations

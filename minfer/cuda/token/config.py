@@ -127,7 +127,8 @@ class TokenConfig:
             raise ConfigRefused(f"decode_token: {self.blocks} blocks for {self.groups} groups of heads")
         if self.slots < 2:
             raise ConfigRefused(
-                f"decode_token: {self.region_bytes} bytes of activations leave no room for a ring in "
+                f"decode_token: {self.entries} entries of the schedule ({self.entries * ENTRY_BYTES} bytes) "
+                f"and {self.region_bytes} bytes of activations leave no room for a ring in the "
                 f"{MAX_SHARED_BYTES} bytes of shared memory"
             )
 

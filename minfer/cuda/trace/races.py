@@ -1,11 +1,11 @@
 """Races and missing initialisation in a traced launch.
 
-Every thread has a vector clock; barriers, syncwarp, cluster barriers and mbarriers order what came before
-them before what comes after. Two accesses of one byte by two threads, one of them a write, must be ordered.
-Shuffles, votes and matrix instructions order nothing. An asynchronous copy writes from its issue until it
-has landed: accesses before its issue must be ordered before the issue, accesses after it after the landing.
-Asynchronous readers (wgmma, TMA stores) likewise, and what ordinary stores wrote for them needs a
-fence.proxy.async of the writer. Blocks of different clusters are never ordered.
+Every thread has a vector clock (`minfer.cuda.trace.clocks`); barriers, syncwarp, cluster barriers and
+mbarriers order what came before them before what comes after. Two accesses of one byte by two threads, one of
+them a write, must be ordered. Shuffles, votes and matrix instructions order nothing. An asynchronous copy
+writes from its issue until it has landed: accesses before its issue must be ordered before the issue, those
+after it after the landing. Asynchronous readers (wgmma, TMA stores) likewise, and what ordinary stores wrote
+for them needs a fence.proxy.async of the writer. Blocks of different clusters are never ordered.
 
 Limits: data that wgmma and TMA move in global memory, and atomics, are not checked; a phase of an mbarrier
 that TMA bytes complete orders only that data, not what the issuing thread did before.
@@ -13,12 +13,13 @@ that TMA bytes complete orders only that data, not what the issuing thread did b
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from minfer.cuda.trace.clocks import Clocks
 from minfer.cuda.trace.finding import Finding
 from minfer.cuda.trace.ops import Op, unpack_mbarrier
 from minfer.cuda.trace.recorder import Trace
@@ -97,15 +98,10 @@ class _Checker:
         self.agents = {mbarrier: threads + i for i, mbarrier in enumerate(sorted(landings))}
         self.warpgroups = threads + len(self.agents)
         size = self.warpgroups + -(-threads // 128)
-        self.clocks = [array("i", bytes(4 * size)) for _ in range(size)]
-        self.views = [np.frombuffer(clock, np.intc) for clock in self.clocks]
-        for thread in range(size):
-            self.clocks[thread][thread] = 1
+        self.clocks = Clocks(size)
         self.fences = [0] * size
         self.shared = [_Memory() for _ in range(info.cluster)]
-        self.meetings: dict[tuple, np.ndarray] = {}
         self.mbarriers: dict[tuple[int, int], tuple[int, int, int]] = {}  # thread, clock, site that made it
-        self.size = size
         for op, block, thread, site, _, _, address, length, extra in rows.tolist():
             self.row += 1
             handler = _HANDLERS.get(op)
@@ -144,7 +140,7 @@ class _Checker:
     # ---- shared memory
 
     def read(self, rank, thread, site, address, length, extra, asynchronous=False):
-        memory, clock = self.shared[rank], self.clocks[thread]
+        memory, clock = self.shared[rank], self.clocks.of[thread]
         for granule in self.granules(address, length):
             where = granule * self.shared_granule
             flight = memory.landing.get(granule)
@@ -171,7 +167,7 @@ class _Checker:
 
     def before_write(self, rank, thread, site, address, length) -> None:
         """Everything that used these bytes must be ordered before this thread's present."""
-        memory, clock = self.shared[rank], self.clocks[thread]
+        memory, clock = self.shared[rank], self.clocks.of[thread]
         for granule in self.granules(address, length):
             where = granule * self.shared_granule
             flight = memory.landing.get(granule)
@@ -214,7 +210,7 @@ class _Checker:
         self.written(rank, thread, site, address, length)
 
     def written(self, rank, thread, site, address, length):
-        entry = (thread, self.clocks[thread][thread], site, self.fences[thread])
+        entry = (thread, self.clocks.now(thread), site, self.fences[thread])
         writes = self.shared[rank].writes
         for granule in self.granules(address, length):
             writes[granule] = entry
@@ -239,9 +235,9 @@ class _Checker:
     def tma_land(self, rank, thread, site, address, length, extra):
         mbarrier, target, phase = unpack_mbarrier(extra)
         agent = self.agents[mbarrier, target]
-        self.clocks[agent][agent] += 1
+        self.clocks.tick(agent)
         self.copy_land(target, agent, site, address, length, extra)
-        self.meet(("mbarrier", target, mbarrier, phase))[agent] = self.clocks[agent][agent]
+        self.clocks.announce(agent, ("mbarrier", target, mbarrier, phase))
 
     def read_begin(self, rank, thread, site, address, length, extra):
         self.read(rank, thread, site, address, length, extra, asynchronous=True)
@@ -249,7 +245,7 @@ class _Checker:
             self.shared[rank].reading[granule][thread, 0] = site
 
     def read_end(self, rank, thread, site, address, length, extra):
-        memory, now = self.shared[rank], self.clocks[thread][thread]
+        memory, now = self.shared[rank], self.clocks.now(thread)
         for granule in self.granules(address, length):
             begun = memory.reading[granule].pop((thread, 0), site)
             memory.reads[granule][thread] = (now, begun)
@@ -266,7 +262,7 @@ class _Checker:
             memory.reads[granule][agent] = (extra + 1, begun)
 
     def wgmma_wait(self, rank, thread, site, address, length, extra):
-        clock, agent = self.clocks[thread], self.warpgroups + thread // 128
+        clock, agent = self.clocks.of[thread], self.warpgroups + thread // 128
         clock[agent] = max(clock[agent], extra + 1)
 
     def atomic(self, rank, thread, site, address, length, extra):
@@ -277,56 +273,39 @@ class _Checker:
 
     # ---- order
 
-    def meet(self, key: tuple) -> np.ndarray:
-        known = self.meetings.get(key)
-        if known is None:
-            known = self.meetings[key] = np.zeros(self.size, np.intc)
-        return known
-
-    def release(self, thread: int, key: tuple) -> None:
-        """What this thread has done until now comes before whatever acquires `key`."""
-        meeting = self.meet(key)
-        np.maximum(meeting, self.views[thread], out=meeting)
-        self.clocks[thread][thread] += 1
-
-    def acquire(self, thread: int, key: tuple) -> None:
-        meeting = self.meetings.get(key)
-        if meeting is not None:
-            np.maximum(meeting, self.views[thread], out=self.views[thread])
-
     def barrier_arrive(self, rank, thread, site, address, length, extra):
-        self.release(thread, ("barrier", rank, address, extra))
+        self.clocks.release(thread, ("barrier", rank, address, extra))
 
     def barrier_leave(self, rank, thread, site, address, length, extra):
-        self.acquire(thread, ("barrier", rank, address, extra))
+        self.clocks.acquire(thread, ("barrier", rank, address, extra))
 
     def warp_arrive(self, rank, thread, site, address, length, extra):
-        self.release(thread, ("warp", thread // 32, extra))
+        self.clocks.release(thread, ("warp", thread // 32, extra))
 
     def warp_leave(self, rank, thread, site, address, length, extra):
-        self.acquire(thread, ("warp", thread // 32, extra))
+        self.clocks.acquire(thread, ("warp", thread // 32, extra))
 
     def cluster_arrive(self, rank, thread, site, address, length, extra):
-        self.release(thread, ("cluster", extra))
+        self.clocks.release(thread, ("cluster", extra))
 
     def cluster_leave(self, rank, thread, site, address, length, extra):
-        self.acquire(thread, ("cluster", extra))
+        self.clocks.acquire(thread, ("cluster", extra))
 
     def mbarrier_init(self, rank, thread, site, address, length, extra):
-        self.mbarriers[rank, address] = (thread, self.clocks[thread][thread], site)
+        self.mbarriers[rank, address] = (thread, self.clocks.now(thread), site)
 
     def use_mbarrier(self, thread: int, site: int, rank: int, address: int) -> None:
         maker, at, made = self.mbarriers[rank, address]
-        if maker != thread and self.clocks[thread][maker] < at:
+        if maker != thread and self.clocks.of[thread][maker] < at:
             self.report("mbarrier race", "shared", address, thread, site, (maker, made))
 
     def mbarrier_arrive(self, rank, thread, site, address, length, extra):
         self.use_mbarrier(thread, site, length, address)
-        self.release(thread, ("mbarrier", length, address, extra))
+        self.clocks.release(thread, ("mbarrier", length, address, extra))
 
     def mbarrier_wait(self, rank, thread, site, address, length, extra):
         self.use_mbarrier(thread, site, length, address)
-        self.acquire(thread, ("mbarrier", length, address, extra - 1))
+        self.clocks.acquire(thread, ("mbarrier", length, address, extra - 1))
 
     def fence(self, rank, thread, site, address, length, extra):
         self.fences[thread] += 1
@@ -336,7 +315,7 @@ class _Checker:
     def global_read(self, rank, thread, site, address, length, extra):
         if address // _GLOBAL_SPAN not in self.written_arrays:
             return
-        step, clock = self.global_granule, self.clocks[thread]
+        step, clock = self.global_granule, self.clocks.of[thread]
         for granule in range(address // step, -(-(address + length) // step)):
             write = self.global_memory.get(granule)
             if write is not None and self.unordered(thread, clock, write):
@@ -345,7 +324,7 @@ class _Checker:
             self.global_reads[granule][self.first_block, thread] = (clock[thread], site)
 
     def global_write(self, rank, thread, site, address, length, extra):
-        step, clock = self.global_granule, self.clocks[thread]
+        step, clock = self.global_granule, self.clocks.of[thread]
         for granule in range(address // step, -(-(address + length) // step)):
             write = self.global_memory.get(granule)
             if write is not None and self.unordered(thread, clock, write):
@@ -359,7 +338,7 @@ class _Checker:
                     return
             self.global_memory[granule] = (self.first_block, thread, clock[thread], site)
 
-    def unordered(self, thread: int, clock: array, other: tuple[int, int, int, int]) -> bool:
+    def unordered(self, thread: int, clock: Sequence[int], other: tuple[int, int, int, int]) -> bool:
         block, other_thread, at, _ = other
         return block != self.first_block or (other_thread != thread and clock[other_thread] < at)
 

@@ -6,12 +6,13 @@ that the device does not allow, or because it does not compile or the driver ref
 the chain takes goes through the f16 GEMM, dequantized before each product. Every step down is told, once for
 each format and row length; nothing is ever left unwritten.
 
-    mmq_fast       stream-k -> fast -----------> narrow KD=8 -> R1 -> f16
+    mmq_fast       large -> stream-k -> fast --> narrow KD=8 -> R1 -> f16
     mmq_raw_wide   wide KD=8 -> wide KD=4 -> narrow KD=8 -> R1 -> f16
     mmq_raw                                  narrow KD=8 -> R1 -> f16
     mmq                                                     R1 -> f16
 
-Where whole tiles leave next to no multiprocessor idle, the fast kernel takes the place of the stream-k one.
+Where whole tiles leave next to no multiprocessor idle, the fast kernel takes the place of the stream-k one;
+not of the large one, whose blocks have a multiprocessor to themselves: nobody fills it until the next begins.
 Up to SMALL_TOKENS tokens start at the chain's first kernel whose tile is no taller than that.
 """
 
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
-from minfer.cuda.mmq import MmqConfig, fast, mmq, narrow, r1, stream, wide
+from minfer.cuda.mmq import WEIGHT_TYPES, MmqConfig, fast, large, mmq, narrow, r1, stream, wide
 from minfer.engine.cuda.launches import launch_for
 from minfer.engine.cuda.routes import SMALL_TOKENS
 
@@ -61,7 +62,7 @@ CHAINS: dict[str, tuple[Step, ...]] = {
     "mmq": (_R1,),
     "mmq_raw": (_NARROW, _R1),
     "mmq_raw_wide": (*_WIDE, _NARROW, _R1),
-    "mmq_fast": (Step("stream-k", stream), Step("fast", fast), _NARROW, _R1),
+    "mmq_fast": (Step("large", large), Step("stream-k", stream), Step("fast", fast), _NARROW, _R1),
     "mmq_raw_kd4": (Step("narrow KD=4", partial(narrow, kd=4)), _R1),
     "mmq_raw_wide_kd4": (_WIDE[1], _NARROW, _R1),
 }
@@ -70,9 +71,10 @@ routes of their own: the campaign compares them with others."""
 
 
 def workspace(route: str, sms: int) -> tuple[int, int]:
-    """f32 elements and counters that the stream-k kernel of a route takes, (0, 0) if it has none."""
-    sizes = [config.workspace(sms) for step in CHAINS[route] if (config := step.make("Q4_K")).stream]
-    return sizes[0] if sizes else (0, 0)
+    """f32 elements and counters that the stream-k kernels of a route take at most, (0, 0) if it has none."""
+    configs = [step.make(format) for step in CHAINS[route] for format in WEIGHT_TYPES]
+    sizes = [(0, 0), *(config.workspace(sms) for config in configs if config.stream)]
+    return max(parts for parts, _ in sizes), max(ready for _, ready in sizes)
 
 
 @cache
@@ -189,5 +191,5 @@ class MmqProducts:
 
 def _fitted(config: MmqConfig, sizes: tuple[int, int, int], strided: bool, form: str) -> MmqConfig:
     """A chain's config for a product of (tokens, rows, multiprocessors)."""
-    stream = config.stream and config.idle(*sizes) >= STREAM_COST
+    stream = config.stream and (config.min_blocks == 1 or config.idle(*sizes) >= STREAM_COST)
     return replace(config, stream=stream, strided=strided, out=form)

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from minfer.cuda.gemm import BLOCK_SOURCES, GemmConfig, make_gemm
-from minfer.cuda.gemm_hopper import choose, make_gemm_hopper, split_workspace
-from minfer.cuda.placement import PlacementConfig, placement, places
-from minfer.cuda.tile.seats import ORDER, make_seats
+from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
 from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.launches import Launch, TensorMaps, launch_for
 from minfer.engine.cuda.mmq import MmqProducts
 from minfer.engine.cuda.plan import SCRATCH, MemoryPlan
 from minfer.engine.cuda.routes import SMALL_TOKENS, Route
+from minfer.engine.cuda.seats import device_parts, device_seats
 from minfer.engine.cuda.w4a8 import W4A8Products
 from minfer.engine.cuda.w4a16 import W4A16Products
 from minfer.engine.cuda.weights import Stack
@@ -40,7 +39,8 @@ class Products:
         self._panel: Any = None
         self.tensor_map = TensorMaps(device)
         self._w4a16 = W4A16Products(device, self.tensor_map) if route.w4a16 else None
-        self._seats, self._parts = (self._make_seats(), self._make_parts()) if route.wgmma else (None, ())
+        self._seats = device_seats(device) if route.wgmma else None
+        self._parts = device_parts(device) if route.wgmma else ()
         self._w4a8: W4A8Products | None = None
         if route.w4a8:
             memory = self._memory(plan.activations["int8"])
@@ -199,19 +199,5 @@ class Products:
         operands = ("a", a), ("b", self.halves(stack))
         maps = [self.tensor_map(array, gemm.config.boxes[name]) for name, array in operands]
         seats = (self._seats,) if gemm.config.pdl else ()
-        gemm.on(self.device, *maps, *rest, *seats, *(self._parts if gemm.config.split_k else ()))
-
-    def _make_seats(self) -> Any:
-        """Seats for Hopper's GEMMs, one after the other on the device's stream."""
-        device, count = self.device, self.device.sms
-        seats = device.empty(ORDER + count, np.uint32)
-        launch_for(placement, PlacementConfig, (count,)).on(device, seats[ORDER:])
-        device.write(seats, make_seats(places(device.read(seats[ORDER:]))))
-        return seats
-
-    def _make_parts(self) -> tuple[Any, Any]:
-        """What the blocks of a tile hand over, in Hopper's GEMMs with split_k, and its counters."""
-        elements, counters = split_workspace(self.device.sms)
-        parts, ready = self.device.empty(elements, np.float32), self.device.empty(counters, np.uint32)
-        self.device.clear(ready)
-        return parts, ready
+        parts = self._parts if gemm.config.split_k else ()
+        gemm.on(self.device, *maps, *rest, *seats, *parts)

@@ -10,28 +10,24 @@ it; where the GEMM can add, gate or rotate by itself, it does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from minfer.cuda import attention as attn
 from minfer.cuda import elementwise as ew
-from minfer.cuda.gemv import GemvConfig, gemv
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
-from minfer.cuda.q8 import q8_record_bytes
-from minfer.cuda.quantize import QuantizeQ8Config, quantize_q8
 from minfer.cuda.token import LAST_STEP
 from minfer.engine.backend import LayerWeights, Progress, Role, Weights
 from minfer.engine.cuda.activations import Activations, Storage
+from minfer.engine.cuda.attention import Attention
 from minfer.engine.cuda.chooser import Chooser
 from minfer.engine.cuda.devices import Device
+from minfer.engine.cuda.few_products import FewProducts
 from minfer.engine.cuda.fused_rope import FusedRope, rotated_heads
-from minfer.engine.cuda.hopper_attention import HopperAttention
-from minfer.engine.cuda.launches import kernel, launch_for
+from minfer.engine.cuda.launches import launch_for
 from minfer.engine.cuda.operands import Operands
-from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan, decode_splits
+from minfer.engine.cuda.plan import FEW_TOKENS, MemoryPlan
 from minfer.engine.cuda.products import Products
 from minfer.engine.cuda.routes import Route
 from minfer.engine.cuda.token import TokenState, TokenStep
@@ -79,19 +75,9 @@ class CudaRuntime:
         self._storages: dict[tuple[Role, int], Storage] = {}
         self._queries = self._storage("queries", plan.chunk, config.n_heads * config.head_dim)
         self._delta = self._storage("delta", plan.chunk, config.hidden)
-        self._records = device.empty(plan.activations["records"], np.uint8)
+        self._few_products = FewProducts(device, plan.activations["records"], self._pdl)
         self._operands = Operands(device, route, plan.activations["converted"])
-        splits = decode_splits(config, plan.n_ctx, device.sms)
-        heads = config.n_heads, config.n_kv_heads, config.head_dim
-        self._prefill = attn.seed_steps(*heads)[route.attention]
-        self._decode = shapes = attn.DecodeAttentionConfig(*heads, splits, "f32")
-        self._partial = device.empty(shapes.partial_shape, np.float32)
-        self._statistics = device.empty(shapes.statistics_shape, np.float32)
-        self._hopper_attention = (
-            HopperAttention(device, config, plan.chunk, self._products.tensor_map)
-            if route.hopper_attention
-            else None
-        )
+        self._attention = Attention(device, config, route, plan, self._products.tensor_map)
         heads = rotated_heads(config) if route.wgmma and route.fused else None
         self._fused_rope = heads and FusedRope(device, heads, self._products, self._rope_table)
         self._pending: tuple[int, int, Activations] | None = None
@@ -164,8 +150,7 @@ class CudaRuntime:
         self._pending = self._gated = None  # of a pass that was interrupted
         if self._fused_rope is not None:
             self._fused_rope.drop()
-        if self._hopper_attention is not None and n > FEW_TOKENS:
-            self._hopper_attention.set_order(n, position, position + n)
+        self._attention.prepare(n, position)
 
     def capture(self, forward: Callable[[], None]) -> Callable[[], None]:
         """See Runtime.capture; for one token, whose kernels read all that changes from device memory."""
@@ -262,7 +247,7 @@ class CudaRuntime:
             self._step.linear(out, x, matrix, add)
             return
         if len(x) <= FEW_TOKENS and x.storage.form in ("f32", "q8"):
-            self._multiply_few(out, x, matrix, add)
+            self._few_products.multiply(out, x, matrix, add, self._overlaps)
             return
         operand = partial(self._operands.of, x)
         fuses = self._products.fuses(len(x), matrix, add)
@@ -278,29 +263,6 @@ class CudaRuntime:
             self._pending = (out.start, out.stop, delta)
         else:
             self._products.multiply(out, operand, matrix)
-
-    def _multiply_few(self, out: Activations, x: Activations, matrix: Stack, add: bool) -> None:
-        """Read the blocks once per token."""
-        form, columns = x.storage.form, x.storage.columns
-        quantized = None
-        if form == "q8":
-            quantized = x.matrix("q8")
-        elif any(run.quantized for run in matrix.runs):
-            records = launch_for(quantize_q8, QuantizeQ8Config, (len(x), columns), pdl=self._overlaps)
-            quantized = self._records[: len(x) * q8_record_bytes(columns)].reshape(len(x), -1)
-            records.on(self.device, x.matrix("f32"), quantized, columns)
-        plain = x.matrix("f32") if form == "f32" else None
-        target, sms, shared = out.matrix("f32"), self.device.sms, self.device.shared_bytes
-        for row in range(len(x)):
-            first = 0
-            for run in matrix.runs:
-                y = target[row][first : first + run.rows]
-                source = (quantized if run.quantized else plain)[row]
-                shape = run.format, run.columns, run.rows, add, self._pdl, sms, shared
-                product = launch_for(gemv, GemvConfig.for_shape, (run.rows, sms), *shape)
-                product.on(self.device, run.blocks, source, *((y,) if add else ()), y, run.rows)
-                first += run.rows
-        out.storage.mark("f32")
 
     def rotate_and_store(
         self, layer: int, q: Activations, k: Activations, v: Activations, first_query: int
@@ -375,33 +337,16 @@ class CudaRuntime:
         if self._step is not None:
             self._step.attention(layer, out, q)
             return
-        config, n = self.config, len(q)
-        scale = config.head_dim**-0.5
-        form = self._form("attended", n)
+        form = self._form("attended", len(q))
         keys, values = self._keys[layer], self._values[layer]
-        if n == 1:
-            split = launch_for(
-                attn.attention_decode, replace, (), self._decode, output=form, pdl=self._overlaps
-            )
+        if len(q) == 1:
             queries = self._queries.rows_as("f32", 0, 1) if q.storage.parent.form else q.matrix("f32")
-            sums = self._partial, self._statistics
-            split.on(self.device, queries, keys, values, *sums, self._length, scale)
-            self.device.launch(
-                kernel(attn.attention_combine, split.config), split.config.combine_grid(),
-                *sums, out.matrix(form), pdl=split.pdl,
-            )  # fmt: skip
-        elif self._hopper_attention is not None and form == "f16":
-            self._hopper_attention.launch(
-                self._queries.rows_as("f16", 0, n), keys, values, out.matrix("f16"),
-                self._position + first_query, self._position + self._count,
-            )  # fmt: skip
+            self._attention.one(queries, keys, values, out.matrix(form), form, self._length, self._overlaps)
         else:
             form = "f32" if form == "q8" else form
-            tiles = launch_for(attn.attention_prefill, replace, (n,), self._prefill, output=form)
-            tiles.on(
-                self.device, self._queries.rows_as("f16", 0, n), keys, values, out.matrix(form),
-                n, self._position + first_query, self._position + self._count, scale,
-            )  # fmt: skip
+            queries, end = self._queries.rows_as("f16", 0, len(q)), self._position + self._count
+            first = self._position + first_query
+            self._attention.many(queries, keys, values, out.matrix(form), form, first, end)
         out.storage.mark(form)
 
     def swiglu(self, out: Activations, gate_up: Activations) -> None:
