@@ -9,7 +9,7 @@ import numpy as np
 
 from minfer.cuda import reference
 from minfer.cuda.elementwise import RopeStoreConfig, rope_store, rope_table
-from minfer.cuda.gemm_hopper import GemmHopperConfig, make_gemm_hopper, split_workspace
+from minfer.cuda.gemm_hopper import GemmHopperConfig, make_gemm_hopper
 from minfer.cuda.tile.seats import ORDER, make_seats
 from tests.cuda.parity import Case, poisoned
 
@@ -28,8 +28,9 @@ def workspace_of(config: GemmHopperConfig, multiprocessors: int) -> dict[str, np
     """The arguments that a launch with split_k has besides."""
     if not config.split_k:
         return {}
-    elements, counters = split_workspace(multiprocessors)
-    return {"parts": poisoned(elements, np.float32), "ready": np.zeros(counters, np.uint32)}
+    tiles = multiprocessors // 2
+    sums = poisoned(tiles * config.tile_n * config.tile_m, np.float32)
+    return {"parts": sums, "ready": np.zeros(2 * tiles, np.uint32)}
 
 
 def all_free(seats: np.ndarray) -> None:
