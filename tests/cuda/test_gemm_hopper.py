@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.cuda.gemm_hopper import GemmHopperConfig, Heads, choose, make_gemm_hopper
+from minfer.cuda.gemm_hopper import GemmHopperConfig, Heads, choose, make_gemm_hopper, may_split
 from minfer.cuda.gemm_hopper.config import WARPGROUPS
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.runtime import compile_kernel
@@ -119,6 +119,7 @@ def test_few_tokens_share_the_depth_of_long_products():
         assert config.split_k and config.grid(nt, 3584, 132) == (132, 1, 1)
     assert not choose(512, 3584, 18944).split_k  # 128 tiles need no halves
     assert not choose(256, 3584, 3584).split_k  # the exchange takes longer than half of the depth
+    assert may_split(3584) and not may_split(2048) and not choose(1, 3584, 2048).split_k
 
 
 def test_halves_need_a_multiprocessor_each():

@@ -1,6 +1,6 @@
 """The Hopper GEMM: configs, the choice of one, the kernel."""
 
-from minfer.cuda.gemm_hopper.config import GemmHopperConfig, choose
+from minfer.cuda.gemm_hopper.config import GemmHopperConfig, choose, may_split
 from minfer.cuda.gemm_hopper.heads import Heads
 from minfer.cuda.gemm_hopper.kernel import make_gemm_hopper, shipped
 from minfer.cuda.gemm_hopper.split import split_workspace
@@ -10,6 +10,7 @@ __all__ = [
     "Heads",
     "choose",
     "make_gemm_hopper",
+    "may_split",
     "shipped",
     "split_workspace",
 ]

@@ -270,13 +270,23 @@ class GemmHopperConfig:
         return -(-rows // max(1, round(nt / GROUP_ROWS)))
 
 
+def _step(tile_n: int, tile_m: int) -> float:
+    """Cycles of a k-tile: of its wgmmas (4096 FLOP a cycle) or its bytes from L2 (56 a cycle)."""
+    return max(tile_n * tile_m / 32, (tile_n + tile_m) * 128 / 56)
+
+
+def may_split(depth: int) -> bool:
+    """Whether `choose` gives a product of that depth split_k at any sizes: half of it takes longer than the
+    exchange."""
+    return any(-(-depth // 64) // 2 * _step(n, m) > EXCHANGE_CYCLES for n, m, _ in SPLIT_TILES)
+
+
 def choose(
     nt: int, od: int, depth: int, multiprocessors: int = 132, out: str = "f16", epilogue: str = "store"
 ) -> GemmHopperConfig:
     """The config with the least time over whole waves of blocks, for an nt x od x depth product.
 
-    A k-tile costs its wgmmas (4096 FLOP a cycle) or its bytes from L2 (56 a cycle), a tile about 1500 cycles
-    outside its main loop (measured on an H200).
+    A k-tile costs `_step`, a tile about 1500 cycles outside its main loop (measured on an H200).
 
     What cycles do not say: an H200 is at its power limit within the first millisecond, where a schedule of
     fewer cycles gets a lower clock, and one that moves fewer bytes a higher one."""
@@ -288,13 +298,13 @@ def choose(
 
     def cost(option: tuple[int, int, int, bool]) -> float:
         tile_n, tile_m, _, split = option
-        step = max(tile_n * tile_m / 32, (tile_n + tile_m) * 128 / 56)
+        step = _step(tile_n, tile_m)
         if split:
             return -(-k_tiles // 2) * step + 1500 + EXCHANGE_CYCLES
         return -(-tiles(tile_n, tile_m) // multiprocessors) * (k_tiles * step + 1500)
 
     options = [(*tile, False) for tile in TILES if tile[1] >= 64 * halves]
-    if k_tiles > 1:
+    if may_split(depth):
         fit = (tile for tile in SPLIT_TILES if 2 * tiles(*tile[:2]) <= multiprocessors)
         options += [(*tile, True) for tile in fit if tile[1] >= 64 * halves]
     tile_n, tile_m, stages, split = best = min(options, key=cost)
