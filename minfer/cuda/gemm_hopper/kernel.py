@@ -86,8 +86,9 @@ from minfer.cuda.tile.hopper import ALIGNMENT, BUFFER_BYTES
 
 @cache
 def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
-    """The kernel of a config: (a, b, c, nt, od, depth, group[, seats]), with epilogue "rope" (a, b, [bias,]
-    table, q, k_cache, v_cache, nt, od, depth, group, position[, seats]).
+    """The kernel of a config: (a, b, c, nt, od, depth, group[, seats][, parts, ready]), with epilogue "rope"
+    (a, b, [bias,] table, q, k_cache, v_cache, nt, od, depth, group, position[, seats][, parts, ready]); seats
+    with pdl, parts and ready (`split_workspace`) with split_k.
 
     a, b, c are tensor maps (`config.boxes`, 128-byte swizzle) of A [nt, depth] and B [od, depth], f16
     row-major, and C [nt, od] of `config.out`, od and depth multiples of 8; the sizes are int32; group is
