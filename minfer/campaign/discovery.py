@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import linecache
 import os
 import pkgutil
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -48,12 +50,32 @@ def from_path(path: Path) -> list[Probe]:
         raise ProbeError(f"{path}: a probe's file ends with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
+    linecache.checkcache(str(path))  # it may have been edited since it was last read
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ProbeError(f"{path}: {type(error).__name__}: {error}") from error
     return _declared(module, str(path))
+
+
+def write_new(name: str, path: Path) -> None:
+    """Write a probe's file to begin with, a copy of `minfer.campaign.starter`.
+
+    Raises:
+        ProbeError: the name is none, or there is such a file.
+    """
+    from minfer.campaign import starter
+
+    replace(starter.PROBE, name=name)  # refuses a bad name
+    if path.suffix != ".py":
+        raise ProbeError(f"{path}: a probe's file ends with .py")
+    if path.exists():
+        raise ProbeError(f"{path} is there already: choose another name or file")
+    text = Path(starter.__file__).read_text(encoding="utf-8")
+    first = text.index("\n\n")  # the docstring's first line; the others are about the copying
+    text = text[:first] + text[text.index('"""', first) :]
+    path.write_text(text.replace('name="row-sum"', f'name="{name}"'), encoding="utf-8")
 
 
 def find(paths: Iterable[Path] = ()) -> dict[str, Probe]:

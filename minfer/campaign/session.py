@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from minfer.campaign.blame import told
 from minfer.campaign.decompose import DECODE_CONTEXT, decompose_all, prefill_routes
 from minfer.campaign.gates import SameTokens
 from minfer.campaign.precompile import precompile
@@ -45,7 +44,7 @@ def simulate(probes: Sequence[Probe], say: Callable[[str], None]) -> list[str]:
         try:
             gates = run_gates(Trial(probe, SimulatedDevice("sm_90a", 4)), say)
         except Exception as error:  # a probe's own code may raise anything
-            say(f"{probe.name}: failed: {_told(error, probe)}")
+            say(f"{probe.name}: failed: {told(error)}")
             failed.append(probe.name)
             continue
         if not all(gate.passed for gate in gates):
@@ -117,7 +116,7 @@ def run(
                 say=say,
             )
         except Exception as error:  # a figure above a ceiling, a kernel that fails, a probe's own code
-            say(f"{probe.name}: not recorded: {_told(error, probe)}")
+            say(f"{probe.name}: not recorded: {told(error)}")
             failed.append(probe.name)
             continue
         keep(record)
@@ -135,15 +134,6 @@ def prepare(
         dict.fromkeys((max(tokens, DECODE_CONTEXT + 1), tokens, GATE_TOKENS, WARM_UP_TOKENS, *context))
     )
     precompile(probes, arch, model=loaded, routes=routes, prompts=prompts, say=say)
-
-
-def _told(error: Exception, probe: Probe) -> str:
-    """An error in a line, with the place in the probe's file, or else where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = getattr(sys.modules[type(probe.workload).__module__], "__file__", None)  # a notebook has none
-    place = [frame for frame in frames if frame.filename == own] or frames
-    words = " ".join(str(error).split())
-    return f"{type(error).__name__}: {words} ({Path(place[-1].filename).name}:{place[-1].lineno})"
 
 
 def _known() -> list[Record]:

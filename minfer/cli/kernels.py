@@ -50,7 +50,9 @@ def kernels(
         found = all_kernels(name or "", lambda module: progress.set_description(f"making {module}"))
         work = [(kernel, wanted) for wanted in chosen for kernel in found]
         if not work:
-            raise typer.BadParameter(f"no shipped kernel's name contains {name!r}")
+            raise typer.BadParameter(
+                f"no shipped kernel's name contains {name!r}; `minfer probe examine` takes your own"
+            )
         progress.set_description("compiling")
         progress.reset(len(work))
         if len(work) >= WORTH_PROCESSES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -63,6 +64,81 @@ def show(
         print_json(probe_rows([probe], runs)[0])
     else:
         typer.echo(describe(probe, runs))
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="The probe's name: small letters, digits, dots, hyphens.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The file [default: the name, in this folder].")
+    ] = None,
+) -> None:
+    """Write a probe's file to begin with: a kernel with its config, workload and reference, which runs as it
+    is."""
+    from minfer.campaign.discovery import write_new
+
+    path = out or Path(re.sub(r"[.-]", "_", name) + ".py")
+    write_new(name, path)
+    typer.echo(f"{path}: edit it, then\n  minfer probe examine {name} --probes {path}")
+    typer.echo(f"  minfer probe run {name} --probes {path}")
+
+
+@app.command()
+def examine(
+    name: Annotated[str, typer.Argument(help="A probe's name; `minfer probe list` has them.")],
+    arch: Annotated[
+        str, typer.Option(help="Architecture to compile for (`minfer kernels` lists them).")
+    ] = "sm_90a",
+    lines: Annotated[int, typer.Option(min=1, help="Lines of source shown a side.")] = 8,
+    probes: PathsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what can be known of a probe's kernels before they are timed. Needs no GPU.
+
+    Parity and races in the simulator; registers, shared memory, blocks an SM and machine instructions by the
+    compiler; sectors and bank conflicts line by line; the least time that its bytes and FLOP can take. Exits
+    with 1 if a gate failed or a kernel does not compile.
+    """
+    from dataclasses import asdict
+
+    from minfer.campaign.discovery import choose
+    from minfer.campaign.examine import RESOURCES, examine
+    from minfer.lab.table import Table
+
+    (probe,) = choose([name], probes or ())
+    found = examine(probe, arch)
+    if as_json:
+        print_json(
+            {
+                "probe": found.probe,
+                "right": found.right,
+                "gates": [asdict(gate) for gate in found.gates],
+                "kernels": found.resource_rows(),
+                "instructions": found.instruction_rows(),
+                "memory": found.memory_rows(),
+                "least": found.least,
+            }
+        )
+    else:
+        for gate in found.gates:
+            typer.echo(f"gate {gate.name}: {'passed' if gate.passed else 'FAILED'}: {gate.found}")
+        used, columns = found.resource_rows(), {name: name for name in RESOURCES}
+        typer.echo(f"\nCompiled for {found.arch}; an SM of {found.device} holds:\n\n{Table(used, columns)}")
+        for row in used:
+            if row["notes"]:
+                typer.echo(f"{row['side']}, {row['kernel']}: {row['notes']}")
+        shown = {
+            "Machine instructions": found.instruction_rows(),
+            f"Sectors of global memory and wavefronts of shared memory, case {found.case}": found.memory_rows(
+                lines
+            ),
+            f"The least time of a measured case by the rates of {found.device}": found.least,
+        }
+        for heading, rows in shown.items():
+            if rows:
+                typer.echo(f"\n{heading}:\n\n{Table(rows)}")
+    if not found.right:
+        raise typer.Exit(1)
 
 
 @app.command()

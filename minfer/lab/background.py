@@ -1,4 +1,4 @@
-"""Kernels compiled behind a slider: after a pause, in a process of their own, once; overtaken, cancelled."""
+"""Kernels compiled behind a control: after a pause, in a process of their own, once; overtaken, cancelled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from minfer.lab.kernel_code import Listing
+from minfer.cuda.kernel import CompileError, Kernel, ToolchainError
+from minfer.lab.kernel_code import Listing, listing
 from minfer.lab.tile_view import Registers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,6 +138,43 @@ class BackgroundCompiler:
             done = _finished(config, arch, process.returncode, out, err)
             self._known[config, arch] = done
         self.notify(done)
+
+
+class DirectCompiler:
+    """Compiles kernels of this process alone (a notebook's, a probe file's) the moment they are asked for,
+    each once. To a view it is a `BackgroundCompiler` that is always done; its configs are the kernels."""
+
+    def __init__(self) -> None:
+        self.notify: Callable[[Compilation], None] = lambda _: None
+        self._known: dict[tuple[Kernel, str], Compilation] = {}
+
+    def known(self, kernel: Kernel, arch: str) -> Compilation | None:
+        """The finished compile of this kernel, if there was one."""
+        return self._known.get((kernel, arch))
+
+    def request(self, kernel: Kernel, arch: str) -> Compilation:
+        """Compile this kernel, with its code by line."""
+        done = self.known(kernel, arch)
+        if done is None:
+            done = self._known[kernel, arch] = _compiled(kernel, arch)
+        return done
+
+    compile_now = request
+
+    def cancel(self) -> None:
+        """Nothing ever waits."""
+
+
+def _compiled(kernel: Kernel, arch: str) -> Compilation:
+    from minfer.cuda.runtime import compile_kernel
+
+    try:
+        made = compile_kernel(kernel, arch, lineinfo=True)
+    except (CompileError, ToolchainError) as error:
+        return Compilation(kernel, arch, "failed", error=str(error))
+    used = made.resources
+    registers = Registers(used.registers, f"ptxas, {arch}", used.spill_bytes)
+    return Compilation(kernel, arch, "done", registers, listing=listing(made))
 
 
 def described(config: Any) -> dict:

@@ -202,6 +202,11 @@ def draw_bounds(wall: Wall, bar: float = 0.03, note: str = "") -> Picture:
     return Picture(fig, f"Gain of each class of work if it were free, route {wall.route}", found)
 
 
+WIDTH_FORMATS = {
+    "bits a weight": ".2f", "us/GMAC": ".2f", "weights (GB)": ".3f", "reading alone (ms)": ".2f",
+}  # fmt: skip
+
+
 def width_rows(walls: Sequence[Wall]) -> list[dict]:
     """Bits a weight and us/GMAC: our products', llama.cpp's on the same GPU, the seed's two paths'."""
     found = [

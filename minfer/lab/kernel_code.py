@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import linecache
-import os
 import re
 import textwrap
 from collections import Counter
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minfer.cuda.kernel import ToolchainError
+from minfer.cuda.trace import Place
 
 if TYPE_CHECKING:
     from minfer.cuda.runtime import CompiledKernel
@@ -57,8 +57,8 @@ class Listing:
     """A compiled kernel's code.
 
     Attributes:
-        kernel, arch: what, for what. file: the source file's name. source: the kernel function's lines;
-        first: the number of the first of them. ptx, sass: instructions and labels in order.
+        kernel, arch: what, for what. file: the source file, as `Place.file_name` says it. source: the kernel
+        function's lines; first: the number of the first of them. ptx, sass: instructions and labels in order.
         missing: why there is no SASS, in a sentence, or None.
         registers: a thread's.
     """
@@ -78,6 +78,10 @@ class Listing:
         """What `dataclasses.asdict` and JSON made of a listing."""
         ptx, sass = ([Line(**line) for line in fields[name]] for name in ("ptx", "sass"))
         return cls(**{**fields, "source": tuple(fields["source"]), "ptx": tuple(ptx), "sass": tuple(sass)})
+
+    def same_source(self, other: Listing) -> bool:
+        """Whether both are of one function, so that a line means the same in both."""
+        return (self.file, self.first, self.source) == (other.file, other.first, other.source)
 
     def source_lines(self) -> list[Line]:
         """The kernel function's lines."""
@@ -142,7 +146,7 @@ def listing(compiled: CompiledKernel) -> Listing:
     return Listing(
         kernel=str(kernel),
         arch=compiled.arch,
-        file=os.path.basename(code.co_filename),
+        file=Place(code.co_filename, first, code.co_name).file_name,
         first=first,
         source=tuple(textwrap.dedent("".join(lines)).splitlines()),
         ptx=tuple(parse_ptx(compiled.ptx, code.co_filename)),

@@ -10,8 +10,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from minfer.cuda.kernel import Kernel
 from minfer.lab import style
-from minfer.lab.background import BackgroundCompiler, Compilation
+from minfer.lab.background import BackgroundCompiler, Compilation, DirectCompiler
 from minfer.lab.compile_status import CompileStatus
 from minfer.lab.explorer import Explorer, checkbox, dropdown, integers, notice
 from minfer.lab.kernel_code import Line, Listing, class_rows, difference, short
@@ -25,14 +26,16 @@ SIGNS = {"-": "#F8D7C4", "+": "#CBEADF", " ": "transparent"}
 
 
 def draw_classes(listings: Sequence[Listing], source: int) -> Picture:
-    """Machine instructions by class, a bar for each of one or two kernels: all of them, and a line's own."""
+    """Machine instructions by class, a bar for each of one or two kernels: all of them, and a line's own (of
+    the first alone, where they have different sources)."""
     rows = class_rows(listings)
     if not rows:
         fig, (ax,) = style.figure(9.6, 1.6)
         style.bare(ax).set(xticks=[], yticks=[])
         style.title(ax, "No machine code to count", listings[0].missing or "")
         return Picture(fig, f"No machine code of {listings[0].kernel}", [{"class": None}])
-    own = class_rows(listings, source)
+    of_line = ["class", *(short(code) for code in listings if code.same_source(listings[0]))]
+    own = [{name: row[name] for name in of_line} for row in class_rows(listings, source)]
     fig, axes = style.figure(9.6, 1.3 + 0.34 * len(rows), columns=2, width_ratios=(1.5, 1))
     for ax, shown in zip(axes, (rows, own), strict=True):
         _bars(ax, shown)
@@ -87,20 +90,26 @@ def code_html(code: Listing, source: int | None = None, whole: bool = False) -> 
 
 
 def difference_html(first: Listing, second: Listing, source: int) -> str:
-    """A source line's machine code in two configs: the source, then the opcodes that go and that come."""
+    """Two kernels compared: the source, then the opcodes that go and that come, of one line where both have
+    the same source, else of the whole kernels."""
+    same = first.same_source(second)
     counts, others = first.by_line(), second.by_line()
     lines = [line for line in first.source_lines() if abs(line.source - source) <= AROUND]
+    numbers = [
+        _arrow(counts[line.source], others[line.source]) if same else counts[line.source] for line in lines
+    ]
     python = "".join(
-        _row(line, source, _arrow(counts[line.source], others[line.source]), number=True) for line in lines
+        _row(line, source, number, number=True) for line, number in zip(lines, numbers, strict=True)
     )
-    changes = difference(first, second, source)
+    changes = difference(first, second, source if same else None)
     body = "".join(
         f'<div style="background:{SIGNS[change.sign]}">{change.sign} {escape(change.text)}</div>'
         for change in changes
     )
     if first.missing:
         body = notice(escape(first.missing))
-    heads = f"SASS: - {escape(short(first))}, + {escape(short(second))}"
+    part = "SASS" if same else "SASS of the whole kernels"
+    heads = f"{part}: - {escape(short(first))}, + {escape(short(second))}"
     columns = {f"{first.file} (instructions a line)": python, heads: body or _nothing(source)}
     return _columns(columns, {line.source for line in lines})
 
@@ -159,21 +168,19 @@ class KernelView(Explorer):
     left standing until they are done.
 
     Args:
-        factory: the kernel factory, "module:function". configs: name -> config, the first shown at first.
+        compiler: compiles `configs` with listings. configs: name -> config, the first shown at first.
         line: where the line slider stands at first. arch: what is compiled for.
-        compiler: compiles with listings; made from `factory` by default.
     """
 
     def __init__(
         self,
-        factory: str,
+        compiler: BackgroundCompiler | DirectCompiler,
         configs: Mapping[str, Any],
         line: int,
         arch: str = "sm_90a",
-        compiler: BackgroundCompiler | None = None,
     ) -> None:
         self.configs, self.arch = dict(configs), arch
-        self.compiler = compiler or BackgroundCompiler(factory, listing=True)
+        self.compiler = compiler
         self.compiler.notify = self._compiled
         first = next(iter(self.configs))
         names = {name: name for name in self.configs}
@@ -233,9 +240,23 @@ def gemm_view(arch: str = "sm_90a") -> KernelView:
         "TM=64, swizzled": GemmConfig(layout="swizzled"),
         "TM=64, KS=64": GemmConfig(tile_k=64),
     }
-    return KernelView(
-        "minfer.cuda.gemm:make_gemm", configs, line_of(make_gemm(GemmConfig()), "multiply_k16("), arch
-    )
+    compiler = BackgroundCompiler("minfer.cuda.gemm:make_gemm", listing=True)
+    return KernelView(compiler, configs, line_of(make_gemm(GemmConfig()), "multiply_k16("), arch)
+
+
+def view_of(kernels: Mapping[str, Kernel], arch: str = "sm_90a") -> KernelView:
+    """Kernels of this process, by name, at the line that most machine instructions come from.
+
+    Raises:
+        ValueError: the first does not compile.
+    """
+    compiler = DirectCompiler()
+    first = compiler.request(next(iter(kernels.values())), arch)
+    if first.listing is None:
+        raise ValueError(first.error)
+    counts = first.listing.by_line()
+    line = max(counts, key=counts.__getitem__, default=first.listing.first)
+    return KernelView(compiler, kernels, line, arch)
 
 
 def line_of(kernel: Any, text: str) -> int:

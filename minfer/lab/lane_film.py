@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import bisect
 import linecache
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from minfer.arithmetic.banks import BANK_BYTES, BankRequest, TileAddress, ldmatrix_request, shared_request
-from minfer.cuda.trace import Finding, Op, Place, Trace, faulty_rows
+from minfer.arithmetic.banks import (
+    BANK_BYTES,
+    SECTOR_BYTES,
+    BankRequest,
+    GlobalRequest,
+    TileAddress,
+    global_request,
+    ldmatrix_request,
+    shared_request,
+)
+from minfer.cuda.trace import Finding, Op, Place, Trace, TracedArray, faulty_rows
 
 KINDS = {
     Op.COPY_ISSUE: "copy",
@@ -145,10 +153,24 @@ class Step:
             return None
         if self.matrices:
             return ldmatrix_request(self.addresses, self.matrices)
+        return shared_request(*self._of_all_lanes())
+
+    @cached_property
+    def moved(self) -> GlobalRequest | None:
+        """The sectors of global memory that it moves; None: it is no load or store of global memory."""
+        return global_request(*self._of_all_lanes()) if self.kind == "global" else None
+
+    @property
+    def scattered(self) -> bool:
+        """Whether it moves more sectors of global memory than its bytes need."""
+        return self.moved is not None and self.moved.sectors > -(-self.moved.bytes_used // SECTOR_BYTES)
+
+    def _of_all_lanes(self) -> tuple[list[int], int, list[bool]]:
+        """(the address of each of 32 lanes, bytes a lane, which lanes take part)."""
         where, active = [0] * 32, [False] * 32
         for lane, address in zip(self.lanes, self.addresses, strict=True):
             where[lane], active[lane] = address, True
-        return shared_request(where, self.width, active)
+        return where, self.width, active
 
     def __str__(self) -> str:
         return f"warp {self.warp}, {NAMES.get(self.op, self.op.name.lower())}"
@@ -179,13 +201,14 @@ class Film:
 
     Attributes:
         name: what ran. shared_bytes: of the block. steps: in order.
-        tiles: name -> where a tile lies.
+        tiles: name -> where a tile lies. arrays: the launch's, in global memory.
     """
 
     name: str
     shared_bytes: int
     steps: tuple[Step, ...]
     tiles: Mapping[str, TileAt] = field(default_factory=dict)
+    arrays: tuple[TracedArray, ...] = ()
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -204,6 +227,11 @@ class Film:
     def hazards(self) -> list[int]:
         """Numbers of the steps in which the race checker finds a fault."""
         return [step.number for step in self.steps if step.findings]
+
+    @cached_property
+    def scattered(self) -> list[int]:
+        """Numbers of the steps that move more sectors of global memory than their bytes need."""
+        return [step.number for step in self.steps if step.scattered]
 
     def next(self, numbers: list[int], after: int) -> int | None:
         """The first of ascending `numbers` past a step, from the start again at the end; None if empty."""
@@ -330,7 +358,7 @@ def film(trace: Trace, block: int = 0, tiles: Mapping[str, TileAt] | None = None
     name = f"{trace.info.kernel} [{trace.info.config}]"
     touched = [max(step.addresses) + step.width for step in steps if step.in_shared]
     shared_bytes = max([trace.info.shared_bytes, *touched])  # arrays of a fixed size are not in the launch's
-    return Film(name, shared_bytes, tuple(steps), dict(tiles or {}))
+    return Film(name, shared_bytes, tuple(steps), dict(tiles or {}), trace.info.arrays)
 
 
 def _moment(row: np.void) -> tuple[int, int, int]:
@@ -360,9 +388,3 @@ def source_lines(place: Place, around: int = 6) -> list[dict]:
         {"number": first + i, "text": text.rstrip("\n"), "current": first + i == place.line}
         for i, text in enumerate(shown)
     ]
-
-
-def file_name(place: Place) -> str:
-    """A place's file as a reader knows it: without folders, and a cell of a notebook as such."""
-    folder, name = os.path.split(place.file)
-    return "this notebook" if os.path.basename(folder).startswith("ipykernel_") else name

@@ -19,6 +19,13 @@ from minfer.lab.lane_view import draw_frame, frame_html
 FAULTS = ("none", "late wait")
 """What can be wrong with the kernel of `gemm_film`: nothing, or it waits for one copy group too few."""
 
+JUMPS = {
+    "conflicts": ("conflict", "step-forward"),
+    "scattered": ("scattered", "random"),
+    "hazards": ("hazard", "exclamation-triangle"),
+}
+"""Lists of a `Film` that a button leads through: its name and icon."""
+
 
 def with_names(kernel: Kernel, **names: Any) -> Kernel:
     """A copy of a kernel in which names of its function's closure mean something else: a planted fault.
@@ -113,14 +120,15 @@ class LanePlayer(Explorer):
 
     Args:
         films: name -> film, the first one shown first.
-        step: where the slider stands at first; None: at the first conflict, if there is one.
+        step: where the slider stands at first; None: at the first conflict, else the first scattered access,
+            if there is one.
     """
 
     def __init__(self, films: Mapping[str, Film], step: int | None = None) -> None:
         self.films = dict(films)
         first = next(iter(self.films))
         if step is None:
-            step = next(iter(self.films[first].conflicts), 0)
+            step = next(iter(self.films[first].conflicts + self.films[first].scattered), 0)
         controls = {
             "name": dropdown({name: name for name in self.films}, first, "kernel"),
             "step": integers(0, len(self.films[first]) - 1, step, "step"),
@@ -128,13 +136,15 @@ class LanePlayer(Explorer):
         super().__init__("lane player", controls, self._frame, draw_frame, frame_html)
         self.play = ipywidgets.Play(step, max=len(self.films[first]) - 1, interval=1200)
         ipywidgets.jslink((self.play, "value"), (controls["step"], "value"))
-        self.to_conflict = ipywidgets.Button(description="next conflict", icon="step-forward")
-        self.to_hazard = ipywidgets.Button(description="next hazard", icon="exclamation-triangle")
-        self.to_conflict.on_click(lambda _: self.jump("conflicts"))
-        self.to_hazard.on_click(lambda _: self.jump("hazards"))
+        self.buttons = {
+            what: ipywidgets.Button(description=f"next {name}", icon=icon, layout={"width": "auto"})
+            for what, (name, icon) in JUMPS.items()
+        }
+        for what, button in self.buttons.items():
+            button.on_click(lambda _, what=what: self.jump(what))
         self._buttons()
         left = self.box.children[0]
-        left.children = (*left.children, self.play, ipywidgets.HBox([self.to_conflict, self.to_hazard]))
+        left.children = (*left.children, self.play, ipywidgets.HBox(list(self.buttons.values())))
 
     @property
     def film(self) -> Film:
@@ -142,7 +152,7 @@ class LanePlayer(Explorer):
         return self.films[self.controls["name"].value]
 
     def jump(self, what: str) -> None:
-        """Go to the next step with one of "conflicts" or "hazards", from the start again at the end."""
+        """Go to the next step of a kind, a key of `JUMPS`, from the start again at the end."""
         number = self.film.next(getattr(self.film, what), self.controls["step"].value)
         if number is not None:
             self.set(step=number)
@@ -157,8 +167,8 @@ class LanePlayer(Explorer):
         super()._changed(change)
 
     def _buttons(self) -> None:
-        for button, numbers in ((self.to_conflict, self.film.conflicts), (self.to_hazard, self.film.hazards)):
-            button.disabled = not numbers
+        for what, button in self.buttons.items():
+            button.disabled = not getattr(self.film, what)
 
 
 def gemm_player(step: int | None = None) -> LanePlayer:

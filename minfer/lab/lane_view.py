@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -10,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from minfer.cuda.trace import Finding, Place
+from minfer.arithmetic.banks import BANK_BYTES, SECTOR_BYTES
+from minfer.cuda.trace import Finding, Place, TracedArray
 from minfer.lab import style
 from minfer.lab.bank_view import verdict
 from minfer.lab.lane_film import (
@@ -23,7 +25,6 @@ from minfer.lab.lane_film import (
     Frame,
     Step,
     TileAt,
-    file_name,
     source_lines,
 )
 from minfer.lab.picture import Picture
@@ -34,6 +35,8 @@ STATE_COLOURS = {
     WRITTEN: style.tint(style.SKY, 0.65),
 }
 TOUCHED, CONFLICT, HAZARD = style.BLUE, style.RED, style.INK
+UNUSED = style.tint(style.RED, 0.6)
+"""Of bytes in a sector of global memory that no lane asked for."""
 KIND_COLOURS = {
     "copy": style.ORANGE,
     "wait": style.YELLOW,
@@ -46,25 +49,34 @@ KIND_COLOURS = {
 }
 CHUNK_WORDS = 4
 """Words of the 16-byte chunks that a lane copies or names."""
+SECTOR_WORDS = SECTOR_BYTES // BANK_BYTES
+LINE_WORDS = 32
 MOST_LABELLED = 40
 """Rows up to which a map has a lane's number in every touched word."""
 
 
 def draw_frame(frame: Frame) -> Picture:
-    """A step of a film: every warp's steps on top, shared memory by bank with its load, the touched tile."""
+    """A step of a film: every warp's steps on top; below, for an access of global memory its sectors, else
+    shared memory by bank with its load, and the touched tile."""
     fig = Figure(figsize=(9.6, 7.4), layout="constrained", facecolor="white")
     strip = 1.1 if frame.film.warps <= 4 else 1.9
-    tiled = bool(frame.film.tiles)
     grid = fig.add_gridspec(3, 2, height_ratios=(strip, 5.2, 1.3), width_ratios=(1.75, 1))
-    left = 0 if tiled else slice(None)
-    top, memory = style.dress(fig.add_subplot(grid[0, :])), style.dress(fig.add_subplot(grid[1, left]))
-    load = style.dress(fig.add_subplot(grid[2, left], sharex=memory))
+    top = style.dress(fig.add_subplot(grid[0, :]))
     rows = [{"panel": "steps", **row} for row in _timeline(top, frame.film, frame.step)]
-    rows += [{"panel": "words", **row} for row in frame.words]
-    _memory(memory, frame)
-    rows += [{"panel": "load", "bank": bank, "words": count} for bank, count in enumerate(_load(load, frame))]
-    if tiled:
-        _tile(style.dress(fig.add_subplot(grid[1:, 1])), frame)
+    if frame.step.moved is not None:
+        lines = _lines(style.dress(fig.add_subplot(grid[1:, :])), frame)
+        rows += [{"panel": "lines", **row} for row in lines]
+    else:
+        tiled = bool(frame.film.tiles)
+        left = 0 if tiled else slice(None)
+        memory = style.dress(fig.add_subplot(grid[1, left]))
+        load = style.dress(fig.add_subplot(grid[2, left], sharex=memory))
+        rows += [{"panel": "words", **row} for row in frame.words]
+        _memory(memory, frame)
+        loads = enumerate(_load(load, frame))
+        rows += [{"panel": "load", "bank": bank, "words": count} for bank, count in loads]
+        if tiled:
+            _tile(style.dress(fig.add_subplot(grid[1:, 1])), frame)
     _legend(fig)
     alt = f"{frame.film.name}, step {frame.step.number + 1} of {len(frame.film)}: {frame.step}"
     return Picture(fig, alt, rows)
@@ -76,7 +88,8 @@ def _timeline(ax: Axes, film: Film, now: Step) -> list[dict]:
         colours[step.warp, step.number] = _rgb(KIND_COLOURS[step.kind])
     style.bare(ax)
     ax.imshow(colours, extent=(0, len(film), film.warps, 0), aspect="auto", interpolation="nearest")
-    for numbers, marker, colour in ((film.conflicts, "v", CONFLICT), (film.hazards, "X", HAZARD)):
+    marked = ((film.conflicts, "v", CONFLICT), (film.scattered, "v", CONFLICT), (film.hazards, "X", HAZARD))
+    for numbers, marker, colour in marked:
         if numbers:
             ax.plot(
                 [n + 0.5 for n in numbers],
@@ -114,6 +127,10 @@ def _headline(step: Step) -> str:
         return step.findings[0].kind
     if step.banks is not None:
         return verdict(step.banks)
+    if step.moved is not None:
+        least = -(-step.moved.bytes_used // SECTOR_BYTES)
+        more = f" where {least} would do" if step.scattered else ""
+        return f"{NAMES[step.op]}: {step.moved.sectors} sectors{more}"
     return {
         "copy": "copies are on their way",
         "wait": f"{len(step.landed)} copies have landed" if step.landed else "nothing lands",
@@ -205,6 +222,46 @@ def _tile(ax: Axes, frame: Frame) -> None:
     style.title(ax, name, "the same words, where the matrix has them")
 
 
+def _lines(ax: Axes, frame: Frame) -> list[dict]:
+    """The lines of global memory that an access touches, 128 bytes a row: rows of line, word, lane (None:
+    moved with its sector, and not asked for)."""
+    step = frame.step
+    lanes: dict[int, int] = {}
+    for lane, address in zip(step.lanes, step.addresses, strict=True):
+        for word in range(address // BANK_BYTES, -(-(address + step.width) // BANK_BYTES)):
+            lanes.setdefault(word, lane)
+    sectors = sorted({word // SECTOR_WORDS for word in lanes})
+    moved = [sector * SECTOR_WORDS + word for sector in sectors for word in range(SECTOR_WORDS)]
+    found = [{"line": w // LINE_WORDS, "word": w % LINE_WORDS, "lane": lanes.get(w)} for w in moved]
+    places = {line: place for place, line in enumerate(dict.fromkeys(row["line"] for row in found))}
+    height = len(places)  # at most the lanes: an access is aligned
+    colours = np.full((height, LINE_WORDS, 3), _rgb(style.PAPER))
+    for row in found:
+        colours[places[row["line"]], row["word"]] = _rgb(UNUSED if row["lane"] is None else TOUCHED)
+    style.bare(ax)
+    _cells(ax, colours)
+    asked_for = [row for row in found if row["lane"] is not None]
+    _numbers(ax, [(places[row["line"]], row["word"], row["lane"]) for row in asked_for], height)
+    edges = range(0, LINE_WORDS + 1, SECTOR_WORDS)
+    ax.vlines(edges, 0, height, color=style.INK, linewidth=0.9)
+    names = [_where(LINE_WORDS * BANK_BYTES * line, frame.film.arrays) for line in places]
+    ax.set_yticks([place + 0.5 for place in places.values()], names)
+    ax.set_xticks(edges, [str(BANK_BYTES * word) for word in edges])
+    ax.tick_params(length=0, axis="y", labelsize=8 if height <= 16 else 6.5)
+    style.label(ax, "byte of the line (B); dark lines part sectors", "line of 128 B")
+    of = f"{step.moved.bytes_used:,} of {SECTOR_BYTES * len(sectors):,} moved bytes are asked for"
+    style.title(ax, "Global memory, line by line", f"a number is the lane; {of}")
+    return found
+
+
+def _where(address: int, arrays: Sequence[TracedArray]) -> str:
+    """A global address as an array and an offset in it."""
+    for array in arrays:
+        if array.address <= address < array.address + array.size:
+            return f"{array.name} + {address - array.address:,}"
+    return f"{address:#x}"
+
+
 def _cells(ax: Axes, colours: np.ndarray) -> None:
     """Cells parted by lines, where they are large enough for lines."""
     height, width, _ = colours.shape
@@ -240,8 +297,9 @@ def _legend(fig: Figure) -> None:
     handles[0].set_edgecolor(style.RULE)
     handles += [
         Patch(color=TOUCHED, label="touched now"),
-        Patch(color=CONFLICT, label="bank conflict (v above)"),
+        Patch(color=CONFLICT, label="bank conflict (v above: or scattered)"),
         Patch(color=HAZARD, label="read before it is there (x above)"),
+        Patch(color=UNUSED, label="moved, not asked for"),
     ]
     handles += [Patch(color=colour, label=f"step: {kind}") for kind, colour in KIND_COLOURS.items()]
     fig.legend(handles=handles, loc="outside lower left", ncols=5, fontsize=8, frameon=False)
@@ -253,13 +311,13 @@ def frame_html(frame: Frame) -> str:
     head = f"<b>Step {step.number + 1} of {len(frame.film)}</b>: {escape(str(step))}"
     facts = [head, _headline(step)] if not step.findings else [head]
     if step.kind == "global" or step.in_shared:
-        facts.append(f"{len(step.lanes)} lanes, {step.width} B each")
+        facts.append(f"{len(step.lanes)} lane{'s' * (len(step.lanes) > 1)}, {step.width:,} B each")
     faults = "".join(
         f'<p style="color:{CONFLICT}"><b>{escape(text)}</b></p>'
         for text in dict.fromkeys(_fault(finding, frame.words) for finding in step.findings)
     )
     inner = "".join(
-        f"<br>&nbsp;&nbsp;↳ {escape(file_name(place))}:{place.line} in {escape(place.function)}: "
+        f"<br>&nbsp;&nbsp;↳ {escape(place.file_name)}:{place.line} in {escape(place.function)}: "
         f"<code>{escape(_line(place))}</code>"
         for place in reversed(step.chain[:-1])
     )
@@ -277,7 +335,7 @@ def _fault(finding: Finding, words: list[dict]) -> str:
     if finding.other_place is None:
         return text
     place = finding.other_place
-    return f"{text}; the other side is {file_name(place)}:{place.line} in {place.function}"
+    return f"{text}; the other side is {place.file_name}:{place.line} in {place.function}"
 
 
 def _line(place: Place) -> str:
@@ -298,7 +356,7 @@ def source_html(step: Step, around: int = 5) -> str:
     )
     place = step.place
     return (
-        f'<div style="margin:.5em 0 .2em;color:#7B8794">{escape(file_name(place))}, {escape(place.function)}'
+        f'<div style="margin:.5em 0 .2em;color:#7B8794">{escape(place.file_name)}, {escape(place.function)}'
         f'</div><pre style="font-size:11px;line-height:1.35;background:#F5F7FA;padding:.5em;overflow-x:auto;'
         f'margin:0">{body}</pre>'
     )

@@ -176,6 +176,7 @@ def execute(path: Path, timeout: int = 120) -> None:
         nbclient.exceptions.CellExecutionError: a cell failed; the file is left as it was.
     """
     import os
+    import tempfile
 
     import nbformat
     from nbclient import NotebookClient
@@ -184,8 +185,13 @@ def execute(path: Path, timeout: int = 120) -> None:
     notebook.metadata.pop("widgets", None)
     search = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     where = {"metadata": {"path": ROOT}}
-    client = NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources=where)
-    client.execute(env={**os.environ, "PYTHONPATH": search})
+    # errors alone: the kernel would warn of TCP without encryption, which here does not leave the machine
+    quiet = ["--log-level=40"]
+    client = NotebookClient(
+        notebook, timeout=timeout, kernel_name="python3", resources=where, extra_arguments=quiet
+    )
+    with tempfile.TemporaryDirectory() as own:
+        client.execute(env={**os.environ, "PYTHONPATH": search, "MINFER_OWN": own})
     path.write_text(dump(canonical(json.loads(nbformat.writes(notebook)))))
 
 

@@ -132,7 +132,8 @@ def _staircase(ax, rows: list[dict], key: str, device: DeviceSpec) -> None:
         ax.plot([left, row[key]], [row["warps"]] * 2, color=colour, linewidth=2.2, label=name)
         left = row[key]
     ax.axhline(device.warps_per_sm, color=style.QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
-    ax.text(0, device.warps_per_sm, " all warps", va="bottom", fontsize=8, color=style.QUIET)
+    look = {"va": "bottom", "fontsize": 8, "color": style.QUIET, "path_effects": style.RIM}
+    ax.text(0, device.warps_per_sm + 0.5, " all warps", **look)
     ax.set_ylim(0, device.warps_per_sm * 1.13)
     ax.set_xlim(left=0)
 
@@ -171,16 +172,18 @@ def _marks(ax, device: DeviceSpec, threads: int, registers: int, marks: Mapping[
             zorder=5,
             clip_on=False,
         )
-        # Labels stand above their points, one over the other where they would meet.
-        height = occupancy.warps + 2.5
-        while any(abs(amount - x) < 0.21 * edge and abs(height - y) < LABEL for x, y in taken):
+        # The staircase descends, so the room to the right of a point and above it is free; near the edge the
+        # label stands to the left. One stands over the other where two would meet.
+        height = occupancy.warps + 1.2
+        while any(abs(amount - x) < 0.24 * edge and abs(height - y) < LABEL for x, y in taken):
             height += 0.5
         taken.append((amount, height))
+        side = 1 if amount < 0.72 * edge else -1
         ax.annotate(
             f"{name}\nrefused" if refused else f"{name}\n{occupancy.blocks} x {threads // 32} warps",
             (amount, occupancy.warps),
-            (amount, height),
-            ha="center",
+            (amount + 0.012 * side * edge, height),
+            ha="left" if side > 0 else "right",
             va="bottom",
             fontsize=8,
             color=style.INK,

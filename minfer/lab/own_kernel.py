@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from typing import Any, ClassVar
 
 import numpy as np
 
-from minfer.campaign.gates import Parity
+from minfer.arithmetic.banks import SECTOR_BYTES
+from minfer.campaign.examine import INSTRUCTIONS, Asked, asked, simulate_small
 from minfer.campaign.probe import Prediction, Probe
 from minfer.campaign.probe_record import GateResult
-from minfer.campaign.trial import Trial
 from minfer.campaign.workload import Case, Launch, Work, Workload, kernel, pooled_normal
 from minfer.cuda.kernel import Argument, CompileError, Kernel
-from minfer.cuda.trace import Op, Trace, check, global_lines, shared_lines
+from minfer.cuda.trace import Trace
 from minfer.lab import style
 from minfer.lab.errors import notice, sentence
 from minfer.lab.lane_film import film
 from minfer.lab.lane_player import LanePlayer
 from minfer.lab.picture import Picture
+from minfer.lab.requests_view import draw_requests
 from minfer.lab.table import Table
 
 TILE, THREADS = 32, 256
@@ -36,7 +37,6 @@ ARGUMENTS = (
     Argument("rows", "scalar", "int32"),
     Argument("columns", "scalar", "int32"),
 )
-SECTOR = 32
 
 
 @dataclass(frozen=True)
@@ -134,34 +134,24 @@ class Judgement:
 def judge(function: Callable[..., None]) -> Judgement:
     """Run a kernel in the simulator: parity with poisoned outputs on whole and ragged shapes, races, then its
     ledger. Whatever a kernel in the making raises is a failed gate."""
-    from minfer.engine.cuda.devices import SimulatedDevice
-
     own, name = Own(function), function.__name__
-    nothing = Prediction(None, "nothing is compared")
     probe = Probe(
         name="own",
         title=name,
         hypothesis="",
-        prediction=nothing,
+        prediction=Prediction(None, "nothing is compared"),
         workload=Transpose(),
         baseline=own,
         variant=own,
+        labels=(name, name),
     )
-    gates: list[GateResult] = []
-    try:
-        gates.append(Parity().check(Trial(probe, SimulatedDevice())))
-    except Exception as error:
-        gates.append(GateResult("parity", False, _placed(sentence(error))))
-    if not gates[-1].passed:
-        return Judgement(function.__name__, tuple(gates), ())
-    trace = traced(function)
-    findings = check(trace)
-    found = f"{findings[0].kind} ({findings[0].count} times)" if findings else "none in 4 blocks"
-    gates.append(GateResult("races", not findings, found))
-    return Judgement(function.__name__, tuple(gates), tuple(ledger(trace)) if not findings else ())
+    gates, (traces, _) = simulate_small(probe)
+    right = all(gate.passed for gate in gates)
+    told = tuple(replace(gate, found=as_in_notebook(gate.found)) for gate in gates)
+    return Judgement(name, told, tuple(ledger(asked(traces))) if right else ())
 
 
-def _placed(text: str) -> str:
+def as_in_notebook(text: str) -> str:
     """With places in the source as a reader of a notebook knows them."""
     text = re.sub(r"\S*/ipykernel_\d+/\d+\.py:(\d+)", r"line \1 of the cell", text)
     return re.sub(r"(?<=\s)/\S*/(\S+\.py:\d+)", r"\1", text)
@@ -179,33 +169,21 @@ def traced(function: Callable[..., None], rows: int = 64, columns: int = 64) -> 
     return trace
 
 
-LEDGER = {
-    Op.LOAD_GLOBAL: "ld.global",
-    Op.STORE_GLOBAL: "st.global",
-    Op.STORE_SHARED: "st.shared",
-    Op.LOAD_SHARED: "ld.shared",
-}
-
-
-def ledger(trace: Trace) -> list[dict]:
-    """What a run asked of memory by instruction: sectors of global, wavefronts of shared memory a request."""
-    sums: dict[Op, list[int]] = {}
-    for line in (*global_lines(trace), *shared_lines(trace)):
-        total = sums.setdefault(line.op, [0, 0])
-        total[0] += line.requests
-        total[1] += line.sectors if line.op in (Op.LOAD_GLOBAL, Op.STORE_GLOBAL) else line.wavefronts
+def ledger(lines: Sequence[Asked]) -> list[dict]:
+    """What a run asked of memory by instruction: rows of instruction, requests, unit, units a request, and
+    the least there could be."""
     rows = []
-    for op, name in LEDGER.items():
-        if op in sums:
-            requests, units = sums[op]
-            unit, least = ("sectors", 4) if "global" in name else ("wavefronts", 1)
+    for name in INSTRUCTIONS.values():
+        found = [line for line in lines if line.instruction == name]
+        if found:
+            requests = sum(line.requests for line in found)
             rows.append(
                 {
                     "instruction": name,
                     "requests": requests,
-                    "unit": unit,
-                    "a request": units / requests,
-                    "at best": least,
+                    "unit": found[0].unit,
+                    "a request": sum(line.taken for line in found) / requests,
+                    "at best": sum(line.least for line in found) / requests,
                 }
             )
     return rows
@@ -214,7 +192,7 @@ def ledger(trace: Trace) -> list[dict]:
 def moved_bytes(judgement: Judgement) -> float:
     """Bytes of sectors that a kernel moves for one element of the matrix."""
     sectors = sum(row["requests"] * row["a request"] for row in judgement.ledger if row["unit"] == "sectors")
-    return sectors * SECTOR / (64 * 64)
+    return sectors * SECTOR_BYTES / (64 * 64)
 
 
 def compiled_rows(functions: Sequence[Callable[..., None]], arch: str = "sm_90a") -> list[dict]:
@@ -237,28 +215,9 @@ def compiled_rows(functions: Sequence[Callable[..., None]], arch: str = "sm_90a"
 
 def draw_ledgers(judgements: Sequence[Judgement]) -> Picture:
     """Sectors and wavefronts a request of several kernels, beside the best there can be."""
-    rows = [{"kernel": j.kernel, **row} for j in judgements for row in j.ledger]
-    fig, axes = style.figure(9.6, 1.4 + 0.5 * len(judgements), columns=2)
-    for ax, (unit, colour, least) in zip(
-        axes, (("sectors", style.BLUE, 4), ("wavefronts", style.ORANGE, 1)), strict=True
-    ):
-        mine = [row for row in rows if row["unit"] == unit]
-        ax.set_xlim(0, 36)
-        bars = ax.barh(
-            range(len(mine)),
-            [row["a request"] for row in mine],
-            color=[colour if row["a request"] <= row["at best"] else style.RED for row in mine],
-        )
-        ax.bar_label(bars, fmt="%g", padding=3, fontsize=8.5, color=style.INK)
-        ax.axvline(least, color=style.INK, linewidth=0.9, linestyle="--")
-        ax.set_yticks(range(len(mine)), [f"{row['kernel']}: {row['instruction']}" for row in mine])
-        ax.tick_params(axis="y", labelsize=7.5)
-        ax.invert_yaxis()
-        ax.grid(axis="y", visible=False)
-        style.label(ax, f"{unit} a request of a warp")
-        style.title(ax, f"{unit.capitalize()} a request", f"dashed: {least}, the least for 128 B")
+    rows = [{"name": f"{j.kernel}: {row['instruction']}", **row} for j in judgements for row in j.ledger]
     names = ", ".join(j.kernel for j in judgements)
-    return Picture(fig, f"Sectors and wavefronts a request of {names}", rows)
+    return draw_requests(rows, f"Sectors and wavefronts a request of {names}")
 
 
 def player(functions: Sequence[Callable[..., None]]) -> LanePlayer:

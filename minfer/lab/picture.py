@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 SCALE = 1.75
@@ -30,13 +32,15 @@ class Picture:
         """The picture as PNG bytes; the same figure gives the same bytes."""
         from PIL import Image
 
-        raw = io.BytesIO()
-        self.figure.savefig(raw, format="png", dpi=DPI * SCALE)
-        small = io.BytesIO()
+        # Drawn once: `savefig` draws a figure with a layout twice, and writes a PNG only to be read again.
+        canvas = FigureCanvasAgg(self.figure)
+        self.figure.set_dpi(DPI * SCALE)
+        canvas.draw()
+        image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
         # The palette covers rare colours too: a legend's patch is as true as a large bar.
         how = {"method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
-        image = Image.open(raw).convert("RGB").quantize(COLOURS, **how)
-        image.save(small, format="PNG", optimize=True)
+        small = io.BytesIO()
+        image.quantize(COLOURS, **how).save(small, format="PNG", optimize=True)
         return small.getvalue()
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:

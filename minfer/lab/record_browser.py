@@ -145,15 +145,9 @@ def draw_run(browsed: Browsed) -> Picture:
             (run.variant.label, comparison.variant, style.ORANGE),
             (f"{run.baseline.label} again", comparison.again, style.SKY),
         ):
-            ax.plot(
-                side,
-                "o",
-                markersize=4.5,
-                markeredgecolor="white",
-                markeredgewidth=0.5,
-                color=colour,
-                label=label,
-            )
+            ring = side is comparison.again  # which lies on the baseline's points
+            look = {"markersize": 8, "markerfacecolor": "none"} if ring else {"markersize": 4.5}
+            ax.plot(side, "o", color=colour, label=label, **look)
             dropped = [i for i, good in enumerate(kept) if not good]
             ax.plot(dropped, [side[i] for i in dropped], "x", color=style.RED, markersize=5)
             found += [
@@ -179,54 +173,88 @@ def draw_run(browsed: Browsed) -> Picture:
 
 
 def browsed_html(browsed: Browsed) -> str:
-    """The filtered table, and the chosen probe's gates, verdict, mechanism and retry condition."""
+    """The chosen probe in full, and the filtered table, folded."""
+    if not browsed.rows:
+        return "<p>No probe.</p>"
     formats = {"gain": "+.1%", "kernels": "+.1%"}
-    columns = {key: key for key in ("probe", "seed", "ours", *formats, "the seed's figures", "our figures")}
-    table = Table(browsed.rows, columns, formats)._repr_html_() if browsed.rows else "<p>No probe.</p>"
-    return f"{table}<hr>{run_html(browsed.probe, browsed.run)}"
+    table = Table(browsed.rows, formats=formats)._repr_html_()
+    folded = f"The {len(browsed.rows)} under this filter: the seed's figures against ours"
+    return f"{run_html(browsed.probe, browsed.run)}<details><summary>{folded}</summary>{table}</details>"
 
 
 def run_html(probe: Probe, run: ProbeRun | None) -> str:
     """One probe: what was asked, what the seed found, what we found."""
-    parts = [f"<b>{escape(probe.name)}</b>: {escape(probe.title)}. {escape(probe.hypothesis)}"]
-    parts.append(f"Predicted: {escape(str(probe.predicted()))}")
+    facts = {
+        "question": f"<b>{escape(probe.title)}</b>",
+        "hypothesis": escape(probe.hypothesis),
+        "predicted": escape(str(probe.predicted())),
+    }
     if probe.seed is not None:
         seed = probe.seed
-        told = f"{escape(seed.summary)}. {escape(seed.mechanism)}"
-        parts.append(f"Seed: <b>{seed.verdict}</b> ({escape(seed.origin)}). {told}")
-    if run is None:
-        parts.append("Ours: not run on this device.")
-        return "".join(f"<p>{part}</p>" for part in parts)
-    gates = "; ".join(f"{g.name} {'passed' if g.passed else 'FAILED'}: {g.found}" for g in run.gates)
-    parts.append(f"Gates: {escape(gates)}")
-    found = f"Ours: <b>{run.verdict}</b> ({escape(run.origin)})."
-    if run.summary:
-        found += f" {escape(run.summary)}."
+        facts["seed"] = f"<b>{seed.verdict}</b> ({escape(seed.origin)}). {escape(seed.summary)}"
+        facts["its mechanism"] = escape(seed.mechanism)
+    facts |= {"ours": "not run on this device"} if run is None else _run_facts(run)
+    rows = "".join(
+        f'<tr style="vertical-align:top"><td style="padding:.15em 1em .15em 0;color:{style.QUIET};'
+        f'white-space:nowrap">{name}</td><td style="text-align:left">{text}</td></tr>'
+        for name, text in facts.items()
+        if text
+    )
+    return f'<table style="line-height:1.45">{rows}</table>'
+
+
+def _run_facts(run: ProbeRun) -> dict[str, str]:
+    found = [run.summary] if run.summary else []
     if run.gain is not None:
         g = run.gain
-        found += (
-            f" Wall clock {g.value:+.2%} [{g.low:+.2%}, {g.high:+.2%}], noise {g.noise:.2%}, "
-            f"{g.rounds} rounds."
+        found.append(
+            f"wall clock {g.value:+.2%} [{g.low:+.2%}, {g.high:+.2%}], noise {g.noise:.2%}, {g.rounds} rounds"
         )
     if run.most is not None:
-        found += f" {escape(bound_words(run))}."
-    parts.append(found)
-    parts.append(f"{escape(str(run.telemetry))}.")
-    for name in ("mechanism", "retry", "reason"):
-        if getattr(run, name):
-            parts.append(f"{name.capitalize()}: {escape(getattr(run, name))}")
-    return "".join(f"<p>{part}</p>" for part in parts)
-
-
-def record_browser(probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str = "h200") -> Explorer:
-    """Choose a filter and a probe."""
-    first = next((probe.name for probe in probes if newest_runs(probe.name, runs)), probes[0].name)
-    controls = {
-        "shown": dropdown({name: name for name in FILTERS}, ALL, "show"),
-        "name": dropdown({probe.name: probe.name for probe in probes}, first, "probe"),
+        found.append(bound_words(run))
+    gates = (f"{g.name} {'passed' if g.passed else '<b>FAILED</b>'}: {escape(g.found)}" for g in run.gates)
+    facts = {
+        "ours": f"<b>{run.verdict}</b> ({escape(run.origin)}). {escape('; '.join(found))}",
+        "gates": "<br>".join(gates),
+        "GPU": escape(str(run.telemetry)),
     }
+    same = run.reason == run.mechanism  # told once
+    facts |= {"why" if same else "mechanism": escape(run.mechanism), "retry": escape(run.retry)}
+    return facts if same else facts | {"reason": escape(run.reason)}
 
-    def report(shown: str, name: str) -> Browsed:
-        return browse(probes, runs, device, shown, name)
 
-    return Explorer("record browser", controls, report, draw_run, browsed_html)
+class RecordBrowser(Explorer):
+    """Choose a filter, which leaves some probes to choose from; one in full.
+
+    Args:
+        device: whose runs are shown.
+    """
+
+    def __init__(self, probes: Sequence[Probe], runs: Sequence[ProbeRun], device: str = "h200") -> None:
+        self.probes, self.runs, self.device = probes, runs, device
+        first = next((probe.name for probe in probes if newest_runs(probe.name, runs)), probes[0].name)
+        controls = {
+            "shown": dropdown({name: name for name in FILTERS}, ALL, "show"),
+            "name": dropdown(self._names(ALL), first, "probe"),
+        }
+        super().__init__("record browser", controls, self._browse, draw_run, browsed_html)
+        left = self.box.children[0]
+        left.layout.flex = self.panel.layout.flex = "1 1 100%"
+        self.controls["name"].layout.width = "480px"
+
+    def _names(self, shown: str) -> dict[str, str]:
+        """What the probe's control offers under a filter: name with both verdicts -> name."""
+        rows = verdict_rows(self.probes, self.runs, self.device, shown)
+        return {f"{row['probe']}: {row['seed']} → {row['ours']}": row["probe"] for row in rows}
+
+    def _browse(self, shown: str, name: str | None) -> Browsed:
+        return browse(self.probes, self.runs, self.device, shown, name or self.probes[0].name)
+
+    def _changed(self, change) -> None:
+        if change["owner"] is self.controls["shown"]:
+            names, before = self._names(change["new"]), self.controls["name"].value
+            self.controls["name"].options = list(names.items())
+            self.controls["name"].value = (
+                before if before in names.values() else next(iter(names.values()), None)
+            )
+        super()._changed(change)

@@ -104,6 +104,25 @@ def test_run_all_and_drag(open_notebook, name, explorer, slider, says):
     notebook.screenshot(f"dragged-{explorer}")
 
 
+def test_a_kernel_of_ones_own(open_notebook):
+    notebook = open_notebook("11_your_own_kernel.ipynb")
+    notebook.run_all()
+    assert (notebook.path.parent / "own" / "row_sum.py").exists()
+
+    lanes = notebook.cell("own-lanes")
+    lanes.get_by_text("32 sectors where 4 would do").first.wait_for()
+    before = notebook.picture(lanes)
+    lanes.get_by_role("button", name="next scattered").click()
+    notebook.wait_for_other_picture(lanes, before)
+    lanes.get_by_text("Step 2 of 194").first.wait_for()
+
+    code = notebook.cell("own-code")
+    other = code.locator(".widget-dropdown", has_text="compare with").locator("select")
+    other.select_option(label="a warp a row")
+    code.get_by_text("- lanes=1, + lanes=32").wait_for()
+    notebook.screenshot("own-kernel")
+
+
 def test_start_here_streams_and_goes_on_after_a_restart(open_notebook):
     notebook = open_notebook("00_start_here.ipynb")
     notebook.run_all()

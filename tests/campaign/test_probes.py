@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from minfer.campaign.discovery import FOLDERS, choose, find, from_path, shipped
+from minfer.campaign.discovery import FOLDERS, choose, find, from_path, shipped, write_new
 from minfer.campaign.probe import BAR, Prediction, Probe, ProbeError
 from minfer.campaign.seeds import verdicts
 from minfer.campaign.session import simulate
@@ -108,6 +108,22 @@ def test_the_readmes_probe_is_one_file_of_under_40_lines(tmp_path):
     assert probe.name == "double-vector" and probe.seed is None
     assert probe.name in find([tmp_path])
     assert simulate([probe], lambda line: None) == []
+
+
+def test_a_new_file_runs_as_it_is(tmp_path):
+    path = tmp_path / "mine.py"
+    write_new("my-sum", path)
+    text = path.read_text()
+    assert text.startswith('"""Sums of rows') and "copies this file" not in text
+    (probe,) = from_path(path)
+    assert probe.name == "my-sum" and simulate([probe], lambda line: None) == []
+    with pytest.raises(ProbeError, match=r"mine\.py is there already"):
+        write_new("other", path)
+    with pytest.raises(ProbeError, match="small letters"):
+        write_new("Mine", tmp_path / "other.py")
+    with pytest.raises(ProbeError, match=r"ends with \.py"):
+        write_new("mine", tmp_path / "mine.txt")
+    assert path.read_text() == text and sorted(tmp_path.iterdir()) == [path]
 
 
 def test_probes_of_the_environment(tmp_path, monkeypatch):
@@ -223,8 +239,8 @@ def test_a_prediction_that_fails(compute, words):
             "baseline=3",
             r"AttributeError: 'int' object has no attribute 'each' \(mine\.py:",
         ),
-        ('"300", n=300', '"300", m=300', r"KeyError: 'n' \(mine\.py:24\)"),
-        ("out[i] =", "out[i + 1000] =", r"OutOfBounds: element 1000 of out.* \(mine\.py:18\)"),
+        ('"300", n=300', '"300", m=300', r"KeyError: 'n' \(mine\.py:24 in input_shapes\)"),
+        ("out[i] =", "out[i + 1000] =", r"OutOfBounds: element 1000 of out.*mine\.py:18 in double"),
         ("double, 256, 0", "double, 5000, 0", "5000 threads a block"),
         ("double, 256, 0", "double, 256, 999999", "SimulatorError: 999999 bytes of shared memory"),
         ('"out": 2 *', '"oot": 2 *', "KeyError: 'out'"),
@@ -251,4 +267,4 @@ def test_a_notebooks_probe_that_fails(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "notebook", ModuleType("notebook"))
     monkeypatch.setattr(type(probe.workload), "__module__", "notebook")
     assert simulate([probe], said.append) == ["double-vector"]
-    assert re.search(r"double-vector: failed: KeyError: 'n' \(\w+\.py:\d+\)", said[-1])
+    assert re.search(r"KeyError: 'n' \(mine\.py:24 in input_shapes\)", said[-1])

@@ -55,6 +55,28 @@ def test_a_gate_that_fails_in_the_simulator(capsys, tmp_path):
     assert status == 1 and "FAILED" in out and "or nothing was recorded: double-vector" in err
 
 
+def test_from_a_new_file_to_what_is_known_of_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = run(capsys, "probe", "new", "my-sum")
+    assert status == 0 and out.startswith("my_sum.py: edit it, then")
+    assert run(capsys, "probe", "new", "my-sum")[0] == 2
+    asked = ("probe", "examine", "my-sum", "--probes", "my_sum.py")
+    status, out, _ = run(capsys, *asked)
+    for words in ("gate races: passed", "Compiled for sm_90a; an SM of NVIDIA H200", "Machine instructions:",
+                  "total += x[row * columns + column]", "a warp a row"):  # fmt: skip
+        assert words in out
+    assert status == 0
+    found = json.loads(run(capsys, *asked, "--json")[1])
+    assert found["right"] and {row["side"] for row in found["memory"]} == {"a thread a row", "a warp a row"}
+    text = (tmp_path / "my_sum.py").read_text().replace("total += x[row", "total -= x[row")
+    (tmp_path / "my_sum.py").write_text(text)
+    status, out, _ = run(capsys, *asked)
+    assert status == 1 and "gate parity: FAILED: a thread a row, 40 x 96, out: error" in out
+    (tmp_path / "my_sum.py").write_text(text.replace("total -= x[row", "total -= nowhere[row"))
+    status, out, _ = run(capsys, *asked)
+    assert status == 1 and "does not compile" in out and "nowhere" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

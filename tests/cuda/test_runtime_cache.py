@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import subprocess
 import sys
@@ -79,6 +80,20 @@ class TestKeys:
             ),
         }
         assert len(keys) == 14 and None not in keys
+
+    def test_lines_are_those_of_the_file_as_it_is_and_where_it_is(self, tmp_path):
+        def key(path, text, lineinfo=True):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            linecache.checkcache()
+            scope = {}
+            exec(compile(text, str(path), "exec"), scope)
+            return cache_key(kernel_of(scope["kernel"]), "sm_80", lineinfo)
+
+        text = "def kernel(out):\n    out[0] = 1\n"
+        here, there = tmp_path / "here" / "mine.py", tmp_path / "there" / "mine.py"
+        assert len({key(here, text), key(there, text), key(here, "# moved\n" + text)}) == 3
+        assert key(here, text, lineinfo=False) == key(there, "# moved\n" + text, lineinfo=False)
 
     def test_the_key_names_kernel_and_architecture(self):
         assert cache_key(kernel_of(make()), "sm_90a", False).startswith("k-sm_90a-")

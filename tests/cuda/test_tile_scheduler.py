@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.cuda.tile.hopper import MbarrierRing, chunk_starts, store_tile
-from minfer.cuda.tile.scheduler import tile_xy
+from minfer.cuda.tile.scheduler import reversed_rounds, tile_xy
 
 sizes = st.integers(1, 40)
 
@@ -25,6 +25,20 @@ def test_a_group_is_finished_before_the_next(rows, columns, group):
 
 def test_rows_of_a_group_go_fastest():
     assert [tile_xy(i, 3, 2, 2) for i in range(6)] == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
+
+
+@given(st.integers(1, 400), sizes)
+def test_reversed_rounds_deal_every_tile_once(tiles, blocks):
+    blocks = min(tiles, blocks)
+    dealt = reversed_rounds(tiles, blocks)
+    assert sorted(tile for own in dealt for tile in own) == list(range(tiles))
+    assert all(own[0] == block for block, own in enumerate(dealt))
+
+
+def test_who_began_with_the_slowest_tiles_ends_with_the_quickest_or_none():
+    assert reversed_rounds(9, 3) == [[0, 3, 8], [1, 4, 7], [2, 5, 6]]
+    assert reversed_rounds(8, 3) == [[0, 3], [1, 4, 7], [2, 5, 6]]
+    assert reversed_rounds(3, 3) == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])

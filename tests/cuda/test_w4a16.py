@@ -7,6 +7,7 @@ import pytest
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.runtime import compile_kernel
+from minfer.cuda.tile.scheduler import reversed_rounds
 from minfer.cuda.w4a16 import PAIR, W4A16Config, choose, choose_pair, w4a16
 
 
@@ -40,15 +41,28 @@ def test_three_consumers_save_a_wave():
     assert choose("Q6_K", 2048, 4608, 3584).consumers == 2
 
 
-def test_a_pair_fills_whole_waves():
-    """q and k of the 7B with v in Q6_K: 32 and 4 times 11 tiles are 3 x 132."""
+def test_a_pair_ends_with_narrow_tiles():
+    """q and k of the 7B with v in Q6_K: 3 x 132 tiles; 32 blocks that begin with one of Q6_K end with a
+    narrow one of Q4_K, the last in their order."""
     config = choose_pair(2048, (4096, 512), 3584, width=4608, left=4096)
-    assert (config.format, config.tokens, config.store) == (PAIR, 192, "tma")
-    assert sum(math.prod(config.tiles(2048, od)) for od in (4096, 512)) == 3 * 132
+    assert (config.format, config.tokens, config.narrow, config.store) == (PAIR, 192, True, "tma")
+    tiles, others = (math.prod(config.tiles(2048, od)) for od in (4096, 512))
+    assert (tiles, others) == (11 * 32, 11 * 4) and tiles + others == 3 * 132
+    assert config.has_narrow(2048) and config.group(2048) == 10
+    dealt = reversed_rounds(tiles + others, 132)
+    assert all(own[0] < others and own[2] >= tiles + others - 32 for own in dealt[:32])
     assert config.boxes["w"][1] == 144 and config.landing_arrivals == 96
     assert config.slot_bytes % 128 == 0 and config.slot_bytes >= W4A16Config("Q6_K").slot_bytes
     assert config.pdl
     assert choose_pair(2048, (512, 4000), 3584, width=4512, left=4000).store == "direct"
+    assert not choose_pair(512, (4096, 512), 3584).narrow  # one round
+
+
+def test_columns_are_narrow_where_few_tokens_are_left():
+    config = W4A16Config(PAIR, 192, 4, narrow=True)
+    assert [config.has_narrow(nt) for nt in (192, 320, 321, 384, 512)] == [False, True, False, False, True]
+    assert [config.group(nt) for nt in (100, 320, 321, 4096)] == [1, 1, 2, 11]
+    assert not W4A16Config(PAIR, 192, 4).has_narrow(320)
 
 
 def test_few_rows_take_narrow_tiles():
@@ -75,6 +89,8 @@ def test_the_choice_is_shipped_and_stores_any_width():
         ({"stages": 5}, "5 stages, 2 slots: must be the 4 k-tiles of a block, or of two"),
         ({"slots": 1}, "4 stages, 1 slots"),
         ({"stages": 8}, "use fewer stages"),
+        ({"tokens": 192, "narrow": True}, "narrow: of Q4_K.Q6_K with more than 128 tokens"),
+        ({"format": PAIR, "tokens": 128, "narrow": True}, "narrow: of Q4_K.Q6_K with more than 128 tokens"),
         ({"format": PAIR, "tokens": 64, "gated": True}, "neither gated nor has it a bias"),
     ],
 )
@@ -96,7 +112,7 @@ ASSEMBLED = {
     choose("Q4_K", 2048, 4608, 3584): 128,
     choose("Q4_K", 2048, 37888, 3584): 168,
     choose("Q6_K", 2048, 3584, 18944): 168,
-    choose_pair(2048, (4096, 512), 3584): 168,
+    choose_pair(2048, (4096, 512), 3584, width=4608, left=4096): 168,
 }
 """Config -> its registers."""
 
@@ -109,5 +125,5 @@ def test_assembled_without_spills_and_serialisation(config, registers):
     assert resources.spill_bytes == resources.stack_bytes == 0
     assert resources.warnings == ()
     assert resources.registers == registers
-    assert resources.instructions["wgmma"] == 16 * len(config.parts)
+    assert resources.instructions["wgmma"] == 16 * (len(config.parts) + config.narrow)
     assert "USETMAXREG" in compiled.sass

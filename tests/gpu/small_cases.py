@@ -125,6 +125,8 @@ def _w4a16() -> Iterator[Case]:
     yield Product.random(W4A16Config("Q4_K", 128, 4, gated=True), 130, 2 * 136, 1).case(2)
     yield Product.random(W4A16Config("Q4_K", 192, 4, consumers=3), 200, 200, 2).case(2)
     yield Product.random(W4A16Config(PAIR, 128, 4), 70, (128, 72), 3).case(1)
+    # A narrow last column, and a last round in reverse.
+    yield Product.random(W4A16Config(PAIR, 136, 4, narrow=True), 200, (256, 256), 1).case(3)
 
 
 def _w4a8() -> Iterator[Case]:

@@ -12,12 +12,14 @@ from minfer.campaign.decompose import decompose
 from minfer.campaign.discovery import choose
 from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.prefills import Prefills, SharedModel
+from minfer.campaign.probe import Prediction, Probe
 from minfer.campaign.records import read_record, write_record
 from minfer.campaign.run import run_probe
 from minfer.campaign.telemetry import Watch, reader_of
 from minfer.campaign.trial import Trial
 from minfer.campaign.workload import Case
-from minfer.campaign.workloads import Gemm, Passes
+from minfer.campaign.workloads import Gemm, GemmHopper, Passes
+from minfer.cuda.gemm_hopper import GemmHopperConfig
 from minfer.engine.cuda.devices import GpuDevice
 from minfer.engine.cuda.routes import choose_route
 from minfer.engine.errors import EngineError
@@ -45,6 +47,22 @@ def test_a_probe_from_gates_to_a_record(device, tmp_path):
     assert run.verdict == "MEAS-ONLY"  # no decomposition, no model
     assert all(facts["registers"] > 0 for facts in run.baseline.facts.values())
     assert replace(read_record(write_record(run, tmp_path, stem="x")), file="") == run
+
+
+def test_two_tiles_of_the_hopper_gemm(device):
+    if device.arch != "sm_90a":
+        pytest.skip(f"{device} is no Hopper")
+
+    class Few(GemmHopper):
+        cases = (Case.of("1024 x 512 x 1024", nt=1024, od=512, id=1024),)
+
+    probe = Probe(
+        name="tiles", title="Narrow tiles", hypothesis="More of them fill the waves.",
+        prediction=Prediction(None, "16 tiles become 32"), workload=Few(),
+        baseline=GemmHopperConfig(), variant=GemmHopperConfig(128, 6),
+    )  # fmt: skip
+    run = run_probe(probe, device, rounds=6, say=lambda line: None)
+    assert run.gates_passed and len(run.kernels) == 1 and min(run.kernels[0].variant) > 0
 
 
 def test_a_wrong_variant_is_caught(device):

@@ -168,7 +168,7 @@ class TestWidget:
             "minfer.cuda.gemm:make_gemm", delay=0.01, command=(sys.executable, "-c", ANSWERS), listing=True
         )
         configs = {**CONFIGS, "refused": GemmConfig(32, 32, 32, warps=4)}
-        view = KernelView("minfer.cuda.gemm:make_gemm", configs, line, compiler=worker)
+        view = KernelView(worker, configs, line)
         assert "multiply_k16" in view.panel.value and "HMMA" in view.panel.value
         assert view.controls["line"].min < line <= view.controls["line"].max
         view.set(against="TM=64")

@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numba import cuda
 
 from minfer.cuda import ptx, simulator
 from minfer.cuda.gemm import GemmConfig, make_gemm
+from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.trace import Op, Trace, faulty_rows
-from minfer.lab.lane_film import EMPTY, FLIGHT, WRITTEN, file_name, film, source_lines
+from minfer.lab.lane_film import EMPTY, FLIGHT, WRITTEN, film, source_lines
 from minfer.lab.lane_player import (
+    LanePlayer,
     gemm_film,
     gemm_player,
     gemm_tiles,
@@ -106,6 +109,19 @@ class TestFilm:
         assert sorted(words) == list(range(config.shared_bytes // 4))
 
 
+def column_film():
+    """A warp that reads a row and writes a column of 32 rows of 40 words."""
+
+    def column(x, out):
+        out[cuda.threadIdx.x * 40] = x[cuda.threadIdx.x]
+
+    arguments = (Argument("x", "in", "float32"), Argument("out", "out", "float32"))
+    trace = Trace()
+    x, out = np.zeros(32, np.float32), np.zeros(32 * 40, np.float32)
+    simulator.launch(Kernel("column", None, column, 32, 0, arguments), 1, x, out, trace=trace)
+    return film(trace)
+
+
 class TestPlantedFaults:
     def test_only_the_copy_changes(self):
         kernel = make_gemm(GemmConfig())
@@ -131,7 +147,8 @@ class TestView:
         picture = draw_frame(shown.frame(number))
         assert f"step {number + 1} of {len(shown)}" in picture.alt
         panels = {row["panel"] for row in picture.rows}
-        assert panels == ({"steps", "words", "load"} if kind in ("copy", "load") else {"steps", "load"})
+        below = {"copy": {"words", "load"}, "load": {"words", "load"}, "global": {"lines"}}
+        assert panels == {"steps"} | below.get(kind, {"load"})
 
     def test_the_picture_holds_its_data(self, sound):
         shown = gemm_film("plain")
@@ -147,10 +164,26 @@ class TestView:
         assert len(picture.figure.axes) == 3
         assert {row["tile"] for row in picture.rows if row["panel"] == "words"} == {None}
 
+    def test_a_scattered_access_shows_the_sectors_that_it_moves(self, sound):
+        shown = column_film()
+        assert shown.shared_bytes == 0 and shown.scattered == [1]
+        picture = sound(draw_frame(shown.frame(0)))  # a row: 32 neighbours
+        words = [row for row in picture.rows if row["panel"] == "lines"]
+        assert [row["lane"] for row in words] == list(range(32))
+        picture = sound(draw_frame(shown.frame(1)))  # a column of rows of 40 words, 160 B
+        words = [row for row in picture.rows if row["panel"] == "lines"]
+        assert len(words) == 8 * 32 and sorted(row["lane"] for row in words if row["lane"] is not None) == [
+            *range(32)
+        ]
+        axes = picture.figure.axes[1]
+        assert axes.get_yticklabels()[1].get_text() == "out + 128"
+        assert "128 of 1,024 moved bytes" in "".join(text.get_text() for text in axes.texts)
+        assert "32 sectors where 4 would do" in frame_html(shown.frame(1))
+
     def test_a_cell_of_a_notebook_is_called_so(self):
         place = gemm_film("plain").steps[0].place
-        assert file_name(place) == "gemm.py"
-        assert file_name(replace(place, file="/tmp/ipykernel_7/123.py")) == "this notebook"
+        assert place.file_name == "gemm.py"
+        assert replace(place, file="/tmp/ipykernel_7/123.py").file_name == "this notebook"
 
     def test_the_source_line_is_the_one_that_runs(self):
         shown = gemm_film("padded")
@@ -209,10 +242,15 @@ class TestPlayer:
         player.jump("conflicts")
         assert player.values["step"] == player.film.conflicts[0]
         assert "2-way conflict: 8 wavefronts where 4 would do" in player.panel.value
-        assert player.to_hazard.disabled and not player.to_conflict.disabled
+        assert player.buttons["hazards"].disabled and not player.buttons["conflicts"].disabled
         player.set(name="padded rows, wait missing")
-        assert player.to_conflict.disabled
-        player.to_hazard.click()
+        assert player.buttons["conflicts"].disabled
+        player.buttons["hazards"].click()
         assert "read before landing" in player.panel.value
         player.jump("conflicts")
         assert "read before landing" in player.panel.value
+
+    def test_it_begins_at_what_is_to_be_mended(self):
+        player = LanePlayer({"column": column_film()})
+        assert player.values["step"] == 1 and "32 sectors where 4 would do" in player.panel.value
+        assert player.buttons["conflicts"].disabled and not player.buttons["scattered"].disabled

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 from numba import cuda
@@ -172,10 +170,3 @@ class TestProbes:
         assert outcome.rows()[0]["before (ms)"] == pytest.approx(1.0)
         failed = Outcome("own.t", "foretold", (GateResult("parity", False, "1 off"),), (), "H200")
         assert failed.verdict() == "Gate parity failed: 1 off"
-
-    def test_the_file_of_the_notebook_runs_from_the_command_line(self, tmp_path):
-        path = tmp_path / "my_probe.py"
-        path.write_text(block("file"))
-        command = [sys.executable, "-m", "minfer", "probe", "show", "own.three-stages", "--probes", str(path)]
-        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert shown.returncode == 0 and "GEMM with three stages" in shown.stdout

@@ -72,7 +72,7 @@ def test_a_run_in_full(runs, sound):
     found = browser.browse(PROBES, runs, "h200", browser.ALL, "ks64")
     assert found.run is runs[0]
     html = browser.browsed_html(found)
-    for words in ("Seed: <b>REVERTED</b>", "Ours: <b>LANDED</b>", "Gates: parity passed", "Predicted:",
+    for words in ("<b>REVERTED</b> (", "<b>LANDED</b> (", "parity passed", ">predicted<",
                   "kernels 8.00 -&gt; 2.00 ms", "its baseline, KS=32: 2,345 tok/s"):  # fmt: skip
         assert words in html
     picture = sound(browser.draw_run(found))
@@ -99,8 +99,16 @@ def test_every_gain_with_its_verdict(runs, sound):
 
 
 def test_the_browser_follows_its_controls(runs):
-    explorer = browser.record_browser(PROBES, runs)
-    assert explorer.report.probe.name == "ks64" and len(explorer.report.rows) == len(PROBES)
+    explorer = browser.RecordBrowser(PROBES, runs)
+    name = explorer.controls["name"]
+    assert explorer.report.probe.name == "ks64" and len(name.options) == len(PROBES)
+    assert ("ks64: REVERTED → LANDED", "ks64") in name.options
     explorer.set(shown="REVERTED", name="tm256")
-    assert [row["probe"] for row in explorer.report.rows] == ["tm256", "af32"]
-    assert "Ours: <b>REVERTED</b>" in explorer.panel.value
+    assert [value for _, value in name.options] == ["tm256", "af32"]
+    assert "<b>REVERTED</b> (NVIDIA" in explorer.panel.value
+    explorer.set(shown=browser.ALL)
+    assert explorer.report.probe.name == "tm256" and len(name.options) == len(PROBES)
+    explorer.set(shown="null")
+    assert name.value is None and explorer.panel.value == "<p>No probe.</p>"
+    explorer.set(shown="LANDED")
+    assert explorer.report.probe.name == "ks64" and "The 1 under" in explorer.panel.value

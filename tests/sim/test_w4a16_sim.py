@@ -40,6 +40,8 @@ def test_product(format, tile, shape, multiprocessors):
         ({"tokens": 64, "slots": 3}, (65, (72, 256), 3), "Q6_K", 5),  # 2 tiles, then 4
         ({"tokens": 64, "stages": 8, "out": "f32", "store": "direct"}, (70, (131, 5), 3), "Q4_K", 2),
         ({"tokens": 64, "store": "direct"}, (3, (5, 7), 1), "Q6_K", 1),
+        # A last column of 64 tokens, narrow: 4 tiles, then 2, then 2 narrow ones, the last round in reverse.
+        ({"tokens": 136, "narrow": True}, (200, (256, 256), 1), "Q4_K", 3),
     ],
     ids=str,
 )

@@ -47,11 +47,12 @@ both blocks of 64 rows by turns (no faster).
 
 What the last steps brought: tiles of 256 x 224 without a producer at 8192 tokens 3.7 percent for o and 5.0
 for down (read from memory 161 and 854 MB instead of 241 and 1361, as waves of 128 blocks foretell), at 2048
-tokens 1.4 and 3.4; no producer beside 256 x 192 1.0 percent at 8192 tokens, 0.2 to 0.7 at 2048 and 512. At
-512 tokens, in bursts (percent for o, q+k+v, gate+up, down): tensor maps that have L2 fetch 128 bytes and not
-256, 0.5, 0.4, 2.0, 0.5; dependent launches with seats then 0.5, 1.0, 0.1, 0.0 (without that 1.7, 1.9, 0.6,
-1.4 in one run, 0.9, 1.1, 0.6, 0.1 in another); high words in registers then 0.9, 0.4, 0.3, 0.2. At 2048
-tokens dependent launches bring 0.5 percent to q+k+v and 1.1 to o; longer products gain nothing.
+tokens 1.4 to 2.9 and 3.5; added to f32, as a model's layers have them, 2.3 and 5.0, 2.0 and 4.3; no producer
+beside 256 x 192 1.0 percent at 8192 tokens, 0.2 to 0.7 at 2048 and 512. At 512 tokens, in bursts (percent for
+o, q+k+v, gate+up, down): tensor maps that have L2 fetch 128 bytes and not 256, 0.5, 0.4, 2.0, 0.5; dependent
+launches with seats then 0.5, 1.0, 0.1, 0.0 (without that 1.7, 1.9, 0.6, 1.4 in one run, 0.9, 1.1, 0.6, 0.1 in
+another); high words in registers then 0.9, 0.4, 0.3, 0.2. At 2048 tokens dependent launches bring 0.5 percent
+to q+k+v and 1.1 to o; longer products gain nothing.
 
 In bursts the clock follows what comes from memory too: an order of tiles with 1.75 times the bytes takes 4
 percent longer in the same cycles (3584 x 18944 at 8192 tokens). Under a load of its own for 0.6 s a product

@@ -14,6 +14,7 @@ import enum
 import functools
 import hashlib
 import json
+import linecache
 import os
 import re
 import tempfile
@@ -111,6 +112,15 @@ def _code(code: types.CodeType) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
+def _lines(function: types.FunctionType) -> str | bool:
+    """What decides the lines that machine code is traced back to, beside the sources of minfer.cuda: of a
+    function elsewhere its file, where it lies and all that stands in it."""
+    if (function.__module__ or "").startswith("minfer.cuda."):
+        return True
+    file = function.__code__.co_filename
+    return file + hashlib.sha256("".join(linecache.getlines(file)).encode()).hexdigest()
+
+
 def cache_key(kernel: Kernel, arch: str, lineinfo: bool) -> str | None:
     """The file name under which `kernel` compiled for `arch` is kept; None where it must not be kept: its
     content cannot be named, or minfer's own files were edited since this process imported them."""
@@ -128,7 +138,7 @@ def cache_key(kernel: Kernel, arch: str, lineinfo: bool) -> str | None:
             "limits": [kernel.threads, kernel.min_blocks, kernel.max_registers, kernel.cluster],
             "fastmath": kernel.fastmath,
             "arch": arch,
-            "lineinfo": lineinfo,
+            "lineinfo": lineinfo and _lines(kernel.function),
             "versions": compiler_versions(),
         }
     except Unfingerprintable:

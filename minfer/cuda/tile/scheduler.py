@@ -21,3 +21,32 @@ def tile_xy(index, tile_rows, tile_columns, group):
     rows = min(group, tile_rows - number * group)
     column = ptx.udiv_u32(inside, rows)
     return number * group + inside - column * rows, column
+
+
+@device_function
+def next_in_rounds(tile, step, last):
+    """A thread block's tile after `tile`: `step` further."""
+    return tile + step
+
+
+@device_function
+def last_reversed(tile, step, last):
+    """As `next_in_rounds`, but the last round, tile `last` and those after it, is dealt in reverse: where
+    tiles are in descending order of their cost, the blocks that began with the slowest ones end with the
+    quickest ones, or with none."""
+    following = tile + step
+    if tile < last and following >= last:
+        following = 2 * last + step - 1 - following
+    return following
+
+
+def reversed_rounds(tiles: int, blocks: int) -> list[list[int]]:
+    """The tiles of each block, as `last_reversed` deals them."""
+    last = (tiles - 1) // blocks * blocks
+    dealt = []
+    for block in range(blocks):
+        own = [block]
+        while (following := last_reversed(own[-1], blocks, last)) < tiles:
+            own.append(following)
+        dealt.append(own)
+    return dealt

@@ -33,7 +33,13 @@ class Place:
     function: str
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line} in {self.function}"
+        return f"{self.file_name}:{self.line} in {self.function}"
+
+    @property
+    def file_name(self) -> str:
+        """The file as a reader knows it: without folders, and a cell of a notebook as such."""
+        folder, name = os.path.split(self.file)
+        return "this notebook" if os.path.basename(folder).startswith("ipykernel_") else name
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,21 @@ from minfer.cuda.instruction import DeviceFunction, device_function
 from minfer.cuda.tile.scheduler import tile_xy
 
 
-def bring_activations(config: Any) -> DeviceFunction:
-    """(tensor map address, first stage, mbarriers, tile, step, token_tiles, output_tiles, k_tiles, group,
-    stage, parity) -> (tile, stage, parity): all k-tiles of all tiles of this thread block, from a cursor of
-    the ring on (at first 0, 1); then the first tile past the last one, and the cursor for what follows.
-    `config` has tokens, tile_k, stages, stage_bytes and the ring."""
+def bring_activations(config: Any, following: DeviceFunction) -> DeviceFunction:
+    """(tensor map address, first stage, mbarriers, tile, step, last, token_tiles, output_tiles, k_tiles,
+    group, stage, parity) -> (tile, stage, parity): all k-tiles of all tiles of this thread block, from a
+    cursor of the ring on (at first 0, 1); then the first tile past the last one, and the cursor for what
+    follows. `config` has tokens, tile_k, stages, stage_bytes and the ring; tiles come as `following`
+    (`minfer.cuda.tile.scheduler`) says."""
     tokens, tile_k, stages, stage_bytes = config.tokens, config.tile_k, config.stages, config.stage_bytes
     # Boxes of rows of 128 bytes, one behind the other.
     columns, boxes = config.boxes["a"][1], tile_k // config.boxes["a"][1]
     advance = config.ring.advance
 
     @device_function
-    def bring(a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group, stage, parity):
+    def bring(
+        a_map, base, barriers, tile, step, last, token_tiles, output_tiles, k_tiles, group, stage, parity
+    ):
         while tile < token_tiles * output_tiles:
             token_tile, _ = tile_xy(tile, token_tiles, output_tiles, group)
             token = types.int32(token_tile * tokens)
@@ -38,7 +41,7 @@ def bring_activations(config: Any) -> DeviceFunction:
                     )
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
-            tile = types.int32(tile + step)
+            tile = types.int32(following(tile, step, last))
         return tile, stage, parity
 
     return bring

@@ -8,6 +8,7 @@ from functools import cached_property
 from minfer.cuda.checks import check_choice, check_sizes, check_types
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.tile.hopper import BOX_COLUMNS
+from minfer.cuda.tile.scheduler import reversed_rounds
 from minfer.cuda.tile.transposed import CHUNK_ROWS
 from minfer.cuda.w4a16.formats import QUARTERS, PackedFormat
 from minfer.cuda.w4a16.packed_tile import CONSUMER_ROWS, CONSUMERS, MOVERS, REGISTERS, ROWS, PackedTile
@@ -20,6 +21,8 @@ FORMATS = {"Q4_K": q4_k, "Q6_K": q6_k}
 PAIR = "Q4_K+Q6_K"
 OUTPUTS = ("f16", "f32")
 STORES = ("tma", "direct")
+NARROW = 128
+"""Tokens that the last tiles of a pair's first matrix multiply, where no more are left."""
 MOST_TOKENS_OF_THREE = 192
 """Of a tile of three consumers: with more the assembler finds no registers."""
 
@@ -37,6 +40,8 @@ class W4A16Config(PackedTile):
             only: takes 20 registers, which the largest tiles lack.
         consumers: warpgroups of 64 rows, 2 or 3. Three have fewer registers each, so fewer tokens, and more
             time to unpack under the others' products.
+        narrow: of a pair, tiles of the first matrix with NARROW tokens at most multiply only so many; they
+            come last, so that the blocks that began with the second matrix's slow tiles end with them.
         out: "f16" or "f32".
         store: "tma" (f16 only; whole lines through shared memory, rows of C must be whole 16 bytes) or
             "direct" (any width, an element at a time; f32 fills its sectors).
@@ -50,6 +55,7 @@ class W4A16Config(PackedTile):
     slots: int = 2
     ahead: bool = True
     consumers: int = CONSUMERS
+    narrow: bool = False
     out: str = "f16"
     store: str = "tma"
     bias: bool = False
@@ -70,6 +76,8 @@ class W4A16Config(PackedTile):
             raise ConfigRefused(f"w4a16: {self.consumers} consumers: 2 or 3 have registers enough")
         if self.tokens % 8 or not 64 <= self.tokens <= 256:
             raise ConfigRefused(f"w4a16: {self.tokens} tokens a tile: a multiple of 8 from 64 to 256")
+        if self.narrow and (self.format != PAIR or self.tokens <= NARROW):
+            raise ConfigRefused(f"w4a16: narrow: of {PAIR} with more than {NARROW} tokens a tile only")
         if self.consumers == 3 and self.tokens > MOST_TOKENS_OF_THREE:
             raise ConfigRefused(
                 f"w4a16: {self.tokens} tokens of 3 consumers: their registers hold the sums of at most "
@@ -98,6 +106,7 @@ class W4A16Config(PackedTile):
         text += (
             f" {self.stages} stages {self.slots} slots {self.out}"
             + (" ahead" if self.ahead else "")
+            + (" narrow" if self.narrow else "")
             + (" direct" if self.store == "direct" else "")
         )
         return text + (" bias" if self.bias else "") + (" gated" if self.gated else "")
@@ -139,6 +148,10 @@ class W4A16Config(PackedTile):
             boxes["c"] = (CHUNK_ROWS, columns, 2 * columns)
         return boxes
 
+    def has_narrow(self, nt: int) -> bool:
+        """Whether the last column of tiles is narrow."""
+        return self.narrow and 0 < nt % self.tokens <= NARROW
+
     def check(self, nt: int, od: int, depth: int, width: int, left: int = 0) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C, `left` how
         many of a pair's outputs are those of the matrix that comes first in C."""
@@ -156,18 +169,22 @@ class W4A16Config(PackedTile):
             )
 
 
-#: (tokens, stages, slots, ahead, consumers) of the tiles that `choose` picks from. Three consumers of
-#: Q6_K lose (`minfer.cuda.w4a16.kernel`).
+#: (tokens, stages, slots, ahead, consumers, [narrow]) of the tiles that `choose` picks from. Three
+#: consumers of Q6_K lose (`minfer.cuda.w4a16.kernel`).
 TWO_CONSUMERS = (
     (256, 4, 2, False, 2),
     (232, 4, 2, True, 2),
     (192, 4, 3, True, 2),
     (152, 4, 3, True, 2),
-    (128, 8, 2, True, 2),
+    (128, 4, 4, True, 2),
     (96, 8, 3, True, 2),
     (64, 8, 3, True, 2),
 )
-TILES = {"Q4_K": ((192, 4, 2, True, 3), *TWO_CONSUMERS), "Q6_K": TWO_CONSUMERS, PAIR: TWO_CONSUMERS}
+TILES = {
+    "Q4_K": ((192, 4, 2, True, 3), *TWO_CONSUMERS),
+    "Q6_K": TWO_CONSUMERS,
+    PAIR: (*TWO_CONSUMERS, (192, 4, 3, True, 2, True)),
+}
 #: Cycles of a k-tile that its unpacking takes beside one consumer's products.
 UNPACKING = {"Q4_K": 370, "Q6_K": 530}
 
@@ -211,26 +228,34 @@ def choose_pair(
     left: int = 0,
 ) -> W4A16Config:
     """`choose` for a pair of `ods` outputs, of Q4_K and of Q6_K; `left`: those of the one that comes first in
-    C. The slowest block has its share of the tiles of Q6_K and fills its waves with others."""
-
+    C. The slowest block counts, as the tiles are dealt: of the second matrix first, narrow ones last."""
     check_sizes("w4a16", nt=nt, first=ods[0], second=ods[1], id=depth, multiprocessors=multiprocessors)
 
-    def cost(tile: tuple) -> int:
+    def cost(tile: tuple) -> tuple[int, int]:
+        """Of the slowest block, and of all."""
         first, second = (_tiles(tile, nt, od) for od in ods)
-        waves, late = -(-(first + second) // multiprocessors), -(-second // multiprocessors)
-        return (waves - late) * _cycles("Q4_K", tile, depth) + late * _cycles("Q6_K", tile, depth)
+        narrow = _tiles(tile, 1, ods[0]) if W4A16Config(PAIR, *tile).has_narrow(nt) else 0
+        cycles = [_cycles("Q6_K", tile, depth)] * second
+        cycles += [_cycles("Q4_K", tile, depth)] * (first - narrow)
+        cycles += [_cycles("Q4_K", (NARROW, *tile[1:]), depth)] * narrow
+        dealt = reversed_rounds(len(cycles), min(multiprocessors, len(cycles)))
+        return max(sum(cycles[i] for i in own) for own in dealt), sum(cycles)
 
-    tile = min(TILES[PAIR], key=cost)
+    def rounds(tile: tuple) -> int:
+        return -(-sum(_tiles(tile, nt, od) for od in ods) // multiprocessors)
+
+    # In one round there is nothing to end with.
+    tile = min((tile for tile in TILES[PAIR] if tile[5:] != (True,) or rounds(tile) > 1), key=cost)
     store = "tma" if out == "f16" and width % 8 == 0 and left % ROWS == 0 else "direct"
     return W4A16Config(PAIR, *tile, out=out, store=store)
 
 
 def _tiles(tile: tuple, nt: int, rows: int) -> int:
     """Tiles over nt tokens and so many weight rows."""
-    return -(-nt // tile[0]) * -(-rows // (tile[-1] * CONSUMER_ROWS))
+    return -(-nt // tile[0]) * -(-rows // (tile[4] * CONSUMER_ROWS))
 
 
 def _cycles(format: str, tile: tuple, depth: int) -> int:
     """Of one tile."""
-    tokens, consumers = tile[0], tile[-1]
+    tokens, consumers = tile[0], tile[4]
     return depth // 64 * max(2 * consumers * tokens, 2 * tokens + UNPACKING[format]) + 1500

@@ -15,10 +15,18 @@ from minfer.cuda.w4a16.formats import PAIRS, QUARTERS, WORDS, PackedFormat
 from minfer.cuda.w4a16.movers import chunk_start
 
 
-def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> DeviceFunction:
-    """(source, bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks, nt, od, first, width,
-    group, pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile, lap, parity, slot, slot_parity):
-    multiply and store all tiles of this thread block, one at least, of weights in this format.
+def consume_tiles(
+    config: W4A16Config,
+    packed: PackedFormat,
+    following: DeviceFunction,
+    last: bool,
+    narrow: int = 0,
+) -> DeviceFunction:
+    """(source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, blocks, nt,
+    od, first, width, group, pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile, lap, parity,
+    slot, slot_parity): multiply and store all tiles of this thread block, one at least, of weights in this
+    format. Tiles come as `following` (`minfer.cuda.tile.scheduler`) says; from tile `wide` on they have at
+    most `narrow` tokens, if that is not 0.
 
     The cursors of both rings (at first 0, 0, 0, 0) are those of the first block; what is returned is the
     first tile past the last one, and the cursors for what follows. `last`: nothing follows."""
@@ -45,11 +53,25 @@ def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> Devi
     # The first k-tile overwrites the sums; afterwards at most this k-tile's group is in flight.
     multiply_first = ptx.wgmma(tokens, a="registers", k_steps=4, accumulate="operand")
     multiply = ptx.wgmma(tokens, a="registers", k_steps=4)
+    multiply_narrow_first = ptx.wgmma(narrow or tokens, a="registers", k_steps=4, accumulate="operand")
+    multiply_narrow = ptx.wgmma(narrow or tokens, a="registers", k_steps=4)
     wait_last = ptx.wgmma_wait(1, accumulators)
     wait_sums, pin = ptx.wgmma_wait(0, accumulators), ptx.pin(WORDS)
     store_tile = store_tile_transposed(tokens, config.buffers, combine) if stored_by_tma else None
     store_elements = store_accumulators_transposed(tokens, config.out)
     descriptor = ptx.wgmma_descriptor
+
+    @device_function
+    def multiply_tile(sums, a, activations, quarter, block, is_narrow):
+        if narrow > 0 and is_narrow:
+            if quarter == 0:
+                multiply_narrow_first(sums, a, activations, block)
+            else:
+                multiply_narrow(sums, a, activations)
+        elif quarter == 0:
+            multiply_first(sums, a, activations, block)
+        else:
+            multiply(sums, a, activations)
 
     @device_function
     def open_block(source, slot, row, byte, od, pitch, block):
@@ -95,7 +117,7 @@ def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> Devi
     @device_function
     @unrolled
     def consume(
-        source, bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks,
+        source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, blocks,
         nt, od, first, width, group, pitch, consumer, thread,
         lap, parity, slot, slot_parity,
     ):  # fmt: skip
@@ -129,20 +151,19 @@ def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> Devi
         pin(even)
         fetch(raw, pairs, near, far, near_scales, far_scales, 1)
         while tile < tiles:
-            following = types.int32(tile + step)
+            coming = types.int32(following(tile, step, last_round))
+            is_narrow = tile >= wide
             block = types.int32(0)
             while block < blocks:
                 later = types.int32(block + 1)
-                more = later < blocks or following < tiles
+                more = later < blocks or coming < tiles
                 for quarter in unroll(QUARTERS):
                     ptx.mbarrier_wait(barriers + 8 * (lap + quarter), parity)
                     activations = a_start + (lap + quarter) * (stage_bytes >> 4)
-                    if quarter == 0:
-                        multiply_first(sums, even, activations, block)
-                    elif quarter == 2:
-                        multiply(sums, even, activations)
+                    if quarter % 2 == 0:
+                        multiply_tile(sums, even, activations, quarter, block, is_narrow)
                     else:
-                        multiply(sums, odd, activations)
+                        multiply_tile(sums, odd, activations, quarter, block, is_narrow)
                     if not ahead:
                         wait_last(sums)
                     # The next k-tile's weights while this one is multiplied.
@@ -208,7 +229,7 @@ def consume_tiles(config: W4A16Config, packed: PackedFormat, last: bool) -> Devi
                     od,
                     lane,
                 )
-            tile = following
+            tile = coming
         if not last:
             ptx.syncwarp()
             ptx.mbarrier_arrive_if(barriers + slot_barriers + 8 * (slots + slot), lane == 0)

@@ -12,7 +12,9 @@ before; no unpacked weight is written anywhere. One block a multiprocessor takes
 - The tokens of a tile are chosen so that the tiles fill whole waves of multiprocessors (`choose`).
 - While wgmma is in flight nothing branches by lane (C7518), and fragments are pinned before the next wait.
 - q, k and v are one launch though v is of another format (`choose_pair`): a thread block that is done with
-  the tiles of the first matrix goes on with the second one's, in code of its own but the same rings.
+  its tiles of v goes on with those of q and k, in code of its own but the same rings. A tile of Q6_K takes
+  longer to unpack than to multiply. So v comes first and the last round of tiles is dealt in reverse
+  (`last_reversed`): blocks that began with v end with *narrow* tiles, the last tokens' where those are few.
 - A launch overlaps the end of the kernel before (`pdl`): its first blocks of weights come meanwhile. That is
   1.5-2 of 90 us (q, k, v), 4 of 400 (down).
 
@@ -24,7 +26,11 @@ down instead of 406. Three consumers of Q6_K, at 160 tokens: 508 us instead of 3
 consumers have either format, two full waves for q, k and v: no faster than three of 128 rows (95.0 and
 94.9 us, sustained 108.8 and 104.9), for the same reason. Awaiting the next k-tile right behind wgmma, which
 keeps the assembler from moving unpacking between the four of a group: up to 2 % slower. Three slots for
-down's Q6_K: no gain.
+down's Q6_K: no gain. A k16 step unpacked and loaded behind each wgmma, evenly, four groups a k-tile: Q6_K
+610 to 630 kilocycles of down instead of 591, Q4_K as many as before. Tiles of 232 tokens for v beside 192
+for q and k, its work even over all blocks: 160 kilocycles instead of 147 with one box size for both, 146.5
+with two, and 1.5 % faster sustained: not worth a tensor map more. For 64 tokens 4 stages and more slots are
+up to 15 % slower than 8 and 3.
 
 What holds Q6_K back is a consumer's time: it multiplies and unpacks by turns (`UNPACKING`), and an
 instruction of its warp takes some four cycles while the tensor cores use the registers. So it counts that the
@@ -32,10 +38,10 @@ warps that copy load all of a row's scales before they convert any, that a quart
 before they are unpacked (down: 597 kilocycles, without 646), and every instruction less: 135 a k-tile
 instead of 145 are 592 kilocycles; Q4_K has 111.
 
-Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B, in bursts and sustained: Q4_K 1.00 and 1.01 (qkv),
-1.07 and 1.11 (o), 1.02 and 1.02 (gate and up), 1.05 and 1.11 (down), Q6_K 0.98 and 1.07 (down), q and k in
-Q4_K with v in Q6_K 0.96 and 0.97: all blocks have three tiles, and one of Q6_K takes longer to unpack than to
-multiply. A launch for v alone comes on top of one for q and k that is hardly shorter than one for all three.
+Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B, in bursts and sustained: Q4_K 1.01 and 1.01 (qkv),
+1.07 and 1.13 (o), 1.02 and 1.02 (gate and up), 1.04 and 1.10 (down), Q6_K 0.98 and 1.07 (down), q and k in
+Q4_K with v in Q6_K 0.97 and 0.975 (0.96 with tiles dealt in order). A launch for v alone comes on top of one
+for q and k that is hardly shorter than one for all three.
 """
 
 from __future__ import annotations
@@ -43,7 +49,7 @@ from __future__ import annotations
 from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.w4a16.config import FORMATS, PAIR, TILES, W4A16Config
+from minfer.cuda.w4a16.config import FORMATS, NARROW, PAIR, TILES, W4A16Config
 from minfer.cuda.w4a16.packed_tile import MOVERS, REGISTERS
 
 
@@ -68,6 +74,7 @@ def w4a16(config: W4A16Config) -> Kernel:
 
     from minfer.cuda import ptx
     from minfer.cuda.instruction import device_function
+    from minfer.cuda.tile.scheduler import last_reversed, next_in_rounds
     from minfer.cuda.w4a16.activations import bring_activations
     from minfer.cuda.w4a16.consumers import consume_tiles
     from minfer.cuda.w4a16.movers import move_weights
@@ -81,9 +88,13 @@ def w4a16(config: W4A16Config) -> Kernel:
     few, many = REGISTERS[config.consumers]
     fewer, more_registers = ptx.setmaxnreg("dec", few), ptx.setmaxnreg("inc", many)
     wait_stores = ptx.bulk_wait_group_read(0)
-    bring, start = bring_activations(config), start_rings(config, MOVERS, second.magic)
-    move, consume = move_weights(config, packed), consume_tiles(config, packed, last=not paired)
-    move_other, consume_other = move_weights(config, second), consume_tiles(config, second, last=True)
+    start = start_rings(config, MOVERS, second.magic)
+    following = last_reversed if paired else next_in_rounds
+    narrow = NARROW if config.narrow else 0
+    bring = bring_activations(config, following)
+    move, move_other = (move_weights(config, part, following) for part in (packed, second))
+    consume = consume_tiles(config, packed, following, last=True, narrow=narrow)
+    consume_other = consume_tiles(config, second, following, last=False)
 
     @device_function
     def work(a_map, source, other, bias, c, nt, od, depth, first, width, group, other_od, other_first):
@@ -99,55 +110,67 @@ def w4a16(config: W4A16Config) -> Kernel:
         ptx.griddepcontrol_launch_dependents()
         token_tiles = types.int32((nt + (tokens - 1)) // tokens)
         output_tiles = types.int32((od + (outputs - 1)) // outputs)
-        others = types.int32((other_od + (outputs - 1)) // outputs)
         blocks, k_tiles = types.int32(depth >> 8), types.int32(depth >> 6)
         pitch, other_pitch = types.int32(blocks * block_bytes), types.int32(blocks * other_block_bytes)
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
-        # A thread block goes on with the second matrix where its tiles of the first one end.
         tiles = types.int32(token_tiles * output_tiles)
+        others, other_tiles = types.int32(0), types.int32(0)
+        wide, last_round = tiles, types.int32(0)
+        if paired:
+            # The second matrix, whose tiles take longest, comes first; narrow tiles of the first come last.
+            others = types.int32((other_od + (outputs - 1)) // outputs)
+            other_tiles = types.int32(token_tiles * others)
+            last_round = types.int32(ptx.udiv_u32(tiles + other_tiles - 1, step) * step)
+            whole = types.int32(token_tiles - 1)
+            if nt - whole * tokens <= narrow and whole == ptx.udiv_u32(whole, group) * group:
+                wide = types.int32(tiles - output_tiles)
+        last = types.int32(last_round - other_tiles)
         if warpgroup == 0:
             fewer()
             if thread == 0:
                 # Only the weights are touched before the kernel before has ended.
                 ptx.griddepcontrol_wait()
-                later, stage, phase = bring(
-                    a_map, base, barriers, tile, step, token_tiles, output_tiles, k_tiles, group,
-                    types.uint32(0), types.uint32(1),
-                )  # fmt: skip
+                stage, phase = types.uint32(0), types.uint32(1)
                 if paired:
-                    bring(
-                        a_map, base, barriers, types.int32(later - tiles), step, token_tiles, others, k_tiles,
+                    tile, stage, phase = bring(
+                        a_map, base, barriers, tile, step, last_round, token_tiles, others, k_tiles,
                         group, stage, phase,
                     )  # fmt: skip
+                bring(
+                    a_map, base, barriers, types.int32(tile - other_tiles), step, last, token_tiles,
+                    output_tiles, k_tiles, group, stage, phase,
+                )  # fmt: skip
             if thread >= 32:
                 landed = types.uint32(barriers + slot_barriers)
                 ready, first_slot = types.uint32(barriers + ready_start), types.uint32(base + slots_start)
                 mover = types.int32(thread - 32)
-                after, place, turn = move(
-                    source, first_slot, landed, ready, tile, step, token_tiles, output_tiles, blocks,
-                    od, pitch, group, mover, types.uint32(1), types.uint32(1),
-                )  # fmt: skip
+                place, turn = types.uint32(1), types.uint32(1)
                 if paired:
-                    move_other(
-                        other, first_slot, landed, ready, types.int32(after - tiles), step, token_tiles,
-                        others, blocks, other_od, other_pitch, group, mover, place, turn,
+                    tile, place, turn = move_other(
+                        other, first_slot, landed, ready, tile, step, last_round, token_tiles, others,
+                        blocks, other_od, other_pitch, group, mover, place, turn,
                     )  # fmt: skip
+                move(
+                    source, first_slot, landed, ready, types.int32(tile - other_tiles), step, last,
+                    token_tiles, output_tiles, blocks, od, pitch, group, mover, place, turn,
+                )  # fmt: skip
         else:
             more_registers()
             ptx.griddepcontrol_wait()
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
             lap, parity = types.uint32(0), types.uint32(0)
             slot, slot_parity = types.uint32(0), types.uint32(0)
-            if not paired or tile < tiles:
-                tile, lap, parity, slot, slot_parity = consume(
-                    source, bias, c, base, barriers, tile, step, token_tiles, output_tiles, blocks, nt, od,
-                    first, width, group, pitch, consumer, within, lap, parity, slot, slot_parity,
+            if paired and tile < other_tiles:
+                tile, lap, parity, slot, slot_parity = consume_other(
+                    other, bias, c, base, barriers, tile, step, last_round, token_tiles, others,
+                    other_tiles, blocks, nt, other_od, other_first, width, group, other_pitch, consumer,
+                    within, lap, parity, slot, slot_parity,
                 )  # fmt: skip
-            if paired and tile - tiles < token_tiles * others:
-                consume_other(
-                    other, bias, c, base, barriers, types.int32(tile - tiles), step, token_tiles, others,
-                    blocks, nt, other_od, other_first, width, group, other_pitch, consumer, within,
-                    lap, parity, slot, slot_parity,
+            if not paired or tile - other_tiles < tiles:
+                consume(
+                    source, bias, c, base, barriers, types.int32(tile - other_tiles), step, last,
+                    token_tiles, output_tiles, wide, blocks, nt, od, first, width, group, pitch, consumer,
+                    within, lap, parity, slot, slot_parity,
                 )  # fmt: skip
             if stored_by_tma and within == 0:
                 wait_stores()

@@ -127,9 +127,10 @@ def _copy_chunks(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
     return copy
 
 
-def move_weights(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
-    """(source, first slot, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group,
-    thread, slot, parity) -> (tile, slot, parity): bring the blocks of all tiles of this thread block.
+def move_weights(config: W4A16Config, packed: PackedFormat, following: DeviceFunction) -> DeviceFunction:
+    """(source, first slot, landed, ready, tile, step, last, token_tiles, output_tiles, blocks, od, pitch,
+    group, thread, slot, parity) -> (tile, slot, parity): bring the blocks of all tiles of this thread block,
+    which come as `following` (`minfer.cuda.tile.scheduler`) says.
 
     `source` is the address of the weights' tensor map (Q4_K) or of the weights, whose rows are `pitch` bytes
     apart. The cursor (at first 1, 1) is that of the slot `slots` - 1 before the first block's; returned are
@@ -155,11 +156,13 @@ def move_weights(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
 
     @device_function
     def move(
-        source, first, landed, ready, tile, step, token_tiles, output_tiles, blocks, od, pitch, group, thread,
-        slot, parity,
+        source, first, landed, ready, tile, step, last, token_tiles, output_tiles, blocks, od, pitch, group,
+        thread, slot, parity,
     ):  # fmt: skip
         tiles = types.int32(token_tiles * output_tiles)
-        total = types.int32(ptx.udiv_u32(tiles - tile + step - 1, step) * blocks)
+        total, each = types.int32(0), tile
+        while each < tiles:
+            total, each = types.int32(total + blocks), types.int32(following(each, step, last))
         # Blocks are copied slots - 1 ahead of where they are expanded: into the slot before that one.
         row, block, expanded = types.int32(0), types.int32(0), types.int32(0)
         done = types.int32(1 - slots)
@@ -182,7 +185,7 @@ def move_weights(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
                 block = types.int32(block + 1)
                 if block == blocks:
                     block = types.int32(0)
-                    tile = types.int32(tile + step)
+                    tile = types.int32(following(tile, step, last))
             slot, parity = advance(slot, parity)
             done = types.int32(done + 1)
         # The slot of a block that would come next: `slots` - 1 before it means one behind, a lap earlier.

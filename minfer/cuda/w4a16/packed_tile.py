@@ -119,7 +119,12 @@ class PackedTile:
         token_tiles, output_tiles = self.tiles(nt, od)
         return min(multiprocessors, token_tiles * output_tiles), 1, 1
 
+    def has_narrow(self, nt: int) -> bool:
+        """Whether the last column of tiles is multiplied as narrower ones."""
+        return False
+
     def group(self, nt: int) -> int:
-        """Token tiles a group of the schedule: about 2048 tokens."""
-        token_tiles = -(-nt // self.tokens)
-        return -(-token_tiles // max(1, round(nt / GROUP_TOKENS)))
+        """Token tiles a group of the schedule: about 2048 tokens. Narrow ones are a group of their own, the
+        last, where one group holds all the others."""
+        token_tiles = -(-nt // self.tokens) - self.has_narrow(nt)
+        return max(1, -(-token_tiles // max(1, round(nt / GROUP_TOKENS))))
