@@ -71,19 +71,21 @@ def mbarrier_probe(name: str) -> Probe:
     return source_probe(name, lines, inputs, 2 * THREADS, 528, min_arch=90)
 
 
-def mbarrier_wait_for_probe(name: str) -> Probe:
-    """Not yet completed, whatever the time; completed; and the parity that a fresh mbarrier passes for."""
+def completion_probe(name: str, more: str = "") -> Probe:
+    """Not yet completed, whatever the time; completed; and the parity that a fresh mbarrier passes for.
+    `more` stands behind the parity."""
+    calls = [f"ptx.{name}(base, types.uint32({parity}){more})" for parity in range(2)]
     lines = [
         "    if tid == 0:",
         "        ptx.mbarrier_init(base, types.uint32(128))",
         "    cuda.syncthreads()",
-        "    out[tid] = ptx.mbarrier_wait_for(base, types.uint32(0), in0[tid])",
-        "    out[tid + 128] = ptx.mbarrier_wait_for(base, types.uint32(1), in0[tid])",
+        f"    out[tid] = {calls[0]}",
+        f"    out[tid + 128] = {calls[1]}",
         "    cuda.syncthreads()",
         "    ptx.mbarrier_arrive(base)",
         "    ptx.mbarrier_wait(base, types.uint32(0))",
-        "    out[tid + 256] = ptx.mbarrier_wait_for(base, types.uint32(0), in0[tid])",
-        "    out[tid + 384] = ptx.mbarrier_wait_for(base, types.uint32(1), in0[tid])",
+        f"    out[tid + 256] = {calls[0]}",
+        f"    out[tid + 384] = {calls[1]}",
     ]
     inputs = (np.random.default_rng(0).integers(0, 20_000, THREADS, np.uint32),)  # nanoseconds
     return source_probe(name, lines, inputs, 4 * THREADS, 16, min_arch=90)
@@ -112,6 +114,7 @@ def barrier_probes() -> list[Probe]:
         bulk_load_probe("bulk_load"),
         named_barrier_probe("bar_sync"),
         mbarrier_probe("mbarrier_arrive"),
-        mbarrier_wait_for_probe("mbarrier_wait_for"),
+        completion_probe("mbarrier_test"),
+        completion_probe("mbarrier_wait_for", ", in0[tid]"),
         copy_mbarrier_probe("cp_async_mbarrier_arrive"),
     ]

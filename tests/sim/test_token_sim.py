@@ -27,7 +27,7 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
             [("Q6_K", "Q6_K")],
             120,
         ),
-        (small(entries=6, blocks=8), [("Q4_K", "Q4_K")], 40),  # one block of them makes no q, k and v
+        (small(entries=6, blocks=8), [("Q4_K", "Q4_K")], 40),  # one block of them makes no q, k, v, o
     ],
     ids=str,
 )
@@ -57,6 +57,7 @@ def test_threads_in_any_order(exchange, early):
         ({"hidden": 4096, "warps": 2, "blocks": 64}, "64 threads norm 4096"),
         ({"blocks": 3}, "3 blocks of 64 threads add to 256 sums"),
         ({"early": 101}, "early"),
+        ({"quiet": 0}, "quiet"),
         ({"blocks": 40, "exchange": "tags"}, "40 blocks for 256 sums, 256 attended, 32 runs"),
         ({"blocks": 1, "warps": 8, "heads": 4, "kv_heads": 2}, "1 blocks for 2 groups"),
         (

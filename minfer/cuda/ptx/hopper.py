@@ -94,6 +94,16 @@ def mbarrier_wait_for(address: u32, parity: u32, ns: u32) -> u32:
     """As `mbarrier_wait`, for some `ns` nanoseconds at most: 1 if the phase has completed, else 0."""
 
 
+@instruction(
+    "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [$1], $2;\nselp.u32 $0, 1, 0, p;\n}",
+    section="9.7.13.15.16 mbarrier.test_wait, mbarrier.try_wait",
+    arch=90,
+)
+def mbarrier_test(address: u32, parity: u32) -> u32:
+    """1 if the phase of this parity has completed, else 0, at once: `mbarrier_wait_for` sleeps some two
+    microseconds though it is asked to wait for 0."""
+
+
 @instruction("fence.mbarrier_init.release.cluster;", section="9.7.13.4 membar, fence, fence.proxy", arch=90)
 def fence_mbarrier_init():
     """Make the mbarriers initialised by this thread visible to the cluster and to the async proxy."""

@@ -186,6 +186,11 @@ def st_relaxed_u32(address: u64, value: u32):
     """Store a word that other blocks look for meanwhile."""
 
 
+@instruction("ld.relaxed.gpu.global.u32 $0, [$1];", section="9.7.9.8 ld")
+def ld_relaxed_u32(address: u64) -> u32:
+    """Load a word that other blocks store (`st_relaxed_u32`), not from L1."""
+
+
 @instruction("ld.relaxed.gpu.global.v4.u32 {$0, $1, $2, $3}, [$4];", section="9.7.9.8 ld")
 def ld_relaxed_v4_u32(address: u64) -> (u32, u32, u32, u32):
     """Load four words that other blocks store meanwhile (`st_relaxed_u32`), each old or new."""

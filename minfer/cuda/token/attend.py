@@ -64,7 +64,7 @@ def make_attend(
     slot = (head_dim + 4) * 4  # bytes of a head's sums, maximum, sum of weights
     empty = (MOST_HEADS - served) * head_dim // 2
     clear_rounds = -(-empty // threads)
-    units = (served + 2) * lanes
+    units, unit_bits = (served + 2) * lanes, lanes.bit_length() - 1
     unit_rounds = -(-units // threads)
     # The last warps stage the row: some have no rows of the cache to wait for.
     stagers_at = max(0, threads - -(-units // 32) * 32)
@@ -85,15 +85,15 @@ def make_attend(
     @device_function
     def unit_place(i, kv_head, first_head):
         """(whether there is such a unit, its head in the stacked row, local head, part)."""
-        unit = int32(cuda.threadIdx.x) + int32(i * threads - stagers_at)
+        unit = int32(int32(cuda.threadIdx.x) + int32(i * threads - stagers_at))
         inside = 0 <= unit < units
         if not inside:
             unit = int32(0)
-        local = int32(unit // lanes)
+        local = int32(unit >> unit_bits)
         head = int32(first_head + local)
         if local >= served:
             head = int32(heads + (local - served) * kv_heads + kv_head)
-        return inside, head, local, int32(unit - local * lanes)
+        return inside, head, local, int32(unit & (lanes - 1))
 
     @device_function
     @unrolled

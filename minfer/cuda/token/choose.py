@@ -15,7 +15,7 @@ from numba.cuda.types import int32, uint32, uint64
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.greedy import NAN_KEY, order_key
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.token.addresses import BEST, CHOSEN, LENGTH, POSITIONS, TOKEN, address_of, join
+from minfer.cuda.token.addresses import BEST, CHOSEN, LENGTH, POSITION, POSITIONS, TOKEN, address_of, join
 from minfer.cuda.token.config import TokenConfig
 
 
@@ -70,7 +70,7 @@ def make_choose(config: TokenConfig, sync: Callable) -> tuple[Callable, Callable
         index = uint32(0xFFFFFFFF) - low
         if high == uint32(NAN_KEY):
             index = uint32(0xFFFFFFFF)
-        position = ptx.ld_global_u32(address_of(addresses, POSITIONS))
+        position = uint32(address_of(addresses, POSITION))
         parity = uint64(position & uint32(1))
         ptx.st_global_u32(address_of(addresses, CHOSEN) + parity * uint64(4), index)
         token = uint32(index)
@@ -78,7 +78,6 @@ def make_choose(config: TokenConfig, sync: Callable) -> tuple[Callable, Callable
             token = uint32(0)
         ptx.st_global_u32(address_of(addresses, TOKEN), token)
         ptx.st_global_u32(address_of(addresses, POSITIONS), uint32(position + uint32(1)))
-        length = address_of(addresses, LENGTH)
-        ptx.st_global_u32(length, uint32(ptx.ld_global_u32(length) + uint32(1)))
+        ptx.st_global_u32(address_of(addresses, LENGTH), uint32(position + uint32(2)))
 
     return tell, choose

@@ -58,8 +58,10 @@ class TokenConfig:
         ahead: tiles that are brought into L2, beyond those of the ring, while it is full
             (`minfer.cuda.token.ring`).
         in_flight: most tiles that a block has asked memory for and not got (`minfer.cuda.token.ring`).
+        quiet: as many while it hands on what it has made, and waits for what the others have.
         prefetch: bring into L2 what a phase reads besides weights when the stream passes it.
         spare: who attends to a short context makes none of q, k and v: it waits for them earlier.
+        spare_o: nor of the output projection, which it would begin later than the others.
     """
 
     heads: int
@@ -79,8 +81,10 @@ class TokenConfig:
     early: int = 50
     ahead: int = 4
     in_flight: int = 2
+    quiet: int = 1
     prefetch: bool = True
     spare: bool = True
+    spare_o: bool = True
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
@@ -91,6 +95,7 @@ class TokenConfig:
         check_whole("decode_token: early", self.early, 0, 100)
         check_whole("decode_token: ahead", self.ahead, 0)
         check_whole("decode_token: in_flight", self.in_flight, 1)
+        check_whole("decode_token: quiet", self.quiet, 1)
         check_whole("decode_token: heads", self.heads, 1)
         check_whole("decode_token: entries", self.entries, 1)
         check_whole("decode_token: blocks", self.blocks, 1)
@@ -113,7 +118,7 @@ class TokenConfig:
             )
         if self.hidden > 4 * LOADS * self.threads:
             raise ConfigRefused(f"decode_token: {self.threads} threads norm {self.hidden}; take more warps")
-        if _ceil(self.hidden, self.blocks) > self.threads:
+        if self.most_added > self.threads:
             raise ConfigRefused(
                 f"decode_token: {self.blocks} blocks of {self.threads} threads add to {self.hidden} sums; "
                 "take more of either"
@@ -138,10 +143,12 @@ class TokenConfig:
         slots = f"{self.slots}+{self.ahead}" if self.ahead else f"{self.slots}"
         if self.limited:
             slots += f" in flight={self.in_flight}"
+        if self.hushed:
+            slots += f" quiet={self.quiet}"
         ring = f"warps={self.warps} lanes={self.lanes} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"
-        for name in ("prefetch", "spare", "spread"):
+        for name in ("prefetch", "spare_o", "spare", "spread"):
             if getattr(self, name):
                 ring = f"{name} {ring}"
         return (
@@ -169,6 +176,11 @@ class TokenConfig:
     def limited(self) -> bool:
         """Whether the ring could have more tiles in flight than it may."""
         return self.in_flight < self.slots
+
+    @property
+    def hushed(self) -> bool:
+        """Whether it may have fewer while the block hands on and waits."""
+        return self.limited and self.quiet < self.in_flight
 
     @property
     def group_units(self) -> int:
@@ -245,6 +257,11 @@ class TokenConfig:
         return self.groups if self.spare and self.tagged and self.groups * 8 <= self.blocks else 0
 
     @property
+    def most_added(self) -> int:
+        """Most sums of the residual stream that a block adds to."""
+        return _ceil(self.hidden, self.blocks - (self.spared if self.spare_o else 0))
+
+    @property
     def partial_shape(self) -> tuple[int, int, int]:
         """Shape of the f32 workspace of sums."""
         return (self.heads, self.splits, self.head_dim)
@@ -300,29 +317,43 @@ class TokenConfig:
 
     @property
     def region_bytes(self) -> int:
-        """The activations of a phase as records, or the attention's share."""
-        return _align(max(self.record_bytes(self.widest), self.attention_bytes))
+        """The activations of a phase as records (a norm's gains behind them), or the attention's share."""
+        return _align(
+            max(self.record_bytes(self.widest), self.gains_at + self.hidden * 4, self.attention_bytes)
+        )
+
+    @property
+    def gains_at(self) -> int:
+        """Of the activations' region: the gains of a norm, behind the normed records."""
+        return _align(self.record_bytes(self.hidden))
 
     @property
     def sums(self) -> int:
         """Sums of rows' groups that are kept: what a block gates, and what it adds to the residual stream, is
         written at once."""
-        added = _ceil(self.hidden, self.blocks) * self.row_groups(self.widest)
+        added = self.most_added * self.row_groups(self.widest)
         return max(2 * self.outputs * self.row_groups(self.hidden), added, TILE_ROWS * self.warps)
 
     full_at = 0
     done_at = full_at + MOST_SLOTS * 8
     """mbarriers, one a slot: its tile has come; it is multiplied."""
+    quiet_at = done_at + MOST_SLOTS * 8
+    """mbarrier: odd phases are those in which the block hands on and waits."""
 
     @property
     def scratch_at(self) -> int:
         """A float a warp."""
-        return 2 * MOST_SLOTS * 8
+        return self.quiet_at + 8
+
+    @property
+    def norm_scale_at(self) -> int:
+        """What the outputs of a normed product are multiplied with."""
+        return self.scratch_at + self.warps * 4
 
     @property
     def best_at(self) -> int:
         """The best of a warp's logits, 8 bytes each (`minfer.cuda.token.choose`)."""
-        return _align(self.scratch_at + self.warps * 4, 8)
+        return _align(self.norm_scale_at + 4, 8)
 
     @property
     def addresses_at(self) -> int:

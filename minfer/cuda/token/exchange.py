@@ -38,7 +38,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         store_sum: (of, index, value, tag).
-        load_sum: (of, index): one that this thread has stored.
+        load_sum: (of, index): one of a step that is over.
         load_four: (local f32 array, at, of, index, tag): sums index ... index + 3 (a multiple of 4) to the
             array's at ... at + 3; not 0 where one is of another step.
         load_sums: (local f32 array, of, tag): this thread's fours of the residual stream.
@@ -136,12 +136,12 @@ class TaggedSums(NamedTuple):
 
     Attributes:
         store: device function (of, index, value, tag).
-        load_own: device function (of, index): one that this thread has stored.
+        load_old: device function (of, index): one of a step that is over.
         load_four: as `Exchange.load_four`.
     """
 
     store: Callable
-    load_own: Callable
+    load_old: Callable
     load_four: Callable
 
 
@@ -151,8 +151,8 @@ def _paired_sums() -> TaggedSums:
         ptx.st_pair(of + uint64(index) * uint64(8), ptx.bitcast_u32_f32(value), tag)
 
     @device_function
-    def load_own(of, index):
-        return ptx.ld_global_f32(of + uint64(index) * uint64(8))
+    def load_old(of, index):
+        return ptx.bitcast_f32_u32(ptx.ld_relaxed_u32(of + uint64(index) * uint64(8)))
 
     @device_function
     @unrolled
@@ -165,7 +165,7 @@ def _paired_sums() -> TaggedSums:
             wrong = uint32(wrong | (t0 ^ tag) | (t1 ^ tag))
         return wrong
 
-    return TaggedSums(store, load_own, load_four)
+    return TaggedSums(store, load_old, load_four)
 
 
 def _short_sums() -> TaggedSums:
@@ -177,8 +177,8 @@ def _short_sums() -> TaggedSums:
         ptx.st_relaxed_u32(of + uint64(index) * uint64(4), word)
 
     @device_function
-    def load_own(of, index):
-        return ptx.bitcast_f32_u32(ptx.ld_global_u32(of + uint64(index) * uint64(4)) & uint32(~last))
+    def load_old(of, index):
+        return ptx.bitcast_f32_u32(ptx.ld_relaxed_u32(of + uint64(index) * uint64(4)) & uint32(~last))
 
     @device_function
     @unrolled
@@ -190,7 +190,7 @@ def _short_sums() -> TaggedSums:
         values[at + 3] = ptx.bitcast_f32_u32(w3 & uint32(~last))
         return ((w0 ^ tag) | (w1 ^ tag) | (w2 ^ tag) | (w3 ^ tag)) & uint32(last)
 
-    return TaggedSums(store, load_own, load_four)
+    return TaggedSums(store, load_old, load_four)
 
 
 def _tagged(dim: int, threads: int, sums: TaggedSums) -> Exchange:
@@ -225,21 +225,22 @@ def _tagged(dim: int, threads: int, sums: TaggedSums) -> Exchange:
         # The lower halves of the factor and of the tag.
         ptx.st_pair(of + uint64(index) * uint64(2), word, ptx.prmt(factor, tag, uint32(0x5410)))
 
-    return Exchange(sums.store, sums.load_own, load_four, load_sums, store_run)
+    return Exchange(sums.store, sums.load_old, load_four, load_sums, store_run)
 
 
-def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Callable, int]:
-    """Device functions (factors, gains) and (factors, records, scratch, residual, tag), and the length of the
-    local f32 array `factors`.
+def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Callable, Callable]:
+    """Device functions (records, gains), (records, scratch, residual, tag) and, for one thread behind a
+    barrier, (scratch, eps).
 
-    The first loads what is there before the activations are; the second leaves the records of the residual
-    stream times the gains at a shared address, and the warps' sums of its squares in `scratch`: 1 / rms is
-    left to what is made of them."""
-    threads, fours = config.threads, config.hidden // 4
-    rounds = sum_rounds(config.hidden, threads)
+    The first brings the gains into shared memory, behind where the records will be, before the activations
+    are there; the second leaves the records of the residual stream times the gains at the shared address
+    `records`, and the warps' sums of its squares in `scratch`; the third puts 1 / rms behind those, for what
+    is made of the records."""
+    warps, threads, dim, fours = config.warps, config.threads, config.hidden, config.hidden // 4
+    rounds, gains_at = sum_rounds(config.hidden, threads), config.gains_at
     held = rounds * 4
     pitch, run_at, scale_at, sum_behind = config.layout[:4]
-    load_fours = make_load(config.hidden, threads)
+    all_have_come = ptx.cp_async_wait_group(0)
 
     @device_function
     def store_run(records, index, v0, v1, v2, v3):
@@ -254,33 +255,45 @@ def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Calla
 
     @device_function
     @unrolled
-    def prepare(factors, gains):
-        for i in unroll(held):
-            factors[i] = float32(0)
-        load_fours(factors, gains)
+    def prepare(records, gains):
+        for i in unroll(rounds):  # a thread copies what it will multiply with
+            four = int32(cuda.threadIdx.x) + int32(i * threads)
+            if four < fours:
+                place = records + uint32(gains_at) + uint32(four * 16)
+                ptx.cp_async_cg_16(place, gains + uint64(four) * uint64(16), uint32(16))
+        ptx.cp_async_commit()
 
     @device_function
     @unrolled
-    def norm(factors, records, scratch, residual, tag):
+    def norm(records, scratch, residual, tag):
         values = cuda.local.array(held, float32)
         for i in unroll(held):
             values[i] = float32(0)
         load_sums(values, residual, tag)
+        all_have_come()
         squares = float32(0)
         for i in unroll(rounds):
             four = int32(cuda.threadIdx.x) + int32(i * threads)
             for j in unroll(4):
                 squares += values[i * 4 + j] * values[i * 4 + j]
-                values[i * 4 + j] *= factors[i * 4 + j]
             if four < fours:
-                store_run(
-                    records, four * 4, values[i * 4], values[i * 4 + 1], values[i * 4 + 2], values[i * 4 + 3]
-                )
+                g0, g1, g2, g3 = ptx.ld_shared_v4_f32(records + uint32(gains_at) + uint32(four * 16))
+                v0, v1, v2, v3 = values[i * 4], values[i * 4 + 1], values[i * 4 + 2], values[i * 4 + 3]
+                store_run(records, four * 4, v0 * g0, v1 * g1, v2 * g2, v3 * g3)
         squares = warp_sum(squares)
         if ptx.lane_id() == 0:
             ptx.st_shared_f32(scratch + uint32((int32(cuda.threadIdx.x) >> 5) * 4), squares)
 
-    return prepare, norm, held
+    @device_function
+    @unrolled
+    def put_scale(scratch, eps):
+        total = float32(0)
+        for w in unroll(warps):
+            total += ptx.ld_shared_f32(scratch + uint32(w * 4))
+        scale = ptx.rsqrt_approx(total * float32(1.0 / dim) + eps)
+        ptx.st_shared_f32(scratch + uint32(warps * 4), scale)
+
+    return prepare, norm, put_scale
 
 
 def make_copy(config: TokenConfig, dim: int) -> Callable:

@@ -74,6 +74,7 @@ def decode_token(config: TokenConfig) -> Kernel:
     )  # fmt: skip
     full_at, done_at, blocks, hidden = config.full_at, config.done_at, config.blocks, config.hidden
     best_at, tagged, counted = config.best_at, config.tagged, config.awaited > 0
+    quiet_at, hushed = config.quiet_at, config.hushed
     all_threads, early = threads + 32, blocks - config.awaited
 
     @device_function
@@ -106,7 +107,7 @@ def decode_token(config: TokenConfig) -> Kernel:
     stream, attend = make_stream(config), make_attend(config, exchange, wait, arrive, sync)
     take_share, multiply = make_multiply(config, exchange, sync)
     tell, choose_next = make_choose(config, sync)
-    prepare, norm, held = make_norm(config, exchange.load_sums)
+    prepare, norm, put_norm_scale = make_norm(config, exchange.load_sums)
     copy_attended, copy_activated = (make_copy(config, dim) for dim in (config.attended, config.ffn))
 
     @device_function
@@ -178,22 +179,26 @@ def decode_token(config: TokenConfig) -> Kernel:
                 share = cuda.local.array(SHARE, int32)
                 take_share(share, flags, int32(w4), w7, block, warp)
                 residual = address_of(addresses, RESIDUAL)
-                old = float32(0)  # what this thread adds to: nobody else writes it
-                if flags & ADD and share[FIRST] + thread < share[LAST]:
-                    old = load_sum(residual, share[FIRST] + thread)
+                old = float32(0)  # what this thread adds to: nobody writes it meanwhile
+                mine = int32(share[FIRST] + thread)
+                if flags & ADD and mine < share[LAST]:
+                    old = load_sum(residual, mine)
                 if flags & WAIT:
-                    factors = cuda.local.array(held, float32)
                     if flags & NORM:
-                        prepare(factors, address_of(addresses, VECTORS) + join(w2, w3))
+                        prepare(region, address_of(addresses, VECTORS) + join(w2, w3))
                     wait(barriers, target)
                     if flags & NORM:
-                        norm(factors, region, shared + uint32(scratch_at), residual, tag)
+                        norm(region, shared + uint32(scratch_at), residual, tag)
                     elif flags & ATTENDED:
                         copy_attended(region, address_of(addresses, ATTENDED_RECORDS), tag)
                     elif flags & ACTIVATED:
                         copy_activated(region, address_of(addresses, ACTIVATED_RECORDS), tag)
                     sync()
-                multiply(shared, region, share, flags, w7, w5, w0, state, old, eps, tag + uint32(1))
+                    if flags & NORM and thread == threads - 32:
+                        put_norm_scale(shared + uint32(scratch_at), eps)
+                    if hushed and e > 0 and thread == 0:  # no more: what was handed on is here
+                        ptx.mbarrier_arrive(shared + uint32(quiet_at))
+                multiply(shared, region, share, flags, w7, w5, w0, state, old, tag + uint32(1))
                 if flags & ARRIVE:
                     arrive(barriers, uint32(1))
             if flags & ARRIVE:
@@ -212,6 +217,7 @@ def decode_token(config: TokenConfig) -> Kernel:
             for n in range(slots):
                 ptx.mbarrier_init(shared + uint32(full_at + n * 8), uint32(1))
                 ptx.mbarrier_init(shared + uint32(done_at + n * 8), uint32(warps))
+            ptx.mbarrier_init(shared + uint32(quiet_at), uint32(1))
             ptx.fence_mbarrier_init()
             for n in range(warps):
                 ptx.st_shared_v2_u32(shared + uint32(best_at + n * 8), uint32(0), uint32(0))

@@ -13,13 +13,12 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
-from minfer.cuda.elementwise.rows import warp_sum
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.dots import make_dots
 from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.outputs import make_outputs
-from minfer.cuda.token.schedule import PAIRS, SIX_BIT
+from minfer.cuda.token.schedule import ARRIVE, PAIRS, SIX_BIT
 from minfer.cuda.token.tiles import make_block_rows, make_groups, tile_shape, unit_bytes
 
 NUMBER, PARITY = range(2)  # of a state: slot, its phase's parity
@@ -31,12 +30,12 @@ end."""
 
 def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tuple[Callable, Callable]:
     """Device functions (share, flags, rows, shape, block, warp): this warp's share of a product; and (shared,
-    region, share, flags, shape, place, matrix, state, old, eps, tag): its work. `shape` is a word of
+    region, share, flags, shape, place, matrix, state, old, tag): its work. `shape` is a word of
     the schedule, `matrix` the low word of the weights' offset; `sync` is the warps' barrier."""
     slots, warps, block_rows = config.slots, config.warps, make_block_rows(config)
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
     most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
-    slot_bytes = config.slot_bytes
+    slot_bytes, hushed, quiet_at = config.slot_bytes, config.hushed, config.quiet_at
     write = make_outputs(config, exchange)
     row_groups = make_groups(config.group_units)
     load_activations, dot_q4_k, dot_q6_k, x_words, x_factors = make_dots(lanes, config.layout)
@@ -57,18 +56,13 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         share[END] = ((group + 1) * units * inverse) >> 16
 
     @device_function
-    def put_two(a, b, lane, at, second_at):
-        """The sums over the lanes of two values."""
-        kept = a
-        sent = b
-        if lane >= 16:
-            kept = b
-            sent = a
-            at = second_at
+    def put(kept, sent, at, lane):
+        """The sums over the lanes of two values, to an address each if it is not 0; a lane of the upper half
+        has the second as `kept` and the first as `sent`."""
         kept += ptx.shfl_xor_f32(sent, uint32(16))
         for step in range(4):
             kept += ptx.shfl_xor_f32(kept, uint32(8 >> step))
-        if lane & 15 == 0:
+        if lane & 15 == 0 and at != uint32(0):
             ptx.st_shared_f32(at, kept)
 
     @device_function
@@ -80,8 +74,14 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         return sums + uint32(index * groups * 4)
 
     @device_function
+    def hush(shared, flags):
+        """What is handed on will soon be: the stream may ask for less."""
+        if hushed and flags & ARRIVE and cuda.threadIdx.x == 0:
+            ptx.mbarrier_arrive(shared + uint32(quiet_at))
+
+    @device_function
     @unrolled
-    def multiply(shared, region, share, flags, shape, place, matrix, state, old, eps, tag):
+    def multiply(shared, region, share, flags, shape, place, matrix, state, old, tag):
         lane = int32(ptx.lane_id())
         part = lane & (lanes - 1)
         units, each = tile_shape(shape)
@@ -109,16 +109,22 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         first = begin  # of the outputs whose sums are in shared memory
         sums = shared + uint32(sums_at + share[GROUP] * 4)
 
-        if begin == last:  # as behind every product: the activations may be overwritten
-            sync()
+        kept = float32(0)  # of the rows before, whose sums are put together behind the next ones' loads
+        sent = float32(0)
+        at = uint32(0)
+        if begin == last:
+            hush(shared, flags)
+            sync()  # as behind every product: the activations may be overwritten
         while begin < last:
-            count = int32(min(each, last - begin))
+            count = int32(min(each, int32(last - begin)))
             rows = int32(count * pieces)
             number = state[NUMBER]
             # Where in a 16-byte line the tile's copy begins.
             shift = uint32(matrix + uint32(begin * pitch)) & uint32(15)
             tile = shared + uint32(ring_at) + number * uint32(slot_bytes) + shift + unit_at
             ptx.mbarrier_wait(shared + uint32(full_at) + number * uint32(8), state[PARITY])
+            if begin + count == last:
+                hush(shared, flags)
             second = int32(next_row + teams)
             while second < rows:
                 if six:
@@ -127,9 +133,14 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 else:
                     a = dot_q4_k(tile + uint32(next_row * pitch), part, words, factors)
                     b = dot_q4_k(tile + uint32(second * pitch), part, words, factors)
-                first_at = sum_at(sums, next_row, count, begin - first, pieces, groups)
-                second_at = sum_at(sums, second, count, begin - first, pieces, groups)
-                put_two(a, b, lane, first_at, second_at)
+                put(kept, sent, at, lane)
+                at = sum_at(sums, next_row, count, begin - first, pieces, groups)
+                kept = a
+                sent = b
+                if lane >= 16:
+                    kept = b
+                    sent = a
+                    at = sum_at(sums, second, count, begin - first, pieces, groups)
                 next_row = int32(second + teams)
                 second = int32(next_row + teams)
             if next_row < rows:
@@ -137,9 +148,10 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                     a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
                 else:
                     a = dot_q4_k(tile + uint32(next_row * pitch), part, words, factors)
-                a = warp_sum(a)
-                if lane == 0:
-                    ptx.st_shared_f32(sum_at(sums, next_row, count, begin - first, pieces, groups), a)
+                put(kept, sent, at, lane)
+                at = sum_at(sums, next_row, count, begin - first, pieces, groups)
+                kept = a
+                sent = a
                 next_row = int32(next_row + teams)
             next_row = int32(next_row - rows)
             ptx.syncwarp()
@@ -150,10 +162,12 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 state[NUMBER] = uint32(0)
                 state[PARITY] ^= uint32(1)
             begin = int32(begin + count)
-            following = int32(min(begin + each, last))
+            following = int32(min(int32(begin + each), last))
             if begin == last or int32((following - first) * pieces * groups) > most:
+                put(kept, sent, at, lane)
+                at = uint32(0)
                 sync()
-                write(shared, flags, place, first, begin - first, groups, old, eps, tag)
+                write(shared, flags, place, first, int32(begin - first), groups, old, tag)
                 sync()
                 first = begin
 

@@ -19,22 +19,13 @@ from minfer.cuda.token.schedule import NORM, PAIRS, TO_LOGITS, TO_QKV
 
 
 def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
-    """Device function (shared, flags, place, first, count, groups, old, eps, tag): outputs first ... first +
+    """Device function (shared, flags, place, first, count, groups, old, tag): outputs first ... first +
     count - 1 from the sums in shared memory, [count, rows of weights, groups]. `place` is where the product's
     outputs begin in the attention's row; `old` what this thread's first output is added to."""
-    warps, threads, dim = config.warps, config.threads, config.hidden
-    addresses_at, scratch_at, sums_at = config.addresses_at, config.scratch_at, config.sums_at
+    threads, dim = config.threads, config.hidden
+    addresses_at, norm_scale_at, sums_at = config.addresses_at, config.norm_scale_at, config.sums_at
     store_sum, store_run = exchange.store_sum, exchange.store_run
     keep_best = make_keep(config)
-
-    @device_function
-    @unrolled
-    def norm_scale(scratch, eps):
-        """1 / rms, from the warps' sums of squares."""
-        total = float32(0)
-        for w in unroll(warps):
-            total += ptx.ld_shared_f32(scratch + uint32(w * 4))
-        return ptx.rsqrt_approx(total * float32(1.0 / dim) + eps)
 
     def make_sum(most: int) -> Callable:
         """Device function: the sum of `groups` numbers, `most` at most. All are loaded at once."""
@@ -58,26 +49,28 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
         return silu_product(gate, scale * add_gated(sums + uint32(groups * 4), groups))
 
     @device_function
-    def write(shared, flags, place, first, count, groups, old, eps, tag):
+    def write(shared, flags, place, first, count, groups, old, tag):
         addresses = shared + uint32(addresses_at)
         sums = shared + uint32(sums_at)
         thread = int32(cuda.threadIdx.x)
         scale = float32(1)
         if flags & NORM:
-            scale = norm_scale(shared + uint32(scratch_at), eps)
+            scale = ptx.ld_shared_f32(shared + uint32(norm_scale_at))
         if flags & PAIRS:
             records = address_of(addresses, ACTIVATED_RECORDS)
             lane = int32(ptx.lane_id())
             each = uint32(groups * 8)
             # Whole warps go round together: the store shuffles.
-            for base in range((thread - lane) * 4, count, threads * 4):
-                index = int32(base) + lane * 4
-                at = sums + uint32(int32(min(index, count - 4))) * each
+            base = int32((thread - lane) * 4)
+            while base < count:
+                index = int32(base + lane * 4)
+                at = sums + uint32(min(index, int32(count - 4))) * each
                 v0 = gated(at, groups, scale)
                 v1 = gated(at + each, groups, scale)
                 v2 = gated(at + each * uint32(2), groups, scale)
                 v3 = gated(at + each * uint32(3), groups, scale)
                 store_run(records, first + index, first + count, v0, v1, v2, v3, tag)
+                base = int32(base + threads * 4)
         else:
             of = address_of(addresses, RESIDUAL)
             if flags & TO_QKV:
@@ -85,14 +78,16 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
             if flags & TO_LOGITS:
                 of = address_of(addresses, LOGITS)
             best = uint64(0)
-            for i in range(thread, count, threads):
-                total = scale * add_up(sums + uint32(int32(i) * groups * 4), groups)
-                index = int32(place) + first + int32(i)
+            i = thread
+            while i < count:
+                total = scale * add_up(sums + uint32(i * groups * 4), groups)
+                index = int32(int32(place) + first + i)
                 if flags & TO_LOGITS:
                     ptx.st_global_f32(of + uint64(index) * uint64(4), total)
                     best = max(best, candidate(total, index))
                 else:
                     store_sum(of, index, old + total, tag)
+                i = int32(i + threads)
             if flags & TO_LOGITS:
                 keep_best(shared, best)
 

@@ -6,7 +6,8 @@ phases to come. When it has been full for a while, the next tiles are brought in
 memory goes on, and what waits in L2 comes faster than memory delivers.
 
 A block has few tiles in flight (`TokenConfig.in_flight`): two of 32 KB sustain the bandwidth, and what it
-hands on to the others waits behind what its multiprocessor has asked memory for.
+hands on to the others waits behind what all have asked memory for. From a phase's last tile to the next one's
+activations it has one (`TokenConfig.quiet`): memory is a little slower then, and the others are sooner there.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ def make_stream(config: TokenConfig) -> Callable:
     """Device function (shared, block), for one thread."""
     entries, slots, ahead = config.entries, config.slots, config.ahead
     block_rows = make_block_rows(config)
-    in_flight, limited = config.in_flight, config.limited
-    full_at, done_at, slot_bytes = config.full_at, config.done_at, config.slot_bytes
+    in_flight, quiet, limited, hushed = config.in_flight, config.quiet, config.limited, config.hushed
+    full_at, done_at, quiet_at, slot_bytes = (
+        config.full_at, config.done_at, config.quiet_at, config.slot_bytes
+    )  # fmt: skip
     addresses_at, table_at, ring_at = config.addresses_at, config.table_at, config.ring_at
     prefetches, prefetch = config.prefetch, make_prefetch(config)
 
@@ -94,8 +97,11 @@ def make_stream(config: TokenConfig) -> Callable:
     @device_function
     @unrolled
     def wait_for_earlier(shared, number, parity):
-        """Wait until the tile `in_flight` before slot `number`'s has come; parity: of the pass before."""
+        """Wait until as many tiles are in flight as may be beside slot `number`'s; parity: of the pass
+        before."""
         earlier = int32(number) - int32(in_flight)
+        if hushed and ptx.mbarrier_test(shared + uint32(quiet_at), uint32(0)) != uint32(0):
+            earlier = int32(number) - int32(quiet)
         if earlier < 0:
             earlier += int32(slots)
         else:

@@ -56,6 +56,8 @@ def make_combine(served: int, head_dim: int, splits: int, warps: int) -> tuple[C
     four dims of a head, normalised, from all splits. partial f32 [heads, splits, head_dim], statistics f32
     [heads, splits, 2]."""
 
+    rounds = -(-served // warps)
+
     @device_function
     def warp_max(v):
         for step in range(5):
@@ -63,25 +65,28 @@ def make_combine(served: int, head_dim: int, splits: int, warps: int) -> tuple[C
         return v
 
     @device_function
+    @unrolled
     def split_factors(factors, statistics, first_head, active):
         lane = int32(ptx.lane_id())
-        for h in range(int32(cuda.threadIdx.x) >> 5, served, warps):
-            ours = statistics + uint64((first_head + h) * splits) * uint64(8)
-            largest0 = float32(NEVER)
-            weight0 = float32(0)
-            largest1 = float32(NEVER)
-            weight1 = float32(0)
-            if lane < active:
-                largest0, weight0 = ptx.ld_global_v2_f32(ours + uint64(lane) * uint64(8))
-            if lane + 32 < active:
-                largest1, weight1 = ptx.ld_global_v2_f32(ours + uint64(lane + 32) * uint64(8))
-            top = warp_max(ptx.max_f32(largest0, largest1))
-            factor0 = ptx.ex2_approx(largest0 - top)
-            factor1 = ptx.ex2_approx(largest1 - top)
-            inverse = ptx.rcp_approx(warp_sum(factor0 * weight0 + factor1 * weight1))
-            row = factors + uint32(h * (MOST_SPLITS * 4) + lane * 4)
-            ptx.st_shared_f32(row, factor0 * inverse)
-            ptx.st_shared_f32(row + uint32(128), factor1 * inverse)
+        for i in unroll(rounds):
+            h = int32((int32(cuda.threadIdx.x) >> 5) + int32(i * warps))
+            if h < served:
+                ours = statistics + uint64((first_head + h) * splits) * uint64(8)
+                largest0 = float32(NEVER)
+                weight0 = float32(0)
+                largest1 = float32(NEVER)
+                weight1 = float32(0)
+                if lane < active:
+                    largest0, weight0 = ptx.ld_global_v2_f32(ours + uint64(lane) * uint64(8))
+                if lane + 32 < active:
+                    largest1, weight1 = ptx.ld_global_v2_f32(ours + uint64(lane + 32) * uint64(8))
+                top = warp_max(ptx.max_f32(largest0, largest1))
+                factor0 = ptx.ex2_approx(largest0 - top)
+                factor1 = ptx.ex2_approx(largest1 - top)
+                inverse = ptx.rcp_approx(warp_sum(factor0 * weight0 + factor1 * weight1))
+                row = factors + uint32(h * (MOST_SPLITS * 4) + lane * 4)
+                ptx.st_shared_f32(row, factor0 * inverse)
+                ptx.st_shared_f32(row + uint32(128), factor1 * inverse)
 
     @device_function
     @unrolled

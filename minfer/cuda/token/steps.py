@@ -15,7 +15,9 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "ahead": 0,
         "prefetch": False,
         "spare": False,
+        "spare_o": False,
         "in_flight": MOST_SLOTS,
+        "quiet": MOST_SLOTS,
     },
     "spread records": {"spread": True},
     "tags": {"exchange": "tags"},
@@ -26,6 +28,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "all else ahead": {"prefetch": True},
     "who attends is spared": {"spare": True},
     "two in flight": {"in_flight": 2},
+    "quiet exchanges": {"quiet": 1},
+    "spared of o too": {"spare_o": True},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}

@@ -16,13 +16,15 @@ from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
 from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.records import RUN
-from minfer.cuda.token.schedule import PAIRS, Q4_BYTES, Q6_BYTES, SIX_BIT, TO_QKV
+from minfer.cuda.token.schedule import ATTENDED, PAIRS, Q4_BYTES, Q6_BYTES, SIX_BIT, TO_QKV
 
 
 def make_block_rows(config: TokenConfig) -> Callable:
     """Device function (flags, rows, block) -> (first, last) output of a block; whole runs of gated
-    activations, none of q, k and v for those that `config.spared` counts."""
+    activations, none of q, k and v, nor perhaps of the output projection, for those that `config.spared`
+    counts."""
     blocks, spared = config.blocks, config.spared
+    spared_of = TO_QKV | ATTENDED if config.spare_o else TO_QKV
 
     @device_function
     def block_rows(flags, rows, block):
@@ -30,13 +32,13 @@ def make_block_rows(config: TokenConfig) -> Callable:
         if flags & PAIRS:
             grain = int32(RUN)
         grains = int32(ptx.udiv_u32(rows, grain))
-        if flags & TO_QKV:
+        if flags & spared_of:
             if block < spared:
                 grains = int32(0)
             among = int32(blocks - spared)
             block = int32(max(block - spared, 0))
-        first = int32(ptx.udiv_u32(block * grains, among)) * grain
-        return first, int32(ptx.udiv_u32((block + 1) * grains, among)) * grain
+        first = int32(ptx.udiv_u32(block * grains, among))
+        return int32(first * grain), int32(int32(ptx.udiv_u32((block + 1) * grains, among)) * grain)
 
     return block_rows
 

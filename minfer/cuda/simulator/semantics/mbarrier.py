@@ -185,12 +185,21 @@ def mbarrier_wait(address, parity):
     _find(lane.block, address, "mbarrier_wait").wait(lane, int(parity) & 1)
 
 
+def _has_completed(address, parity, name: str) -> int:
+    barrier = _find(current_lane(name).block, address, name)
+    barrier.land()
+    return int(barrier.phase & 1 != int(parity) & 1)
+
+
+@semantics
+def mbarrier_test(address, parity):
+    return _has_completed(address, parity, "mbarrier_test")
+
+
 @semantics
 def mbarrier_wait_for(address, parity, ns):
     """Looks once: no time passes here."""
-    barrier = _find(current_lane("mbarrier_wait_for").block, address, "mbarrier_wait_for")
-    barrier.land()
-    return int(barrier.phase & 1 != int(parity) & 1)
+    return _has_completed(address, parity, "mbarrier_wait_for")
 
 
 # ---- copies

@@ -195,6 +195,7 @@ _store_two, _load_four = (
 register("st_pair", _store_two)
 register("ld_two_pairs", _load_four)
 register("st_relaxed_u32", _make_store("st_relaxed_u32", "global", "u32", 1))
+register("ld_relaxed_u32", _make_load("ld_relaxed_u32", "global", "u32", 1))
 register("ld_relaxed_v4_u32", _make_load("ld_relaxed_v4_u32", "global", "u32", 4))
 
 MOST_POLLS = 100_000
