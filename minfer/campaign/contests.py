@@ -76,13 +76,15 @@ def f16_product(torch: Any, name: str, nt: int, od: int, depth: int) -> Contest:
     from minfer.cuda import runtime
     from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
     from minfer.engine.cuda.devices import GpuDevice
-    from minfer.engine.cuda.seats import device_seats
+    from minfer.engine.cuda.seats import device_parts, device_seats
 
     sms = runtime.device().sms
     config = choose(nt, od, depth, sms)
     loaded = runtime.load(make_gemm_hopper(config))
     a, ours, theirs = _operands(torch, nt, od, depth)
-    seats = (device_seats(GpuDevice()),) if config.pdl else ()
+    device = GpuDevice()
+    shared = (device_seats(device),) if config.pdl else ()
+    shared += device_parts(device) if config.split_k else ()
     weights = [
         torch.randn(od, depth, device="cuda", dtype=torch.float16) for _ in range(copies(2 * od * depth))
     ]
@@ -91,7 +93,7 @@ def f16_product(torch: Any, name: str, nt: int, od: int, depth: int) -> Contest:
         arrays = zip("abc", (a, b, ours), strict=True)
         maps = [runtime.tensor_map(array, *config.boxes[which]) for which, array in arrays]
         sizes = nt, od, depth, config.group(nt, od)
-        bound = loaded.prepare(config.grid(nt, od, sms), *maps, *sizes, *seats, pdl=config.pdl)
+        bound = loaded.prepare(config.grid(nt, od, sms), *maps, *sizes, *shared, pdl=config.pdl)
         return _on_torchs_stream(torch, bound, ours)
 
     calls = [bind(b) for b in weights]

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from minfer.campaign.ceilings import ceilings_of
@@ -41,8 +42,14 @@ NOTES = (
     "what one kernel does beside its product (norm, residual, activation) is charged to the product",
     "activations become f16 or int8 inside the kernels that make them, unless the route has a pass for it",
     "a decoded token is taken apart as separate kernels, whatever one kernel for all of it would take",
+)
+GAP_BESIDE_GRAPH = (
     "the gap is what the wall clock has beside all launches in one CUDA graph: what the host, and launching, "
-    "cost passes that nobody observed; timing every launch would delay the next ones",
+    "cost passes that nobody observed; timing every launch would delay the next ones"
+)
+GAP_BESIDE_SPAN = (
+    "the gap is what the wall clock has before a pass's first launch and after its last; launching is in the "
+    "launches' times"
 )
 
 
@@ -52,15 +59,17 @@ class Taken:
 
     Attributes:
         walls: milliseconds of those that nobody observed, by the host's clock.
-        graph: milliseconds of their launches in one graph, by the device's clock.
+        launched: milliseconds of all launches by the device's clock: in one graph, or by events from the
+            first to the last of a pass.
         chosen: an observed one, of median length.
         source: who timed its launches. why: the reason that it was not CUPTI, "" if it was or need not be.
-        overlapping: milliseconds of a pass whose launches overlap, where the others' do not.
+        overlapping: milliseconds of a pass whose launches overlap, where the others' do not; None: they were
+            not timed by events.
         event_ms: what each event between two launches cost, which no launch is charged.
     """
 
     walls: list[float]
-    graph: float
+    launched: float
     chosen: Pass
     source: str
     why: str = ""
@@ -71,16 +80,15 @@ class Taken:
     def notes(self) -> list[str]:
         """What a reader must know of these passes alone."""
         found = [f"not by CUPTI: {self.why}"] if self.why else []
-        if self.overlapping is not None:
-            found.append(
-                "events cannot see how launches overlap: in these passes each begins when the one before has "
-                f"ended; as the engine runs it, the pass takes {self.overlapping:.3f} ms"
-            )
-            found.append(
-                f"an event between launches costs {self.event_ms * 1e3:.1f} us beside a graph: no launch is "
-                "charged that"
-            )
-        return found
+        if self.overlapping is None:
+            return [GAP_BESIDE_GRAPH, *found]
+        return [
+            GAP_BESIDE_SPAN,
+            *found,
+            "events cannot see how launches overlap: in these passes each begins when the one before has "
+            f"ended; as the engine runs it, the pass takes {self.overlapping:.3f} ms",
+            f"an event between launches costs {self.event_ms * 1e3:.1f} us: no launch is charged that",
+        ]
 
 
 def decompose(
@@ -139,7 +147,7 @@ def decompose(
         telemetry=watch.summary(),
         wall_ms=taken.walls,
         buckets=buckets(taken.chosen.launches, taken.chosen.times),
-        gap_ms=statistics.median(taken.walls) - taken.graph,
+        gap_ms=statistics.median(taken.walls) - taken.launched,
         ceilings={} if known is None else known.as_dict(),
         notes=[*NOTES, *taken.notes],
     )
@@ -215,19 +223,26 @@ def _prefill(
         return [_wall(step, plain, watch, REST_S) for _ in range(passes)]
 
     _wall(step, plain, watch, REST_S)
-    by_events, event_ms = isinstance(made, EventTimer), 0.0
-    overlapping = statistics.median(whole()) if by_events else None
-    with one_by_one(shared.device, device) if by_events else contextlib.nullcontext():
+    if isinstance(made, EventTimer):
+        overlapping = statistics.median(whole())
+        with one_by_one(shared.device, device), made:
+            walls = whole()
+            observed = _observed(step, seen, device, made, passes)
+            cost = event_cost(observed.launches, device)
+            alone = partial(made.span, device=device, launches=len(observed.launches))
+            launched = statistics.median(_rested(step, seen, passes, alone))
+            walls += whole()
+        chosen = replace(observed, times=[max(ms - cost, 0.0) for ms in observed.times])
+        taken = Taken(walls, launched, chosen, made.source, why, overlapping, cost)
+    else:
         walls = whole()
         with made:
             chosen = _observed(step, seen, device, made, passes)
-        if by_events:
-            event_ms = event_cost(chosen.launches, device)
-            chosen = replace(chosen, times=[max(ms - event_ms, 0.0) for ms in chosen.times])
         walls += whole()
-        graph = graph_ms(chosen.launches, device, samples=passes, rest=REST_S)
+        launched = graph_ms(chosen.launches, device, samples=passes, rest=REST_S)
+        taken = Taken(walls, launched, chosen, made.source, why)
     shared.forget(device)
-    return Taken(walls, graph, chosen, made.source, why, overlapping, event_ms)
+    return taken
 
 
 @contextlib.contextmanager
@@ -301,10 +316,16 @@ def _wall(step: Step, session: Session, watch: Watch, rest: float = 0.0) -> floa
 
 
 def _observed(step: Step, session: Session, device: Any, made: Any, passes: int) -> Pass:
-    """The pass of median length of some observed ones, after one that warms up."""
+    """The pass of median length of some observed ones."""
+    found = _rested(step, session, passes, partial(made.observe, device=device))
+    return sorted(found, key=lambda one: one.total)[passes // 2]
+
+
+def _rested(step: Step, session: Session, passes: int, measure: Callable[[Callable[[], Any]], Any]) -> list:
+    """What `measure` makes of some passes, each after a rest; one before them warms up."""
     found = []
     for _ in range(passes + 1):
         run = step(session)
         time.sleep(REST_S)
-        found.append(made.observe(run, device))
-    return sorted(found[1:], key=lambda one: one.total)[passes // 2]
+        found.append(measure(run))
+    return found[1:]

@@ -2,8 +2,9 @@
 
 What a launch is charged is the time in which it alone held the device: from its start, or the end of the
 launch before it where that is later (launches overlap at their seams), to its end. The gap comes from other
-passes: it is what the wall clock of those that nobody observed has beside all launches in one CUDA graph. So
-the check, that buckets and gap add up to that wall clock, compares three measurements.
+passes: it is what the wall clock of those that nobody observed has beside all launches in one CUDA graph; by
+events, which cannot part a launch from its launching, beside what a pass takes from its first launch to the
+end of its last. So the check, that buckets and gap add up to that wall clock, compares three measurements.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minfer.arithmetic.banks import SECTOR_BYTES
-from minfer.arithmetic.devices import Device
+from minfer.arithmetic.devices import DeviceSpec
 from minfer.arithmetic.occupancy import LIMITERS
 from minfer.campaign.blame import told
 from minfer.campaign.gates import Parity
@@ -153,7 +153,7 @@ class Examination:
         ]
 
 
-def examine(probe: Probe, arch: str = "sm_90a", device: Device | None = None) -> Examination:
+def examine(probe: Probe, arch: str = "sm_90a", device: DeviceSpec | None = None) -> Examination:
     """Run a probe's small cases in the simulator, trace the first, and compile its kernels for `arch`.
 
     Args:
@@ -268,7 +268,7 @@ def _kernels(probe: Probe, config: Any, arch: str) -> tuple[Kernel, ...]:
         return ()
 
 
-def _least_rows(probe: Probe, device: Device) -> Iterator[dict]:
+def _least_rows(probe: Probe, device: DeviceSpec) -> Iterator[dict]:
     for case in probe.workload.cases:
         work = probe.workload.work(case)
         if work is not None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 from minfer.campaign.decomposition import Span, exclusive
@@ -100,19 +100,36 @@ class EventTimer:
     def observe(self, run: Callable[[], None], device: Any) -> Pass:
         """Run a pass on an observing device. What events cost (`event_cost`) is in the launches' times."""
         events: list[Any] = []
-        device.gpu.synchronize()
-        device.observed = []
-        device.around_launch = lambda: events.append(_event(device))
-        try:
-            start = time.perf_counter_ns()
-            run()
-            total = (time.perf_counter_ns() - start) / 1e6
-        finally:
-            device.around_launch = None
+        total = self._run(run, device, lambda: events.append(_event(device)))
         launches = list(device.observed)
         if len(events) != len(launches) + 1:
             raise NotTimed(f"{len(events)} events around {len(launches)} launches: a graph hides the others")
         return Pass(launches, [end.since(begin) for begin, end in pairwise(events)], total)
+
+    def span(self, run: Callable[[], None], device: Any, launches: int) -> float:
+        """Milliseconds from the first to the end of the last of a pass's launches, so many, with no event
+        between them."""
+        ends: list[Any] = []
+        places = count()
+
+        def mark() -> None:
+            if next(places) in (0, launches):
+                ends.append(_event(device))
+
+        self._run(run, device, mark)
+        first, last = ends
+        return last.since(first)
+
+    def _run(self, run: Callable[[], None], device: Any, mark: Callable[[], None]) -> float:
+        """Run a pass, `mark` before it and after every launch; milliseconds by the host's clock."""
+        device.gpu.synchronize()
+        device.observed, device.around_launch = [], mark
+        try:
+            start = time.perf_counter_ns()
+            run()
+            return (time.perf_counter_ns() - start) / 1e6
+        finally:
+            device.around_launch = None
 
 
 def _event(device: Any) -> Any:

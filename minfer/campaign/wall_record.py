@@ -49,7 +49,7 @@ class Wall(Record):
         route, settings: the kernels. source: how launches were timed.
         wall_ms: samples of the same pass, not observed, host clock.
         buckets: in the order of their first launch.
-        gap_ms: what the wall clock has beside all launches in one CUDA graph.
+        gap_ms: what the wall clock has beside all launches (`minfer.campaign.decomposition`).
         ceilings: "read_gb_s", "copy_gb_s": as measured on the device; "f16_tops", "int8_tops": as specified.
         notes: what a reader must know (products that are fused, what timing costs).
         counters: by bucket, shares of peaks that a profiler read of its largest launch

@@ -104,7 +104,7 @@ def _on_gpu(path: Path, tokens: int) -> list[Apart]:
             Part(bucket.name, bucket.ms, bucket.launches, round(bucket.nbytes))
             for bucket in buckets(taken.chosen.launches, taken.chosen.times)
         ]
-        parts.append(Part(GAP, max(wall - taken.graph, 0.0)))
+        parts.append(Part(GAP, max(wall - taken.launched, 0.0)))
         found.append(Apart(phase, count, str(device.gpu), wall, tuple(parts)))
     return found
 

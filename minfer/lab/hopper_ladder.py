@@ -197,10 +197,17 @@ LOST = (
     },
     {
         "probe": "two blocks share a tile's depth",
-        "of": "GEMM, 512 tokens",
-        "idea": "fill the wave that few tiles leave empty",
-        "outcome": "x0.9",
-        "why": "exchanging the sums costs what wider tiles save",
+        "of": "GEMM, o and down, 512 tokens",
+        "idea": "128 x 224, not 128 x 112: a quarter fewer bytes (without the exchange x1.03, x1.04)",
+        "outcome": "x0.86, x1.00",
+        "why": "to exchange 7 MB of sums through L2 takes 8,000 cycles (down at 128 tokens: x1.57)",
+    },
+    {
+        "probe": "the same, sums exchanged in the middle",
+        "of": "GEMM, o and down, 512 tokens",
+        "idea": "wide k-tiles first; then each block's own columns, under which sums change hands",
+        "outcome": "x0.93, x1.015; sustained x0.90, x0.99",
+        "why": "o is too short to hide them; of down's 4 % a third is left, not explained",
     },
     {
         "probe": "stream-k",

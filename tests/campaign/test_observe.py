@@ -176,7 +176,14 @@ def test_the_gap_is_what_launches_in_a_graph_leave_of_the_wall(shared, slow_host
 def test_a_pass_that_is_slower_when_observed_is_refused(shared, monkeypatch):
     monkeypatch.setattr(taking_apart.ObservingGpu, "launch", slow_launch(taking_apart.ObservingGpu.launch))
     route = choose_route("f16", "sm_90a", {})
-    with pytest.raises(EngineError, match=r"more than 2%; the observed pass took .* nothing is recorded"):
+    with pytest.raises(EngineError, match=r"gap_ms: .* the observed pass took .* nothing is recorded"):
+        decompose(shared, route, "prefill", tokens=100, source="events", say=lambda line: None)
+
+
+def test_launches_that_do_not_add_up_to_their_pass_are_refused(shared, monkeypatch):
+    monkeypatch.setattr(taking_apart, "event_cost", lambda *_: 0.001)  # of 0.01, where events cost nothing
+    route = choose_route("f16", "sm_90a", {})
+    with pytest.raises(EngineError, match=r"-\d+\.\d%, more than 2%; the observed pass took"):
         decompose(shared, route, "prefill", tokens=100, source="events", say=lambda line: None)
 
 

@@ -24,6 +24,15 @@ def seats_of(config: GemmHopperConfig, grid: tuple[int, int, int]) -> dict[str, 
     return {"seats": make_seats(np.random.default_rng(0).permutation(grid[0]))} if config.pdl else {}
 
 
+def workspace_of(config: GemmHopperConfig, multiprocessors: int) -> dict[str, np.ndarray]:
+    """The arguments that a launch with split_k has besides."""
+    if not config.split_k:
+        return {}
+    tiles = multiprocessors // 2
+    sums = poisoned(tiles * config.tile_n * config.tile_m, np.float32)
+    return {"parts": sums, "ready": np.zeros(2 * tiles, np.uint32)}
+
+
 def all_free(seats: np.ndarray) -> None:
     assert not seats[:ORDER].any()
 
@@ -67,8 +76,10 @@ def hopper_case(config: GemmHopperConfig, nt: int, od: int, depth: int, multipro
     return Case(
         make_gemm_hopper(config),
         grid,
-        arguments | seats_of(config, grid),
-        {"c": check} | ({"seats": all_free} if config.pdl else {}),
+        arguments | seats_of(config, grid) | workspace_of(config, multiprocessors),
+        {"c": check}
+        | ({"seats": all_free} if config.pdl else {})
+        | ({"ready": all_free} if config.split_k else {}),
         name=f"{nt}x{od}x{depth}",
         boxes=config.boxes,
     )
@@ -135,6 +146,7 @@ def rope_case(
         "group": config.group(nt, heads.width),
         "position": position,
         **seats_of(config, grid),
+        **workspace_of(config, multiprocessors),
     }
     return Case(
         make_gemm_hopper(config),
@@ -161,7 +173,7 @@ def apart_cases(case: Case, multiprocessors: int = 4) -> tuple[Case, Case]:
     product = Case(
         make_gemm_hopper(plain),
         plain.grid(nt, heads.width, multiprocessors),
-        {"a": given["a"], "b": given["b"], "c": qkv, **sizes},
+        {"a": given["a"], "b": given["b"], "c": qkv, **sizes, **workspace_of(plain, multiprocessors)},
         {"c": keep},
         boxes=plain.boxes,
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.cuda.gemm_hopper import GemmHopperConfig, Heads, choose, make_gemm_hopper
+from minfer.cuda.gemm_hopper import GemmHopperConfig, Heads, choose, make_gemm_hopper, may_split
 from minfer.cuda.gemm_hopper.config import WARPGROUPS
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.runtime import compile_kernel
@@ -80,6 +80,7 @@ def test_names_tell_variants_apart():
         GemmHopperConfig(192),
         GemmHopperConfig(192, tile_n=192),
         GemmHopperConfig(192, tile_n=192, pdl=True),
+        GemmHopperConfig(192, split_k=True),
         GemmHopperConfig(epilogue="rope", heads=Heads(2, 1, 64)),
         GemmHopperConfig(epilogue="rope", heads=Heads(2, 1, 64, interleaved=True)),
         GemmHopperConfig(epilogue="rope", heads=Heads(2, 1, 64, bias=True)),
@@ -112,6 +113,24 @@ def test_choice_fills_whole_waves(nt, od, depth, tile_n, tile_m):
     assert (config.tile_n, config.tile_m) == (tile_n, tile_m)
 
 
+def test_few_tokens_share_the_depth_of_long_products():
+    for nt in (1, 128, 256):
+        config = choose(nt, 3584, 18944)
+        assert config.split_k and config.grid(nt, 3584, 132) == (132, 1, 1)
+    assert not choose(512, 3584, 18944).split_k  # 128 tiles need no halves
+    assert not choose(256, 3584, 3584).split_k  # the exchange takes longer than half of the depth
+    assert may_split(3584) and not may_split(2048) and not choose(1, 3584, 2048).split_k
+
+
+def test_halves_need_a_multiprocessor_each():
+    config = GemmHopperConfig(split_k=True)
+    assert config.grid(130, 256, 132) == (4, 1, 1)
+    with pytest.raises(ConfigRefused, match="512 x 4608 takes 144 blocks that wait for each other"):
+        config.grid(512, 4608, 132)
+    with pytest.raises(ConfigRefused, match="id = 64 is one k-tile"):
+        config.check(1, 8, 64)
+
+
 def test_short_products_are_dependent_launches():
     assert choose(512, 37888, 3584).pdl and choose(2048, 3584, 3584).pdl
     assert not choose(2048, 37888, 3584).pdl and not choose(8192, 3584, 3584).pdl
@@ -141,6 +160,7 @@ def test_a_group_holds_about_2048_tokens():
         ((256, 4, "f32", "rope", 128, Heads(2, 1, 64)), "out = f32: take f16"),
         ((144, 5, "f16", "rope", 128, Heads(2, 1, 64)), "a tile of 128 x 144: tile_m must be a multiple"),
         ((192, 3, "f16", "rope", 256, Heads(2, 1, 64)), "a tile of 256 x 192"),
+        ((192, 3, "f16", "store", 256, None, False, True), "split_k with 256 tokens"),
         ((256, 1), "1 stages"),
         ((256, 5), "use fewer stages"),
     ],
@@ -153,6 +173,7 @@ def test_configs_that_cannot_run_are_refused(arguments, message):
 ASSEMBLED = (
     GemmHopperConfig(),
     GemmHopperConfig(224, 4),
+    GemmHopperConfig(112, 6, "f32", "add", pdl=True, split_k=True),
     GemmHopperConfig(epilogue="swiglu"),
     GemmHopperConfig(200, 4, out="f32", epilogue="add", tile_n=192),
     GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256),

@@ -140,6 +140,30 @@ def test_wgmma_without_fused_epilogues(tmp_path, monkeypatch):
     assert "swiglu" in launched(device)
 
 
+def test_products_whose_depth_two_blocks_share(tmp_path, monkeypatch):
+    from minfer.cuda.gemm_hopper import config
+    from minfer.engine.cuda import fused_rope, routes
+    from minfer.engine.cuda.launches import launch_for
+
+    monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
+    monkeypatch.setattr(config, "EXCHANGE_CYCLES", 0)  # or no matrix of a small model is deep enough
+    kept = launch_for, fused_rope._chosen
+    try:
+        for each in kept:
+            each.cache_clear()
+        model = micro_model(tmp_path / "micro.gguf", ffn=256)
+        device = SimulatedDevice(arch="sm_90a", sms=16)
+        gpu = open_session(model, simulated(device, Route("f16-wgmma", wgmma=True)))
+        host = open_session(model, HostBackend(threads=1))
+        for first, last in ((0, 5), (5, 11)):
+            close(gpu.forward(IDS[first:last]), host.forward(IDS[first:last]), 0.01)
+        products = [kernel.config for kernel in device.launches if kernel.name == "gemm_hopper"]
+        assert {made.epilogue for made in products if made.split_k} >= {"add"}
+    finally:
+        for each in kept:
+            each.cache_clear()
+
+
 def test_rope_in_the_product(tmp_path, monkeypatch):
     """On an empty cache and on a filled one: the bits of the separate kernels."""
     from minfer.engine.cuda import routes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from minfer.cuda import runtime
-from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
+from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
 from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.tile.seats import ORDER
 from minfer.engine.cuda.devices import GpuDevice
-from minfer.engine.cuda.seats import device_seats
+from minfer.engine.cuda.seats import device_parts, device_seats
 from tests.cuda.gemm_hopper_cases import check_bits, expected, hopper_case, rope_case
 from tests.gpu.gemm_cases import MODEL_SHAPES, NT
 
@@ -17,7 +17,9 @@ pytestmark = pytest.mark.usefixtures("hopper")
 
 SHIPPED = shipped_kernels()["gemm_hopper"]
 ROTATING = [kernel for kernel in SHIPPED if kernel.config.epilogue == "rope"]
-KERNELS = [kernel for kernel in SHIPPED if kernel not in ROTATING]
+SPLIT = [kernel for kernel in SHIPPED if kernel.config.split_k]
+KERNELS = [kernel for kernel in SHIPPED if kernel not in ROTATING and kernel not in SPLIT]
+FEW = choose(256, 3584, 18944)
 SMALL = [(1, 8, 8), (70, 72, 72), (129, 264, 136), (300, 520, 200), (515, 1032, 64)]
 
 
@@ -32,13 +34,26 @@ def arguments(kernel, a, b, c) -> tuple:
         runtime.tensor_map(array, *config.boxes[name]) for name, array in zip("abc", (a, b, c), strict=True)
     )
     grid = config.grid(nt, od, runtime.device().sms)
-    seats = (device_seats(GpuDevice()),) if config.pdl else ()
-    return grid, (*maps, nt, od, depth, config.group(nt, od), *seats)
+    return grid, (*maps, nt, od, depth, config.group(nt, od), *shared(config))
+
+
+def shared(config) -> tuple:
+    """What launches of a config take besides."""
+    device = GpuDevice()
+    seats = (device_seats(device),) if config.pdl else ()
+    return seats + (device_parts(device) if config.split_k else ())
 
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 @pytest.mark.parametrize("kernel", KERNELS, ids=short)
 def test_small_and_ragged(kernel, shape):
+    with runtime.checked():
+        hopper_case(kernel.config, *shape, runtime.device().sms).run_on_gpu()
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 136), (70, 232, 200), (300, 520, 2504)], ids=str)
+@pytest.mark.parametrize("kernel", SPLIT, ids=short)
+def test_small_and_ragged_halves(kernel, shape):
     with runtime.checked():
         hopper_case(kernel.config, *shape, runtime.device().sms).run_on_gpu()
 
@@ -92,6 +107,18 @@ def test_at_every_shape_of_the_model(shape):
         check_twice(torch, kernel, a, b, exact, magnitude)
 
 
+@pytest.mark.parametrize("kernel", SPLIT, ids=short)
+def test_halves_at_the_model_s_sizes(kernel):
+    """Twice, and in chunks of tokens: the same bits."""
+    torch = pytest.importorskip("torch")
+    for depth in (3584, 18944):
+        a, b = (torch.randn(rows, depth, device="cuda").half() for rows in (128, 3584))
+        magnitude = (a.float().abs() @ b.float().abs().T).double()
+        check_twice(torch, kernel, a, b, a.double() @ b.double().T, magnitude)
+        whole = product(torch, kernel, a, b)
+        assert torch.equal(product(torch, kernel, a[30:111], b), whole[30:111])
+
+
 @pytest.mark.parametrize("kernel", KERNELS, ids=short)
 def test_chunks_of_tokens_have_the_same_bits(kernel, matrices):
     torch, a, b, _, _ = matrices
@@ -101,28 +128,30 @@ def test_chunks_of_tokens_have_the_same_bits(kernel, matrices):
         assert torch.equal(torch.cat(parts), whole)
 
 
-def test_dependent_launches_keep_their_order_and_their_seats():
+@pytest.mark.parametrize(
+    ("config", "nt", "streams"), [(GemmHopperConfig(112, 6, pdl=True), 512, 3), (FEW, 256, 1)], ids=str
+)
+def test_dependent_launches_keep_their_order_and_their_seats(config, nt, streams):
     """Each product of a chain reads what the one before has written; three chains on three streams at once
-    leave each other's blocks without their own multiprocessors."""
+    leave each other's blocks without their own multiprocessors. (Halves wait for each other: one stream.)"""
     torch = pytest.importorskip("torch")
-    config = choose(512, 3584, 3584, runtime.device().sms)
     loaded, size = runtime.load(make_gemm_hopper(config)), 3584
     chains = []
-    for _ in range(3):
+    for _ in range(streams):
         weights = [torch.randn(size, size, device="cuda").half() / size**0.5 for _ in range(4)]
-        rows = [torch.randn(512, size, device="cuda").half() for _ in range(5)]
+        rows = [torch.randn(nt, size, device="cuda").half() for _ in range(5)]
         wanted = [rows[0]]
         for weight in weights:
             wanted.append((wanted[-1].float() @ weight.float().T).half())
-        seats, launches = device_seats(GpuDevice()), []
+        besides, launches = shared(config), []
         for a, b, c in zip(rows, weights, rows[1:], strict=False):
             maps = [
                 runtime.tensor_map(x, *config.boxes[name]) for name, x in zip("abc", (a, b, c), strict=True)
             ]
-            grid = config.grid(512, size, runtime.device().sms)
-            sizes = 512, size, size, config.group(512, size)
-            launches.append(loaded.prepare(grid, *maps, *sizes, seats, pdl=True))
-        chains.append((torch.cuda.Stream(), launches, rows, wanted[-1], seats))
+            grid = config.grid(nt, size, runtime.device().sms)
+            sizes = nt, size, size, config.group(nt, size)
+            launches.append(loaded.prepare(grid, *maps, *sizes, *besides, pdl=True))
+        chains.append((torch.cuda.Stream(), launches, rows, wanted[-1], besides[0]))
     for _ in range(20):
         for _, _, rows, _, _ in chains:
             for row in rows[1:]:

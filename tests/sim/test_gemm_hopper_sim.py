@@ -1,5 +1,7 @@
 """The Hopper GEMM's own source in the simulator, on shapes that are ragged everywhere."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,9 @@ from tests.cuda.gemm_hopper_cases import check_bits, hopper_case, rope_case
             2,
         ),  # three tiles a seat, more k-tiles than stages
         (GemmHopperConfig(64, 3, pdl=True), (100, 72, 72), 3),  # more seats than tiles
+        (GemmHopperConfig(64, 3, split_k=True), (140, 136, 200), 12),  # halves of one and three k-tiles
+        (GemmHopperConfig(72, 2, "f32", "add", split_k=True), (70, 80, 72), 4),
+        (GemmHopperConfig(128, 2, epilogue="swiglu", split_k=True, pdl=True), (70, 72, 136), 5),
     ],
     ids=str,
 )
@@ -77,6 +82,26 @@ def test_traced_run_has_no_race_and_no_conflict():
     assert check(trace) == []
     assert (c == depth).all()
     assert {line.degree for line in shared_lines(trace) if line.op is Op.STMATRIX} == {1}
+
+
+def test_a_tile_of_two_blocks_may_be_rotated():
+    heads = Heads(2, 1, 64, interleaved=True, bias=True)
+    config = GemmHopperConfig(64, 2, "f16", "rope", 128, heads, split_k=True)
+    case = rope_case(config, 70, 136, multiprocessors=8)
+    check_bits(case, lambda each: each.run_simulated(seed=0), multiprocessors=8)
+
+
+def test_traced_exchange_has_no_conflict_and_no_race_in_shared_memory():
+    """Of the words that count what was handed over through global memory the checker knows nothing."""
+    case = hopper_case(GemmHopperConfig(64, 2, split_k=True), 128, 64, 256, multiprocessors=2)
+    case.kernel = replace(
+        case.kernel, cluster=2, cooperative=False
+    )  # a trace shows a cluster's blocks together
+    trace = Trace()
+    case.run_simulated(trace=trace)
+    assert {finding.space for finding in check(trace)} <= {"global"}
+    shared = [line for line in shared_lines(trace) if line.op in (Op.STMATRIX, Op.LOAD_SHARED)]
+    assert {line.degree for line in shared} == {1}
 
 
 @pytest.mark.parametrize(

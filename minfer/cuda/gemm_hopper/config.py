@@ -50,6 +50,8 @@ WARPGROUPS = {
 }
 #: Cycles up to which a product is a dependent launch: what that saves, a microsecond, is lost in longer ones.
 DEPENDENT_CYCLES = 300_000
+#: That two blocks take to exchange sums, and to be launched at once (measured on an H200).
+EXCHANGE_CYCLES = 9500
 #: (tile_n, tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
 TILES = (
     *((128, m, 4) for m in (256, 240, 224, 192)),
@@ -57,13 +59,16 @@ TILES = (
     *((128, m, 6) for m in (128, 112, 96)),
     (128, 64, 8), (192, 192, 4), (256, 192, 3), (256, 224, 3),
 )  # fmt: skip
+#: Those that two blocks may share, for few tokens.
+SPLIT_TILES = ((128, 112, 6), (128, 64, 8))
 
 
 @dataclass(frozen=True)
 class GemmHopperConfig:
     """Tile of `tile_n` tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight; C as `out`, by an
     epilogue ("rope": for a product with q, k and v of `heads`). pdl: a dependent launch, which loads B before
-    the kernel before it has ended, and whose blocks take seats (`minfer.cuda.tile.seats`)."""
+    the kernel before it has ended, and whose blocks take seats (`minfer.cuda.tile.seats`). split_k: two
+    blocks a tile, each with half of the depth (`minfer.cuda.gemm_hopper.split`)."""
 
     tile_m: int = 256
     stages: int = 4
@@ -72,6 +77,7 @@ class GemmHopperConfig:
     tile_n: int = 128
     heads: Heads | None = None
     pdl: bool = False
+    split_k: bool = False
 
     tile_k = BOX_COLUMNS
 
@@ -96,6 +102,11 @@ class GemmHopperConfig:
             raise ConfigRefused(
                 f"gemm_hopper: tile_m = {self.tile_m}: must be a multiple of {granule} from {least} to "
                 f"{most} ({self.tile_n} tokens, {self.epilogue})"
+            )
+        if self.split_k and self.tile_n != 128:
+            raise ConfigRefused(
+                f"gemm_hopper: split_k with {self.tile_n} tokens: its two blocks finish the rows of one "
+                "consumer each, so take 128"
             )
         if self.stages < 2:
             raise ConfigRefused(f"gemm_hopper: {self.stages} stages: to copy ahead of computing takes 2")
@@ -133,6 +144,7 @@ class GemmHopperConfig:
         if self.heads is not None:
             text += f" {self.heads}"
         text += f" -> {self.out}" if self.out != "f16" else ""
+        text += " split" if self.split_k else ""
         return text + (" pdl" if self.pdl else "")
 
     @property
@@ -228,6 +240,8 @@ class GemmHopperConfig:
                 f"gemm_hopper: {nt} x {od} x {depth}: od and id must be multiples of 8 (TMA moves rows of "
                 "whole 16 bytes)"
             )
+        if self.split_k and depth <= self.tile_k:
+            raise ConfigRefused(f"gemm_hopper: id = {depth} is one k-tile, which split_k cannot halve")
         if self.heads is not None and od != self.heads.width:
             raise ConfigRefused(
                 f"gemm_hopper: od = {od}: q, k and v of {self.heads} have {self.heads.width} rows"
@@ -241,8 +255,14 @@ class GemmHopperConfig:
         """Blocks of a persistent launch: with seats one a multiprocessor; else as many as take the fewest
         waves, in equal ones."""
         rows, columns = self.tiles(nt, od)
-        waves = -(-rows * columns // multiprocessors)
-        return multiprocessors if self.pdl else -(-rows * columns // waves), 1, 1
+        blocks = 2 * rows * columns if self.split_k else rows * columns
+        waves = -(-blocks // multiprocessors)
+        if self.split_k and waves > 1:
+            raise ConfigRefused(
+                f"gemm_hopper: {nt} x {od} takes {blocks} blocks that wait for each other, with split_k, on "
+                f"{multiprocessors} multiprocessors: larger tiles, or no split_k"
+            )
+        return multiprocessors if self.pdl else -(-blocks // waves), 1, 1
 
     def group(self, nt: int, od: int) -> int:
         """Tile rows a group of the schedule: about 2048 tokens."""
@@ -250,28 +270,43 @@ class GemmHopperConfig:
         return -(-rows // max(1, round(nt / GROUP_ROWS)))
 
 
+def _step(tile_n: int, tile_m: int) -> float:
+    """Cycles of a k-tile: of its wgmmas (4096 FLOP a cycle) or its bytes from L2 (56 a cycle)."""
+    return max(tile_n * tile_m / 32, (tile_n + tile_m) * 128 / 56)
+
+
+def may_split(depth: int) -> bool:
+    """Whether `choose` gives a product of that depth split_k at any sizes: half of it takes longer than the
+    exchange."""
+    return any(-(-depth // 64) // 2 * _step(n, m) > EXCHANGE_CYCLES for n, m, _ in SPLIT_TILES)
+
+
 def choose(
     nt: int, od: int, depth: int, multiprocessors: int = 132, out: str = "f16", epilogue: str = "store"
 ) -> GemmHopperConfig:
     """The config with the least time over whole waves of blocks, for an nt x od x depth product.
 
-    A k-tile costs its wgmmas (4096 FLOP a cycle) or its bytes from L2 (56 a cycle), a tile about 1500 cycles
-    outside its main loop (measured on an H200).
+    A k-tile costs `_step`, a tile about 1500 cycles outside its main loop (measured on an H200).
 
     What cycles do not say: an H200 is at its power limit within the first millisecond, where a schedule of
     fewer cycles gets a lower clock, and one that moves fewer bytes a higher one."""
     check_sizes("gemm_hopper", nt=nt, od=od, id=depth, multiprocessors=multiprocessors)
-    halves = 2 if epilogue == "swiglu" else 1
+    halves, k_tiles = 2 if epilogue == "swiglu" else 1, -(-depth // 64)
 
-    def waves(tile_n: int, tile_m: int) -> int:
-        return -(-(-(-nt // tile_n) * -(-od * halves // tile_m)) // multiprocessors)
+    def tiles(tile_n: int, tile_m: int) -> int:
+        return -(-nt // tile_n) * -(-od * halves // tile_m)
 
-    def cost(tile: tuple[int, int, int]) -> float:
-        tile_n, tile_m, _ = tile
-        step = max(tile_n * tile_m / 32, (tile_n + tile_m) * 128 / 56)
-        return waves(tile_n, tile_m) * (-(-depth // 64) * step + 1500)
+    def cost(option: tuple[int, int, int, bool]) -> float:
+        tile_n, tile_m, _, split = option
+        step = _step(tile_n, tile_m)
+        if split:
+            return -(-k_tiles // 2) * step + 1500 + EXCHANGE_CYCLES
+        return -(-tiles(tile_n, tile_m) // multiprocessors) * (k_tiles * step + 1500)
 
-    best = min((tile for tile in TILES if tile[1] >= 64 * halves), key=cost)
-    tile_n, tile_m, stages = best
+    options = [(*tile, False) for tile in TILES if tile[1] >= 64 * halves]
+    if may_split(depth):
+        fit = (tile for tile in SPLIT_TILES if 2 * tiles(*tile[:2]) <= multiprocessors)
+        options += [(*tile, True) for tile in fit if tile[1] >= 64 * halves]
+    tile_n, tile_m, stages, split = best = min(options, key=cost)
     dependent = cost(best) <= DEPENDENT_CYCLES
-    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=dependent)
+    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=dependent, split_k=split)

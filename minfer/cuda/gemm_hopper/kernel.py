@@ -26,8 +26,11 @@ q, k, v and attention ("rope": biases, RoPE and the KV store, see `minfer.cuda.g
 - The ring's mbarriers are used without cluster scope (each such release or acquire is a fence of the whole
   GPU), and a consumer releases a stage one k-tile late, when its wgmmas have certainly read it.
 
-What was tried on an H200 and lost: two blocks that share a tile, each with half of the depth, and exchange
-sums (24.2 us where 128 x 112 tiles took 21.3: 3584 x 3584 at 512 tokens); stream-k, the last wave's tiles cut
+What was tried on an H200 and lost: two blocks that share a tile of 128 x 224 at 512 tokens, each with half of
+the depth, and exchange sums (3584 x 3584: 23.1 us where 128 x 112 tiles take 19.8; 3584 x 18944: 95.3 and
+95.7; without the exchange, and with wrong results, 19.3 and 91.8); the same with the exchange in the middle,
+under k-tiles of 128 x 112 (21.6, and 94.2 in bursts, where the clock is higher; under a load that lasts 1 to
+3 percent more than without); stream-k, the last wave's tiles cut
 along k with the sums handed on through L2 (291 us where 128 x 256 takes 279: 3584 x 3584 at 8192 tokens; 0.7
 percent slower where no tile is cut); k-tiles of 128 (half the barriers, but three stages: 110 us instead of
 95); clusters of 4 (30 of them fit); another order of tiles (the best of five within a percent of this one;
@@ -74,16 +77,18 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from minfer.cuda.gemm_hopper.config import TILES, GemmHopperConfig
+from minfer.cuda.gemm_hopper.config import SPLIT_TILES, TILES, GemmHopperConfig
 from minfer.cuda.gemm_hopper.heads import PIECE, Heads, run_starts, store_heads
+from minfer.cuda.gemm_hopper.split import Halves, share
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT, BUFFER_BYTES
 
 
 @cache
 def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
-    """The kernel of a config: (a, b, c, nt, od, depth, group[, seats]), with epilogue "rope" (a, b, [bias,]
-    table, q, k_cache, v_cache, nt, od, depth, group, position[, seats]).
+    """The kernel of a config: (a, b, c, nt, od, depth, group[, seats][, parts, ready]), with epilogue "rope"
+    (a, b, [bias,] table, q, k_cache, v_cache, nt, od, depth, group, position[, seats][, parts, ready]); seats
+    with pdl, parts and ready (`split_workspace`) with split_k.
 
     a, b, c are tensor maps (`config.boxes`, 128-byte swizzle) of A [nt, depth] and B [od, depth], f16
     row-major, and C [nt, od] of `config.out`, od and depth multiples of 8; the sizes are int32; group is
@@ -101,7 +106,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     from minfer.cuda.tile.activation import gate_columns
     from minfer.cuda.tile.hopper import store_tile
     from minfer.cuda.tile.scheduler import tile_xy
-    from minfer.cuda.tile.seats import ORDER, seated, take_seat
+    from minfer.cuda.tile.seats import MOST_SEATS, ORDER, seated, take_seat
 
     tile_n, tile_m, tile_k = config.tile_n, config.tile_m, config.tile_k
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
@@ -125,6 +130,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     high_word = ptx.wgmma_high_word()
     wait_sums = ptx.wgmma_wait(0, accumulators)
     pdl, place_start = config.pdl, config.place_start
+    split_k, halves = config.split_k, Halves(accumulators, stage_bytes, config.ring)
+    locate, give, fetch, add = halves.functions if split_k else (None,) * 4
     heads = config.heads
     rotated, biased = heads is not None, heads is not None and heads.bias
     split, pieces = rotated and heads.split, tile_m // PIECE
@@ -145,7 +152,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     @device_function
     def rows_of(tile, shape):
         """The first rows of A and B that a tile takes; of none behind the last."""
-        rows, columns, _, _, group, _ = shape
+        rows, columns, _, _, _, group, _ = shape
         a_row, b_row = types.int32(0), types.int32(0)
         if tile < rows * columns:
             row, column = tile_xy(tile, rows, columns, group)
@@ -179,14 +186,16 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     def begin(b_map, base, barriers, tile, shape, one):
         """What is loaded first: tile, k-tile, rows; and how many stages are open. With pdl as many as the
         first tile fills; then the kernel before has ended."""
-        rows, columns, _, k_tiles, _, od = shape
+        rows, columns, _, k_first, k_tiles, _, od = shape
         a_row, b_row = rows_of(tile, shape)
         opened = types.int32(0)
         if pdl:
             if tile < rows * columns:
                 while opened < min(k_tiles, types.int32(stages)):
                     stage = types.uint32(opened)
-                    open_stage(b_map, base, barriers, stage, types.uint32(1), opened, b_row, od, one)
+                    open_stage(
+                        b_map, base, barriers, stage, types.uint32(1), k_first + opened, b_row, od, one
+                    )
                     opened = types.int32(opened + 1)
             ptx.griddepcontrol_wait()
         return tile, types.int32(0), a_row, b_row, opened
@@ -195,13 +204,14 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     def feed(maps, base, barriers, stage, parity, work, shape, one):
         """Load the next k-tile into a stage, where `one` is 1; what is loaded after it."""
         tile, k, a_row, b_row, opened = work
-        rows, columns, step, k_tiles, _, od = shape
+        rows, columns, step, k_first, k_tiles, _, od = shape
         if tile < rows * columns:
             if pdl and opened > 0:
                 opened = types.int32(opened - 1)
             else:
-                open_stage(maps[1], base, barriers, stage, parity, k, b_row, od, one)
-            load(base + stage * stage_bytes, maps[0], barriers + 8 * stage, k * tile_k, a_row, one)
+                open_stage(maps[1], base, barriers, stage, parity, k_first + k, b_row, od, one)
+            column = (k_first + k) * tile_k
+            load(base + stage * stage_bytes, maps[0], barriers + 8 * stage, column, a_row, one)
             k = types.int32(k + 1)
             if k == k_tiles:
                 k, tile = types.int32(0), types.int32(tile + step)
@@ -209,13 +219,17 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         return tile, k, a_row, b_row, opened
 
     @device_function
-    def produce(maps, base, barriers, tile, shape):
+    def produce(maps, base, barriers, tile, shape, half):
         one = types.uint32(1)
         work = begin(maps[1], base, barriers, tile, shape, one)
         stage, parity = types.uint32(0), types.uint32(1)
         while work[0] < shape[0] * shape[1]:
             work = feed(maps, base, barriers, stage, parity, work, shape, one)
             stage, parity = advance(stage, parity)
+        if split_k and tile < shape[0] * shape[1]:
+            part, parts, ready = half
+            there, counter = locate(parts, ready, tile, part)
+            fetch(there, counter, base, barriers, stage, parity)
 
     @device_function
     @unrolled
@@ -234,9 +248,9 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             store(part, target, buffer, row + 64 * block, column, lane)
 
     @device_function
-    def consume(target, maps, base, barriers, tile, shape, consumer, thread, high):
+    def consume(target, maps, base, barriers, tile, shape, consumer, thread, high, half):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
-        rows, columns, step, k_tiles, _, _ = shape
+        rows, columns, step, _, k_tiles, _, _ = shape
         sums = cuda.local.array(accumulators, dtype=types.float32)
         a_start = descriptor(base + consumer * consumer_bytes, 16)
         b_start = descriptor(base + a_bytes, 16)
@@ -271,14 +285,26 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 k = types.int32(k + 1)
             wait_sums(sums)
             release(barriers + 8 * (stages + last), thread)
-            finish(sums, target, buffer, row + consumer * consumer_rows + warp * 16, column, lane)
+            first_row = row + consumer * consumer_rows + warp * 16
+            if split_k:
+                part, parts, ready = half
+                if consumer == part:
+                    add(sums, base, barriers, stage, parity, thread)
+                    finish(sums, target, buffer, first_row, column, lane)
+                else:
+                    there, counter = locate(parts, ready, tile, consumer)
+                    give(sums, there, counter, thread)
+            else:
+                finish(sums, target, buffer, first_row, column, lane)
             if feeds:
                 work = feed(maps, base, barriers, last, last_parity, work, shape, one)
             tile = types.int32(tile + step)
         if lane == 0:
             wait_stores()
 
-    def gemm_hopper(a, b, c, bias, table, q, k_cache, v_cache, nt, od, depth, group, position, seats):
+    def gemm_hopper(
+        a, b, c, bias, table, q, k_cache, v_cache, nt, od, depth, group, position, seats, parts, ready
+    ):
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
         base = types.uint32((start + (ALIGNMENT - 1)) & (0x100000000 - ALIGNMENT))
         barriers = types.uint32(base + barriers_start)
@@ -307,18 +333,22 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             tile = ptx.uniform(types.int32(ptx.ld_shared_u32(base + place_start)))
             if thread == 32:
                 seated(address(seats))
-        shape = rows, columns, step, k_tiles, group, od
+        k_first, part = types.int32(0), types.int32(0)
+        if split_k:
+            tile, part, k_first, k_tiles = share(tile, rows * columns, k_tiles)
+        shape = rows, columns, step, k_first, k_tiles, group, od
+        half = part, address(parts), address(ready)
         if producer and warpgroup == 0:
             fewer()
             if thread == 0:
-                produce(maps, base, barriers, tile, shape)
+                produce(maps, base, barriers, tile, shape, half)
         else:
             if producer:
                 more()
             consumer, within = types.int32(warpgroup - first_consumer), types.int32(thread & 127)
             # Sizes have no sign, which the assembler does not know: it keeps these words in registers.
             high = types.uint32(high_word | (nt >> 31)), types.uint32(high_word | (od >> 31))
-            consume(target, maps, base, barriers, tile, shape, consumer, within, high)
+            consume(target, maps, base, barriers, tile, shape, consumer, within, high, half)
 
     return Kernel(
         name="gemm_hopper",
@@ -344,10 +374,13 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
             *(Argument(name, "scalar", "int32") for name in ("nt", "od", "depth", "group")),
             Argument("position", "scalar", "int32", present=rotated),
             Argument("seats", "inout", "uint32", cleared=ORDER, per_block=True, present=pdl),
+            Argument("parts", "inout", "float32", align=16, present=split_k),
+            Argument("ready", "inout", "uint32", cleared=MOST_SEATS, present=split_k),
         ),
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
+        cooperative=split_k,
     )
 
 
@@ -371,5 +404,10 @@ def shipped() -> list[Kernel]:
     rotated.append(GemmHopperConfig(128, 6, "f16", "rope", 128, Heads(9, 3, 64, interleaved=True)))
     every = (*plain, *sums, *gates, *rotated)
     dependent = [replace(config, pdl=True) for config in every]
+    for out, epilogue in (("f16", "store"), ("f32", "add")):
+        dependent += [
+            GemmHopperConfig(m, stages, out, epilogue, n, pdl=True, split_k=True)
+            for n, m, stages in SPLIT_TILES
+        ]
     large = [config for config in every if config.tile_n * config.tile_m >= 128 * 224]
     return [make_gemm_hopper(config) for config in (*dependent, *large)]

@@ -105,6 +105,11 @@ def fence_proxy_async():
     """Order this thread's ordinary shared-memory writes before later TMA stores that read them."""
 
 
+@instruction("fence.proxy.async.global;", section="9.7.13.4 membar, fence, fence.proxy", arch=90)
+def fence_proxy_async_global():
+    """Order what this thread knows to be written in global memory before later bulk copies that read it."""
+
+
 # ---- TMA and bulk copies
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.gemm import BLOCK_SOURCES
+from minfer.cuda.gemm_hopper import may_split, split_workspace
 from minfer.cuda.kernel import MAX_SHARED_BYTES
 from minfer.cuda.q8 import pad40_bytes, q8_record_bytes
 from minfer.cuda.tile.seats import ORDER
@@ -225,6 +226,8 @@ def plan_memory(
     limit, rest, choices = free - RESERVE_BYTES, stacks, {}
     if route.reads_blocks:
         rest = [stack for stack in stacks if not _takes(route, stack, shared_bytes)]
+    if route.wgmma and any(may_split(stack[0].columns) for stack in rest):
+        needed[PARTS] = 4 * sum(split_workspace(sms))
     if route.mmq is None:
         copies = sum(map(_half_bytes, rest))
         choices["resident"] = needed | ({COPIES: copies} if copies else {})

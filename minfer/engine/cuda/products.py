@@ -14,9 +14,9 @@ from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.launches import Launch, TensorMaps, launch_for
 from minfer.engine.cuda.mmq import MmqProducts
-from minfer.engine.cuda.plan import SCRATCH, MemoryPlan
+from minfer.engine.cuda.plan import PARTS, SCRATCH, MemoryPlan
 from minfer.engine.cuda.routes import SMALL_TOKENS, Route
-from minfer.engine.cuda.seats import device_seats
+from minfer.engine.cuda.seats import device_parts, device_seats
 from minfer.engine.cuda.w4a8 import W4A8Products
 from minfer.engine.cuda.w4a16 import W4A16Products
 from minfer.engine.cuda.weights import Stack
@@ -40,6 +40,7 @@ class Products:
         self.tensor_map = TensorMaps(device)
         self._w4a16 = W4A16Products(device, self.tensor_map) if route.w4a16 else None
         self._seats = device_seats(device) if route.wgmma else None
+        self._parts = device_parts(device) if route.wgmma and PARTS in plan.parts else ()
         self._w4a8: W4A8Products | None = None
         if route.w4a8:
             memory = self._memory(plan.activations["int8"])
@@ -198,4 +199,5 @@ class Products:
         operands = ("a", a), ("b", self.halves(stack))
         maps = [self.tensor_map(array, gemm.config.boxes[name]) for name, array in operands]
         seats = (self._seats,) if gemm.config.pdl else ()
-        gemm.on(self.device, *maps, *rest, *seats)
+        parts = self._parts if gemm.config.split_k else ()
+        gemm.on(self.device, *maps, *rest, *seats, *parts)

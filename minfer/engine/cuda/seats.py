@@ -1,4 +1,5 @@
-"""The seats of a device's dependent launches (`minfer.cuda.tile.seats`): where its multiprocessors lie."""
+"""What Hopper's GEMMs share on a device, for launches one after the other: the seats of dependent launches
+(`minfer.cuda.tile.seats`), and the workspace of those with split_k (`minfer.cuda.gemm_hopper.split`)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minfer.cuda.gemm_hopper import split_workspace
 from minfer.cuda.placement import PlacementConfig, placement, places
 from minfer.cuda.tile.seats import ORDER, make_seats
 from minfer.engine.cuda.devices import Device
@@ -21,3 +23,12 @@ def device_seats(device: Device) -> Any:
     device.write(seats, make_seats(places(device.read(seats[ORDER:]))))
     device.mark()()
     return seats
+
+
+def device_parts(device: Device) -> tuple[Any, Any]:
+    """The sums that blocks hand over, f32, and their counters, uint32 and clear when this returns."""
+    elements, counters = split_workspace(device.sms)
+    parts, ready = device.empty(elements, np.float32), device.empty(counters, np.uint32)
+    device.clear(ready)
+    device.mark()()
+    return parts, ready

@@ -348,6 +348,11 @@ def fence_mbarrier_init():
 
 
 @semantics
+def fence_proxy_async_global():
+    current_lane("fence_proxy_async_global")
+
+
+@semantics
 def fence_proxy_async():
     lane = current_lane("fence_proxy_async")
     if lane.trace is not None:
