@@ -55,8 +55,8 @@ class TokenConfig:
         spread: how activations lie in shared memory (`minfer.cuda.token.records`).
         exchange: how blocks hand them on, "barrier", "tags" or "bits" (`minfer.cuda.token.exchange`).
         early: percent of the blocks that one does not wait for before it looks for tags.
-        ahead: tiles that are brought into L2, beyond those of the ring, while it is full
-            (`minfer.cuda.token.ring`).
+        ahead: tiles that are brought into L2, beyond those of the ring, while it is full and one block
+            attends to all rows (`minfer.cuda.token.ring`).
         in_flight: most tiles that a block has asked memory for and not got (`minfer.cuda.token.ring`).
         quiet: as many while it hands on what it has made, and waits for what the others have.
         prefetch: bring into L2 what a phase reads besides weights when the stream passes it.

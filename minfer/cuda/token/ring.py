@@ -3,11 +3,12 @@
 Weights depend on nothing, so that the next tile is asked for as soon as a slot is free, whatever phase it
 belongs to: while blocks wait for each other, and while they attend, the ring fills with the weights of the
 phases to come. When it has been full for a while, the next tiles are brought into L2 (`TokenConfig.ahead`):
-memory goes on, and what waits in L2 comes faster than memory delivers.
+memory goes on, and what waits in L2 comes faster than memory delivers. Not where several blocks attend to a
+long context: they read its rows then.
 
 A block has few tiles in flight (`TokenConfig.in_flight`): two of 32 KB sustain the bandwidth, and what it
-hands on to the others waits behind what all have asked memory for. From a phase's last tile to the next one's
-activations it has one (`TokenConfig.quiet`): memory is a little slower then, and the others are sooner there.
+hands on to the others waits behind what all have asked memory for. From a phase's last tiles to the next
+one's activations it has one (`TokenConfig.quiet`): memory rests a little, and what is handed on comes sooner.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from minfer.cuda.token.tiles import make_block_rows, tile_shape, unit_bytes
 
 ENTRY, BEGIN, LAST, EACH, PITCH = range(5)
 """Of a cursor: the entry; the next tile's first output, the block's last; outputs a tile, bytes a row."""
-PATIENCE_NS = 512  # memory needs a microsecond for a tile of every multiprocessor
+PATIENCE_NS = 512  # half of what memory needs for a tile of every multiprocessor
 ROWS, APART = range(2)
 """Of its addresses: the matrix; from gate to up, 0: no pairs."""
 
