@@ -8,7 +8,7 @@ from functools import partial
 from html import escape
 
 from minfer.arithmetic.devices import DEVICES, DeviceSpec, device
-from minfer.engine.cuda.plan import RESERVE_BYTES, MatrixShape, MemoryPlan, plan_memory
+from minfer.engine.cuda.plan import PARTS, RESERVE_BYTES, MatrixShape, MemoryPlan, plan_memory
 from minfer.engine.cuda.routes import choose_route
 from minfer.engine.errors import EngineError
 from minfer.lab import style
@@ -157,9 +157,9 @@ def need_rows(contexts: Iterable[int], chunk: int = 2048, preset: str = "qwen2.5
     rows, w4a16 = [], partial(plan, shapes(preset), device("h200"), free=NO_LIMIT, route="w4a16")
     for n_ctx in contexts:
         report = memory_report("h200", n_ctx, chunk, 0, preset)
-        blocks, cache, activations, copies = report.choices[True].values()
+        blocks, cache, activations, *parts, copies = report.choices[True].values()
         scratch = report.choices[False]["f16 scratch of one matrix"]
-        shared = blocks + cache + activations + RESERVE_BYTES
+        shared = blocks + cache + activations + sum(parts) + RESERVE_BYTES
         rows.append(
             {
                 "context": n_ctx,
@@ -223,7 +223,7 @@ def draw_memory(report: MemoryReport) -> Picture:
     fig, (ax,) = style.figure(9.6, 3.3)
     for place, (copied, parts) in enumerate(reversed(report.choices.items())):
         left, dark = 0.0, copied == report.chosen
-        for colour, size in zip(COLOURS, parts.values(), strict=True):
+        for colour, size in zip(_colours(parts), parts.values(), strict=True):
             shade = colour if dark else style.tint(colour, 0.65)
             ax.barh(place, size / GB, left=left, height=0.52, color=shade, edgecolor="white")
             left += size / GB
@@ -239,7 +239,8 @@ def draw_memory(report: MemoryReport) -> Picture:
     ax.tick_params(axis="y", labelcolor=style.INK)
     ax.grid(axis="y", visible=False)
     style.label(ax, "memory of the GPU (GB)")
-    for colour, names in zip(COLOURS, zip(*report.choices.values(), strict=True), strict=True):
+    alike = zip(*report.choices.values(), strict=True)
+    for colour, names in zip(_colours(report.choices[True]), alike, strict=True):
         ax.barh(0, 0, color=colour, label=" or ".join(dict.fromkeys(names)))
     style.legend(ax, ncols=2, loc="upper center", bbox_to_anchor=(0.4, -0.2))
     verdict = "does not fit" if report.chosen is None else NAMES[report.chosen]
@@ -248,6 +249,12 @@ def draw_memory(report: MemoryReport) -> Picture:
         ax, f"{report.device.name}: {verdict}", f"{note}, {RESERVE_BYTES / GB:.2f} GB of it in reserve"
     )
     return Picture(fig, f"Memory of the 7B on {report.device.name}: {verdict}", report.rows())
+
+
+def _colours(parts: Iterable[str]) -> list[str]:
+    """Of parts in their order; one that only some routes have takes no other's colour."""
+    others = iter(COLOURS)
+    return [style.YELLOW if part == PARTS else next(others) for part in parts]
 
 
 def memory_html(report: MemoryReport) -> str:
