@@ -20,6 +20,7 @@ from minfer.campaign.peers import Peer, llamacpp
 from minfer.campaign.record import origins
 from minfer.campaign.records import Bench, Record, RecordError, Sweep, load_records, newest_measured
 from minfer.campaign.wall_record import newest_walls
+from minfer.engine.bench import BenchResult
 from minfer.model.whole_file import whole_file
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -27,6 +28,7 @@ MODEL = "qwen2.5-7b, synthetic, seed 0"
 DEVICE = "h200"
 PREFILL, DECODE = "pp2048", "tg128"
 PEER_PREFILL = "pp2048_ub2048"
+SPEEDS = ("prefill, burst", "prefill, sustained", "decode", "decode, sustained")
 LAUNCHES = {
     "launch us: LoadedKernel.launch": "a launch, host time",
     "launch us: prepared": "a launch with its arguments prepared, host time",
@@ -95,31 +97,33 @@ def speed_table(records: Sequence[Record], peer: Peer) -> str:
     benches, lasting = routes(records), routes(records, regime="sustained")
     if not benches:
         raise RecordError(f"no bench of {MODEL} on {DEVICE} among {len(records)} records")
-    rows = [("", "prefill multiplies", "memory", "prefill, burst", "prefill, sustained", "decode")]
+    rows = [("", "prefill multiplies", "memory", *SPEEDS)]
     for route, bench in benches.items():
         prefill, decode = bench.result(PREFILL), bench.result(DECODE)
         if bench.device != peer.device:
             raise RecordError(f"{bench.file}: device: {bench.device}, but {peer.name} ran on {peer.device}")
-        long = lasting[route].result(PREFILL) if route in lasting else None
+        long = lasting.get(route)
         rows.append(
             (
                 f"minfer, route `{route}`",
                 WHAT.get(route, ""),
                 prefill.settings.get("memory", ""),
-                _spread(prefill.avg_ts, prefill.stddev_ts),
-                "" if long is None else _spread(long.avg_ts, long.stddev_ts),
-                _spread(decode.avg_ts, decode.stddev_ts),
+                _speed(prefill),
+                "" if long is None else _speed(long.result(PREFILL)),
+                _speed(decode),
+                "" if long is None else _speed(long.result(DECODE)),
             )
         )
     peers = (_spread(*peer.tok_s[name]) for name in (PEER_PREFILL, DECODE))
-    rows.append((peer.name, "the blocks", "", next(peers), "", next(peers)))
+    rows.append((peer.name, "the blocks", "", next(peers), "", next(peers), ""))
     tests = [bench.result(PREFILL) for bench in benches.values()]
     lasted = [sum(test.samples_ns) / 1e9 for test in tests]
     repetitions = _all(len(test.samples_ns) for test in tests)
     note = (
         f"Tokens a second, mean ± standard deviation of {repetitions} repetitions after a warm-up: a prefill "
         "of 2048 tokens, a decode of 128. Memory: weights, KV cache and activations of 2048 tokens.\n"
-        f"A **burst**: all repetitions of a prefill together last {min(lasted):.1f} to {max(lasted):.1f} s. "
+        f"A **burst**: all repetitions of a prefill together last {min(lasted):.1f} to {max(lasted):.1f} s; "
+        "those of a decode follow at once and reach the power limit too, hence their spread. "
         "**Sustained**: the same after seconds of it, at the clock that the GPU's power limit leaves"
         f"{_clocks(lasting)}; measured for the two fastest at f16's accuracy.\n\n"
         f"minfer: {origins([*benches.values(), *lasting.values()])}.\n"
@@ -135,7 +139,7 @@ def _clocks(lasting: Mapping[str, Bench]) -> str:
     if not known:
         return ""
     clocks = " and ".join(f"{s['sm_mhz']:,.0f} MHz at {s['power_w']:.0f} W" for s in known)
-    return f" ({clocks})"
+    return f" (prefill: {clocks})"
 
 
 def launch_table(records: Sequence[Record]) -> str:
@@ -226,6 +230,10 @@ def regenerate(text: str, records: Sequence[Record]) -> str:
             raise RecordError(f"the marker of {name} is not closed by {last}")
         text = f"{before}{first}\n{make(records)}\n\n{last}{after}"
     return text
+
+
+def _speed(test: BenchResult) -> str:
+    return _spread(test.avg_ts, test.stddev_ts)
 
 
 def _spread(mean: float, deviation: float) -> str:

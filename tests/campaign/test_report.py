@@ -32,7 +32,8 @@ def test_every_figure_of_the_table_is_a_records():
         assert f" {prefill.avg_ts:,.0f} ± " in line and f" {decode.avg_ts:,.1f} ± " in line
         if route in lasting:
             assert f" {lasting[route].result('pp2048').avg_ts:,.0f} ± " in line
-    assert "| llama.cpp | the blocks |  | 10,092 ± 360 |  | 281.3 ± 1.7 |" in lines
+            assert f" {lasting[route].result('tg128').avg_ts:,.1f} ± " in line
+    assert "| llama.cpp | the blocks |  | 10,092 ± 360 |  | 281.3 ± 1.7 |  |" in lines
     assert any("**burst**" in line for line in lines)
 
 
@@ -45,7 +46,7 @@ def test_a_sustained_bench_is_no_burst():
     assert report.routes([old, long], regime="sustained") == {old.route: long}
     assert long.stem == f"{old.stem}-sustained" == f"bench-{old.model}-{old.route}-sustained"
     table = report.speed_table([old, long], llamacpp())
-    assert "| 20,000 ± " in table and "(1,410 MHz at 690 W)" in table
+    assert "| 20,000 ± " in table and "(prefill: 1,410 MHz at 690 W)" in table
 
 
 def test_every_route_is_described():
