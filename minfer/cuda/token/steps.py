@@ -24,12 +24,12 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "half awaited": {"early": 50},
     "two-bit tags": {"exchange": "bits"},
     "two lanes": {"lanes": 2},
-    "L2 in the gaps": {"ahead": 8},
     "all else ahead": {"prefetch": True},
     "who attends is spared": {"spare": True},
     "two in flight": {"in_flight": 2},
     "quiet exchanges": {"quiet": 1},
     "spared of o too": {"spare_o": True},
+    "L2 in the gaps": {"ahead": 8},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}
