@@ -147,9 +147,15 @@ def draw_products(records: Sequence[Record]) -> Picture:
     return Picture(fig, f"The Hopper GEMM against cuBLAS at {len(bars)} products of the 7B", rows)
 
 
-def block_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]:
-    """W4A16 straight from the file's blocks beside cuBLAS on an f16 copy, by the newest run that compared it:
-    rows of format, product, tokens, tile, us, TFLOPS, of cuBLAS. Empty: none did."""
+BLOCK_FORMATS = ("Q4_K", "Q6_K", "Q4_K+Q6_K")
+"""Formats that W4A16 reads."""
+
+
+def block_rows(records: Sequence[Record]) -> list[dict]:
+    """W4A16 straight from the file's blocks beside cuBLAS on an f16 copy, by the newest runs that compared
+    them: rows of format, product, tokens, tile, us, TFLOPS, of cuBLAS (bursts), sustained (of cuBLAS; None:
+    not compared). Empty: no run did."""
+    lasting = {_key(row): row.ratio for row, _ in _compared(records, "sustained", *BLOCK_FORMATS)}
     return [
         {
             "format": row.weights,
@@ -159,9 +165,14 @@ def block_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]:
             "us": row.ours_us,
             "TFLOPS": row.tflops[0],
             "of cuBLAS": row.ratio,
+            "sustained": lasting.get(_key(row)),
         }
-        for row, _ in _compared(records, regime, "Q4_K", "Q6_K", "Q4_K+Q6_K")
+        for row, _ in _compared(records, "burst", *BLOCK_FORMATS)
     ]
+
+
+def _key(row: Comparison) -> tuple[str, str, int]:
+    return row.weights, row.product, row.nt
 
 
 def _compared(records: Sequence[Record], regime: str, *weights: str) -> list[tuple[Comparison, Against]]:
