@@ -112,6 +112,7 @@ def test_what_is_refused(capsys, arguments, words):
 def test_without_a_gpu_it_says_what_is_missing(capsys, arguments):
     status, _, err = run(capsys, *arguments)
     assert status == 2 and "NVIDIA" in err
+    assert ("--device simulator" in err) == (arguments[0] == "probe")
 
 
 @pytest.fixture
