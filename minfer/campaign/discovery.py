@@ -85,6 +85,7 @@ def write_new(name: str, path: Path) -> None:
     text = Path(starter.__file__).read_text(encoding="utf-8")
     first = text.index("\n\n")  # the docstring's first line; the others are about the copying
     text = text[:first] + text[text.index('"""', first) :]
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text.replace('name="row-sum"', f'name="{name}"'), encoding="utf-8")
 
 

@@ -148,6 +148,5 @@ def own_file(name: str) -> Path:
     """
     path = Path(os.environ.get("MINFER_OWN", "own")) / f"{name.replace('-', '_')}.py"
     if not path.exists():
-        path.parent.mkdir(exist_ok=True)
         write_new(name, path)
     return path
