@@ -37,13 +37,23 @@ def from_path(path: Path) -> list[Probe]:
     Raises:
         ProbeError: no such file, a file that fails when it is run, or declares no probe.
     """
+    return [probe for file in _files(path) for probe in _of_file(file)]
+
+
+def _files(path: Path) -> list[Path]:
+    """The file itself, or a folder's."""
     if path.is_dir():
         files = sorted(file for file in path.glob("*.py") if not file.name.startswith("_"))
         if not files:
             raise ProbeError(f"{path}: no .py file with a probe")
-        return [probe for file in files for probe in from_path(file)]
+        return files
     if not path.is_file():
         raise ProbeError(f"{path}: no such file or folder of probes")
+    return [path]
+
+
+def _of_file(path: Path) -> list[Probe]:
+    """The probes that a file declares, which is run anew."""
     name = f"minfer_probe_{path.stem}_{hashlib.sha1(str(path.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -75,21 +85,30 @@ def write_new(name: str, path: Path) -> None:
     text = Path(starter.__file__).read_text(encoding="utf-8")
     first = text.index("\n\n")  # the docstring's first line; the others are about the copying
     text = text[:first] + text[text.index('"""', first) :]
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text.replace('name="row-sum"', f'name="{name}"'), encoding="utf-8")
 
 
 def find(paths: Iterable[Path] = ()) -> dict[str, Probe]:
-    """Every probe by name: shipped, of `$MINFER_PROBES`, and of `paths`.
+    """Every probe by name: shipped, of `$MINFER_PROBES`, and of `paths`; a file that is named twice counts
+    once.
 
     Raises:
         ProbeError: two of the same name, and as `from_path`.
     """
     more = [Path(part) for part in os.environ.get(FOLDERS, "").split(os.pathsep) if part]
+    files = {file.resolve(): file for path in (*more, *paths) for file in _files(path)}
     found: dict[str, Probe] = {}
-    for probe in [*shipped(), *(p for path in (*more, *paths) for p in from_path(path))]:
-        if probe.name in found and found[probe.name] is not probe:
-            raise ProbeError(f"two probes are called {probe.name}: rename one")
-        found[probe.name] = probe
+    homes: dict[str, str] = {}
+    sources = [("minfer itself", shipped()), *((str(file), _of_file(file)) for file in files.values())]
+    for home, probes in sources:
+        for probe in probes:
+            if probe.name in found and found[probe.name] is not probe:
+                where = (
+                    f"both in {home}" if homes[probe.name] == home else f"in {homes[probe.name]} and {home}"
+                )
+                raise ProbeError(f"two probes are called {probe.name}, {where}: rename one")
+            found[probe.name], homes[probe.name] = probe, home
     return found
 
 
@@ -102,7 +121,10 @@ def choose(names: Iterable[str], paths: Iterable[Path] = ()) -> list[Probe]:
     known = find(paths)
     for name in names:
         if name not in known:
-            raise ProbeError(f"no probe is called {name!r}: there are {', '.join(known)}")
+            raise ProbeError(
+                f"no probe is called {name!r}: there are {', '.join(known)}; "
+                "a file of your own: --probes FILE"
+            )
     return [known[name] for name in names]
 
 

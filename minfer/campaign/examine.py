@@ -132,6 +132,14 @@ class Examination:
             for kernel, found in zip(side.kernels, side.resources, strict=True)
         ]
 
+    def notes(self) -> list[str]:
+        """What the compiler complains of, each complaint once, behind the sides and kernels that it is of."""
+        kernels: dict[str, list[str]] = {}
+        for row in self.resource_rows():
+            if row["notes"]:
+                kernels.setdefault(row["notes"], []).append(f"{row['side']}, {row['kernel']}")
+        return [f"{'; '.join(of)}: {note}" for note, of in kernels.items()]
+
     def instruction_rows(self) -> list[dict]:
         """Machine instructions by class, a column a side."""
         counts = [_sums(found["instructions"] for found in side.resources) for side in self.sides]

@@ -55,7 +55,8 @@ class Probe:
         hypothesis: what should happen, and why.
         prediction: what the ledger says: a `Prediction`, or a function that computes it.
         workload: what runs. baseline, variant: the configs that it turns into launches.
-        labels: what to call them, (baseline, variant).
+        labels: what to call them, (baseline, variant); None: as the configs call themselves, where their
+            classes have a `__str__` that tells them apart, else "baseline" and "variant".
         gates: what must hold before anything is timed.
         bar: the gain of the wall clock that lands it.
         mechanism, retry: why it turned out as it did for the seed, and when to measure again.
@@ -71,7 +72,7 @@ class Probe:
     workload: Workload | None = None
     baseline: Any = None
     variant: Any = None
-    labels: tuple[str, str] = ("baseline", "variant")
+    labels: tuple[str, str] | None = None
     gates: tuple[Gate, ...] = DEFAULT_GATES
     bar: float = BAR
     mechanism: str = ""
@@ -96,7 +97,9 @@ class Probe:
             yield f"measure={self.measure!r} is neither ab nor wall"
         if not _is_number(self.bar) or not 0 < self.bar < 1:
             yield f"a bar of {self.bar!r} is no gain between 0 and 1"
-        if not isinstance(self.labels, tuple) or [type(label) for label in self.labels] != [str, str]:
+        if self.labels is not None and (
+            not isinstance(self.labels, tuple) or [type(label) for label in self.labels] != [str, str]
+        ):
             yield f"labels={self.labels!r}: two texts, for baseline and variant"
         if self.measure == "ab":
             yield from self._wrong_sides()
@@ -115,7 +118,20 @@ class Probe:
     @property
     def sides(self) -> tuple[tuple[str, Any], tuple[str, Any]]:
         """(label, config) of baseline and variant."""
-        return (self.labels[0], self.baseline), (self.labels[1], self.variant)
+        before, after = self.called
+        return (before, self.baseline), (after, self.variant)
+
+    @property
+    def called(self) -> tuple[str, str]:
+        """What baseline and variant are called: `labels`, or what stands for them."""
+        if self.labels is not None:
+            return self.labels
+        configs = (self.baseline, self.variant)
+        if all(type(config).__str__ is not object.__str__ for config in configs):
+            before, after = map(str, configs)
+            if before != after:
+                return before, after
+        return "baseline", "variant"
 
     @property
     def seed(self) -> SeedVerdict | None:

@@ -135,7 +135,7 @@ def _measured(
     if ceilings is not None:
         own = probe.workload.work(probe.workload.cases[0])
         work = Work(wall.flop, 0.0, "f16" if own is None else own.dtype)
-        for label, ms in zip(probe.labels, wall.ms, strict=True):
+        for label, ms in zip(probe.called, wall.ms, strict=True):
             ceilings.check(f"{wall.case}, {label}", work, ms / 1e3)
     return kernels, [wall]
 

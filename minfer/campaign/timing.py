@@ -49,14 +49,14 @@ def compare_kernels(
         return _replay(trial.device, graphs[which], watch) / runs
 
     samples = interleave(once, rounds)
-    for side, wanted, label in zip(sides, before, trial.probe.labels, strict=True):
+    for side, wanted, label in zip(sides, before, trial.probe.called, strict=True):
         if side.digest() != wanted:
             raise RuntimeError(
                 f"{case.label}, {label}: the outputs changed while they were timed, or were not written"
             )
     work = trial.workload.work(case)
     if ceilings is not None:
-        for label, times in zip(trial.probe.labels, samples, strict=False):
+        for label, times in zip(trial.probe.called, samples, strict=False):
             ceilings.check(f"{case.label}, {label}", work, statistics.median(times) / 1e3)
     flop, nbytes = (0.0, 0.0) if work is None else (work.flop, work.nbytes)
     return Comparison.of(case.label, case.count, *samples, flop=flop, nbytes=nbytes)

@@ -46,7 +46,10 @@ def ceilings(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how fast a GPU's memory is copied (bytes read + written) and read, on arrays of 1 GiB."""
+    """Measure how fast a GPU's memory is copied and read.
+
+    On arrays of 1 GiB; a copy counts the bytes read and written.
+    """
     from minfer.arithmetic.reference import FOLDER
     from minfer.campaign.ceilings import measure_memory, write_ceilings
     from minfer.engine.cuda.devices import GpuDevice
@@ -92,7 +95,7 @@ def decompose(
     out: Annotated[Path | None, typer.Option(help="Folder of the record [default: data/records].")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time every kernel launch of a pass on a GPU and charge it to a class of work.
+    """Time every kernel launch of a pass on a GPU, by class of work.
 
     Fails if classes and gaps together differ from the wall clock by more than 2 %.
     """
@@ -159,10 +162,13 @@ def report(
         bool, typer.Option("--readme", help="Write the tables inside README.md instead.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="With --readme: change nothing, exit with 1 if it would.")
+        bool, typer.Option("--check", help="Change nothing; exit with 1 if --readme would.")
     ] = False,
 ) -> None:
-    """Write the campaign's tables from the records: the probes with the seed's verdicts, the walls."""
+    """Write the campaign's tables from the records.
+
+    The probes with the seed's verdicts, and the walls.
+    """
     from minfer.campaign import document
     from minfer.campaign import report as readme_tables
     from minfer.campaign.records import FOLDER, RecordError, load_records

@@ -67,7 +67,10 @@ def run(
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Generate text from a prompt, printed as it comes; speeds go to stderr."""
+    """Generate text from a prompt, printed as it comes.
+
+    Speeds go to stderr.
+    """
     if system is not None and not chat:
         raise typer.BadParameter("--system needs --chat")
     text = text_or_file(prompt, file, "-p PROMPT")

@@ -27,9 +27,10 @@ def kernels(
     name: Annotated[str | None, typer.Option(help="Only kernels whose name contains this.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile every shipped kernel config, without a GPU, and print what it uses.
+    """Compile every shipped kernel config and print what it uses.
 
-    Exits with 1 if one does not compile, spills more than it may, or has its tensor cores serialised.
+    Needs no GPU. Exits with 1 if one does not compile, spills more than it may, or has its
+    tensor cores serialised.
     """
     from tqdm import tqdm
 

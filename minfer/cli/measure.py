@@ -88,11 +88,11 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Folder of the record [default: data/records].")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure prefill (pp) and decode (tg) in tokens a second, as llama-bench does.
+    """Measure prefill (pp) and decode (tg) in tokens a second.
 
-    Without -p and -n: pp512 and tg128. pp N is one prompt of N tokens, with the logits of the last one only;
-    tg N is N single-token decodes from an empty context, of tokens that the GPU chooses itself, as in greedy
-    generation (of random ones on the host). Nothing is tokenized.
+    As llama-bench does. Without -p and -n: pp512 and tg128. pp N is one prompt of N tokens, with
+    the logits of the last one only; tg N is N single-token decodes from an empty context, of tokens that the
+    GPU chooses itself, as in greedy generation (of random ones on the host). Nothing is tokenized.
     """
     keep = record or out is not None
     if against is not None:
@@ -274,7 +274,10 @@ def perplexity(
     weights: WeightsOption = Weights.auto,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how well a model predicts a text, as llama.cpp does: the second half of each window counts."""
+    """Measure how well a model predicts a text.
+
+    As llama.cpp does: the second half of each window counts.
+    """
     from minfer.engine.backend import choose_backend
     from minfer.engine.perplexity import perplexity as measure
     from minfer.engine.progress import progress_bar

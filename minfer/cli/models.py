@@ -18,7 +18,10 @@ _LONG_VALUE = 100  # characters of a metadata value that are shown
 def pull(
     name: Annotated[str, typer.Argument(help="smollm2-135m, qwen2.5-0.5b, qwen2.5-1.5b or qwen2.5-7b.")],
 ) -> None:
-    """Fetch a model by name, once; later commands take the name as -m NAME."""
+    """Fetch a model by name, once.
+
+    Later commands take the name as -m NAME.
+    """
     from minfer.model.registry import pull as fetch
 
     print(fetch(name, progress=True))
@@ -58,7 +61,7 @@ def inspect(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a model file: metadata, tensors by type, and the memory that it needs."""
+    """Show a model file: metadata, tensors by type, memory needed."""
     from minfer.model.gguf_file import GGUFFile
     from minfer.model.registry import resolve
     from minfer.model.summary import summarize

@@ -13,7 +13,7 @@ import typer
 from minfer.cli.common import JsonOption, check_text, print_json
 from minfer.cli.tables import table
 
-app = typer.Typer(help="Questions about two configs: gates, interleaved A/B, verdict, record.")
+app = typer.Typer(help="Questions about two configs: gates, A/B, verdict, record.")
 
 PathsOption = Annotated[
     list[Path] | None,
@@ -124,9 +124,8 @@ def examine(
             typer.echo(f"gate {gate.name}: {'passed' if gate.passed else 'FAILED'}: {gate.found}")
         used, columns = found.resource_rows(), {name: name for name in RESOURCES}
         typer.echo(f"\nCompiled for {found.arch}; an SM of {found.device} holds:\n\n{Table(used, columns)}")
-        for row in used:
-            if row["notes"]:
-                typer.echo(f"{row['side']}, {row['kernel']}: {row['notes']}")
+        for note in found.notes():
+            typer.echo(note)
         shown = {
             "Machine instructions": found.instruction_rows(),
             f"Sectors of global memory and wavefronts of shared memory, case {found.case}": found.memory_rows(
@@ -187,6 +186,7 @@ def run(
     """
     from minfer.campaign import session
     from minfer.campaign.discovery import choose, find
+    from minfer.cuda.kernel import NoDevice
 
     if bool(names) == everything:
         raise typer.BadParameter("name the probes to run, or give --all")
@@ -199,17 +199,20 @@ def run(
             os.environ["CUDA_VISIBLE_DEVICES"] = device
         elif device != "gpu":
             raise typer.BadParameter(f"--device {device}: gpu, the number of a GPU, or simulator")
-        failed = session.run(
-            chosen,
-            model=model,
-            rounds=rounds,
-            prefill_rounds=prefill_rounds,
-            tokens=tokens,
-            folder=out,
-            within_s=within,
-            ahead=ahead,
-            say=typer.echo,
-        )
+        try:
+            failed = session.run(
+                chosen,
+                model=model,
+                rounds=rounds,
+                prefill_rounds=prefill_rounds,
+                tokens=tokens,
+                folder=out,
+                within_s=within,
+                ahead=ahead,
+                say=typer.echo,
+            )
+        except NoDevice as error:
+            raise NoDevice(f"{error} (the gates alone: --device simulator)") from None
     if failed:
         print(f"minfer: a gate failed, or nothing was recorded: {', '.join(failed)}", file=sys.stderr)
         raise typer.Exit(1)

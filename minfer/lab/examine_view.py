@@ -43,11 +43,6 @@ class Shown:
             for gate in self.found.gates
         ]
 
-    def notes(self) -> list[str]:
-        """What the compiler complains of."""
-        rows = self.found.resource_rows()
-        return [f"{row['side']}, {row['kernel']}: {row['notes']}" for row in rows if row["notes"]]
-
     def tables(self) -> dict[str, Table]:
         """Heading -> table, those that have rows."""
         found = self.found
@@ -111,14 +106,14 @@ class Shown:
 
     def __repr__(self) -> str:
         parts = [f"{heading}\n\n{table}" for heading, table in self.tables().items()]
-        return "\n\n".join([f"{self.found.probe}: {self._verdict()}", *parts, *self.notes()])
+        return "\n\n".join([f"{self.found.probe}: {self._verdict()}", *parts, *self.found.notes()])
 
     def _repr_html_(self) -> str:
         colour = style.GREEN if self.found.right else style.RED
         parts = [notice(f"<b>{escape(self.found.probe)}</b>: {self._verdict()}", colour)]
         for heading, table in self.tables().items():
             parts.append(f'<p style="margin:1em 0 .3em"><b>{escape(heading)}</b></p>{table._repr_html_()}')
-        return "".join(parts + [notice(escape(note)) for note in self.notes()])
+        return "".join(parts + [notice(escape(note)) for note in self.found.notes()])
 
     def _verdict(self) -> str:
         return "both sides are right" if self.found.right else "not right yet"
@@ -153,6 +148,5 @@ def own_file(name: str) -> Path:
     """
     path = Path(os.environ.get("MINFER_OWN", "own")) / f"{name.replace('-', '_')}.py"
     if not path.exists():
-        path.parent.mkdir(exist_ok=True)
         write_new(name, path)
     return path

@@ -119,7 +119,7 @@ def test_a_kernel_of_ones_own(open_notebook):
     code = notebook.cell("own-code")
     other = code.locator(".widget-dropdown", has_text="compare with").locator("select")
     other.select_option(label="a warp a row")
-    code.get_by_text("- lanes=1, + lanes=32").wait_for()
+    code.get_by_text("- a thread a row, + a warp a row").wait_for()
     notebook.screenshot("own-kernel")
 
 

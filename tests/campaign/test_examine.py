@@ -57,7 +57,7 @@ class TestExamine:
         found = examine(PROBE)
         assert found.right
         rows = {(row["side"], row["instruction"]): row for row in found.memory_rows()}
-        before, after = (rows[label, "ld.global"] for label in PROBE.labels)
+        before, after = (rows[label, "ld.global"] for label in PROBE.called)
         assert before["a request"] == 20 and after["a request"] == after["at best"] == 4
         (least,) = found.least  # 2048 x 3585 words at 4.8 TB/s
         assert least["memory (us)"] == least["at least (us)"] == pytest.approx(6.1184)
@@ -88,6 +88,12 @@ class TestExamine:
         assert row["registers"] is None and row["limited by"] == "does not compile"
         assert "nowhere" in row["notes"] and "\n" not in row["notes"] and found.instruction_rows() == []
         assert "NameError: name 'nowhere' is not defined (mine.py:18 in double)" in found.gates[0].found
+
+    def test_what_numba_refuses_is_told_once_with_the_readers_line(self, tmp_path):
+        found = examine(written(tmp_path, "x[i] * 2", "sorted([x[i], x[0]])[0]"))
+        (note,) = found.notes()
+        start = "baseline, double; variant, double: mine.py:18 in double: numba or NVVM: No implementation of"
+        assert note.startswith(start)
 
     def test_what_cannot_be_examined(self, tmp_path):
         with pytest.raises(ProbeError, match="r23-decomposition takes a wall apart"):

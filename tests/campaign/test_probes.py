@@ -131,9 +131,39 @@ def test_probes_of_the_environment(tmp_path, monkeypatch):
     (tmp_path / "_helper.py").write_text("raise RuntimeError")
     monkeypatch.setenv(FOLDERS, str(tmp_path))
     assert "double-vector" in find()
-    with pytest.raises(ProbeError, match="two probes are called double-vector: rename one"):
+    with pytest.raises(
+        ProbeError, match=r"two probes are called double-vector, in .*again\.py and .*mine\.py: rename one"
+    ):
         (tmp_path / "again.py").write_text(EXAMPLE)
         find()
+    (tmp_path / "again.py").write_text(
+        EXAMPLE + "\nfrom dataclasses import replace\nPROBES = [PROBE, replace(PROBE)]"
+    )
+    with pytest.raises(ProbeError, match=r"double-vector, both in .*again\.py: rename one"):
+        find()
+
+
+def test_a_file_that_is_named_twice_counts_once(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(EXAMPLE)
+    monkeypatch.setenv(FOLDERS, str(tmp_path))
+    assert "double-vector" in find([tmp_path / "mine.py"])
+
+
+def test_a_name_that_minfer_has_is_told_with_the_file(tmp_path):
+    (tmp_path / "mine.py").write_text(EXAMPLE.replace("double-vector", "ks64"))
+    with pytest.raises(ProbeError, match=r"called ks64, in minfer itself and .*mine\.py: rename one"):
+        find([tmp_path / "mine.py"])
+
+
+def test_sides_are_called_as_their_configs_call_themselves(tmp_path):
+    from minfer.campaign.starter import PROBE, Config
+
+    assert PROBE.called == ("a thread a row", "a warp a row")
+    assert replace(PROBE, variant=Config(8)).called == ("a thread a row", "8 lanes a row")
+    assert replace(PROBE, variant=PROBE.baseline).called == ("baseline", "variant")
+    assert replace(PROBE, labels=("one", "all")).sides[1] == ("all", Config(32))
+    (tmp_path / "mine.py").write_text(EXAMPLE)  # its config has no text of its own
+    assert from_path(tmp_path)[0].called == ("baseline", "variant")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +187,7 @@ def test_files_that_are_no_probe(tmp_path, text, words):
 
 
 def test_asking_for_what_there_is_not(tmp_path):
-    with pytest.raises(ProbeError, match=r"no probe is called 'x': there are p5\.0"):
+    with pytest.raises(ProbeError, match=r"no probe is called 'x': there are p5\.0.*: --probes FILE"):
         choose(["x"])
     with pytest.raises(ProbeError, match="no such file or folder"):
         from_path(tmp_path / "none.py")

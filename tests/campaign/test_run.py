@@ -159,7 +159,7 @@ def test_a_figure_above_the_ceiling_raises(gpu):
 def test_a_prefill_above_the_ceiling_raises(gpu, monkeypatch):
     monkeypatch.setattr(Prefilled, "flop", 9.9e14 * 0.019)  # the variant's prefill takes 19 ms
     assert measured(gpu, monkeypatch, ScaleConfig(1.9)).wall[0].flop == Prefilled.flop
-    with pytest.raises(AboveCeiling, match=r"prefill of 16 tokens, variant: .* f16 operations a second"):
+    with pytest.raises(AboveCeiling, match=r"prefill of 16 tokens, 1\.8 ms: .* f16 operations a second"):
         measured(gpu, monkeypatch, ScaleConfig(1.8))
 
 

@@ -60,6 +60,7 @@ def test_from_a_new_file_to_what_is_known_of_it(capsys, tmp_path, monkeypatch):
     status, out, _ = run(capsys, "probe", "new", "my-sum")
     assert status == 0 and out.startswith("my_sum.py: edit it, then")
     assert run(capsys, "probe", "new", "my-sum")[0] == 2
+    assert run(capsys, "probe", "new", "my-sum", "-o", "own/my_sum.py")[0] == 0  # makes the folder
     asked = ("probe", "examine", "my-sum", "--probes", "my_sum.py")
     status, out, _ = run(capsys, *asked)
     for words in ("gate races: passed", "Compiled for sm_90a; an SM of NVIDIA H200", "Machine instructions:",
@@ -112,6 +113,7 @@ def test_what_is_refused(capsys, arguments, words):
 def test_without_a_gpu_it_says_what_is_missing(capsys, arguments):
     status, _, err = run(capsys, *arguments)
     assert status == 2 and "NVIDIA" in err
+    assert ("--device simulator" in err) == (arguments[0] == "probe")
 
 
 @pytest.fixture

@@ -199,3 +199,9 @@ def test_streams_that_the_caller_closed(closed, tmp_path):
         [*shell, "run", "-m", str(model), "-f", "-"], input="", capture_output=True, text=True
     )
     assert done.returncode == 2 and (done.stderr == "" or "the prompt is empty" in done.stderr)
+
+
+def test_every_summary_fits_a_line_of_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run(capsys, "--help")
+    assert status == 0 and "probe" in out and "..." not in out.split("Commands:")[1]

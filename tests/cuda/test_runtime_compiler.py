@@ -170,13 +170,34 @@ def test_capabilities():
     assert parse_arch("sm_121a") == (12, 1, "a")
 
 
-def test_what_numba_refuses_is_told_with_the_kernel():
-    def kernel(a, out, n):
-        out[0] = a.nothing
+def test_what_numba_refuses_is_told_with_the_kernel_and_its_line():
+    def attribute(a, out, n):
+        i = 0
+        out[i] = a.nothing
 
-    with pytest.raises(CompileError, match=r"scale \[factor=3\] for sm_80: numba") as error:
+    def of_numba_s_own(a, out, n):  # the message names a line of numba's
+        i = 0
+        out[i] = sorted([a[0], a[1]])[0]
+
+    def unknown(a, out, n):  # the message names no line
+        i = 0
+        out[i] = nowhere[i]  # noqa: F821
+
+    for kernel in (attribute, of_numba_s_own, unknown):
+        line = kernel.__code__.co_firstlineno + 2
+        told = rf"scale \[factor=3\] for sm_80: {Path(__file__).name}:{line} in {kernel.__name__}: numba"
+        with pytest.raises(CompileError, match=told) as error:
+            compile_kernel(scale(function=kernel), "sm_80")
+        assert error.value.log
+
+
+def test_what_numba_cannot_read_is_refused_too():
+    def kernel(a, out, n):
+        with open("x") as file:
+            out[0] = file
+
+    with pytest.raises(CompileError, match="in kernel: numba or NVVM: The 'with"):
         compile_kernel(scale(function=kernel), "sm_80")
-    assert "nothing" in error.value.log
 
 
 def test_what_ptxas_refuses_is_told_with_its_line():

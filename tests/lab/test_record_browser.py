@@ -77,7 +77,7 @@ def test_a_run_in_full(runs, sound):
         assert words in html
     picture = sound(browser.draw_run(found))
     assert len(picture.rows) == 3 * 3 * 9 and {row["side"] for row in picture.rows} == {
-        "baseline", "variant", "baseline again"
+        "2.0 ms", "0.5 ms", "2.0 ms again"
     }  # fmt: skip
 
 

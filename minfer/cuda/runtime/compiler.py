@@ -102,6 +102,9 @@ def kernel_ptx(kernel: Kernel, arch: str, lineinfo: bool = False) -> tuple[str, 
     from numba import cuda
     from numba.core.errors import NumbaError
     from numba.cuda.cudadrv.error import NvvmError
+    from numba.cuda.errors import UnsupportedBytecodeError
+
+    from minfer.cuda.runtime.refused_line import refused_line
 
     capability = parse_arch(arch)
     bounds = kernel.threads if kernel.min_blocks is None else (kernel.threads, kernel.min_blocks)
@@ -119,11 +122,10 @@ def kernel_ptx(kernel: Kernel, arch: str, lineinfo: bool = False) -> tuple[str, 
                 launch_bounds=bounds,
                 lineinfo=lineinfo,
             )
-        except (NumbaError, NvvmError, nvvmError) as error:
+        except (NumbaError, UnsupportedBytecodeError, NvvmError, nvvmError) as error:
             reason = str(error).strip()
-            raise CompileError(
-                kernel.name, kernel.config, arch, f"numba or NVVM: {reason[:2000]}", reason
-            ) from error
+            told = f"{refused_line(kernel, error)}: numba or NVVM: {reason[:2000]}"
+            raise CompileError(kernel.name, kernel.config, arch, told, reason) from error
         except OSError as error:  # numba-cuda raises it where libNVVM cannot be opened
             raise ToolchainError(
                 f"numba cannot load NVVM ({error}): pip install 'numba-cuda[cu13]'"
