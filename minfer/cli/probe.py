@@ -113,6 +113,7 @@ def examine(
                 "probe": found.probe,
                 "right": found.right,
                 "gates": [asdict(gate) for gate in found.gates],
+                "not_run": found.not_run,
                 "kernels": found.resource_rows(),
                 "instructions": found.instruction_rows(),
                 "memory": found.memory_rows(),
@@ -122,6 +123,8 @@ def examine(
     else:
         for gate in found.gates:
             typer.echo(f"gate {gate.name}: {'passed' if gate.passed else 'FAILED'}: {gate.found}")
+        for gate in found.not_run:
+            typer.echo(f"gate {gate}: not run: `minfer probe run` does")
         used, columns = found.resource_rows(), {name: name for name in RESOURCES}
         typer.echo(f"\nCompiled for {found.arch}; an SM of {found.device} holds:\n\n{Table(used, columns)}")
         for row in used:
