@@ -18,7 +18,7 @@ from minfer.arithmetic.banks import SECTOR_BYTES
 from minfer.arithmetic.devices import DeviceSpec
 from minfer.arithmetic.occupancy import LIMITERS
 from minfer.campaign.blame import told
-from minfer.campaign.gates import Parity
+from minfer.campaign.gates import DEFAULT_GATES, Parity
 from minfer.campaign.probe import Probe, ProbeError
 from minfer.campaign.probe_record import GateResult
 from minfer.campaign.trial import Trial, side_kernels
@@ -85,7 +85,7 @@ class Side:
     """What is known of one config.
 
     Attributes:
-        label, config: which. kernels: of the measured cases. resources: a row of
+        label, config: which; no two labels are equal. kernels: of the measured cases. resources: a row of
             `minfer.cuda.report.describe` for each. traces: of the first small case's launches; none where it
             did not run.
     """
@@ -103,9 +103,11 @@ class Examination:
 
     Attributes:
         probe: its name. case: the small case whose launches were traced. arch, device: what was compiled for,
-            and where blocks are counted. gates: parity, then races. sides: baseline and variant.
+            and where blocks are counted. gates: parity, races, the probe's own; then "kernels" and "work",
+            where the measured cases have none or fail. sides: baseline and variant.
         least: for each measured case whose work is known, the least time that it can take on the device, by
-        its specified rates: rows of case, MB, GFLOP, memory and tensor cores (us), at least (us).
+            its specified rates: rows of case, MB, GFLOP, memory and tensor cores (us), at least (us).
+        not_run: names of the probe's own gates that found nothing to check here; `minfer probe run` does.
     """
 
     probe: str
@@ -115,12 +117,14 @@ class Examination:
     gates: tuple[GateResult, ...]
     sides: tuple[Side, ...]
     least: tuple[dict, ...]
+    not_run: tuple[str, ...] = ()
 
     @property
     def right(self) -> bool:
-        """Whether every gate passed, and every kernel compiles."""
+        """Whether every gate passed, and each side has kernels, which all compile."""
         return all(gate.passed for gate in self.gates) and all(
-            found["limiter"] != "does not compile" for side in self.sides for found in side.resources
+            side.kernels and all(found["limiter"] != "does not compile" for found in side.resources)
+            for side in self.sides
         )
 
     def resource_rows(self) -> list[dict]:
@@ -133,12 +137,14 @@ class Examination:
         ]
 
     def notes(self) -> list[str]:
-        """What the compiler complains of, each complaint once, behind the sides and kernels that it is of."""
+        """Gates that did not run, and what the compiler complains of, each complaint once, behind the sides and
+        kernels that it is of."""
         kernels: dict[str, list[str]] = {}
         for row in self.resource_rows():
             if row["notes"]:
                 kernels.setdefault(row["notes"], []).append(f"{row['side']}, {row['kernel']}")
-        return [f"{'; '.join(of)}: {note}" for note, of in kernels.items()]
+        left = [f"gate {name}: not run: `minfer probe run` does" for name in self.not_run]
+        return left + [f"{'; '.join(of)}: {note}" for note, of in kernels.items()]
 
     def instruction_rows(self) -> list[dict]:
         """Machine instructions by class, a column a side."""
@@ -168,7 +174,7 @@ def examine(probe: Probe, arch: str = "sm_90a", device: DeviceSpec | None = None
         device: whose multiprocessors hold the blocks; None: the usual one of `arch`.
 
     Raises:
-        ProbeError: the probe takes a wall apart, no such architecture, or work that the device cannot do.
+        ProbeError: the probe takes a wall apart, or no such architecture.
     """
     from minfer.cuda.report import describe, device_for
 
@@ -178,18 +184,56 @@ def examine(probe: Probe, arch: str = "sm_90a", device: DeviceSpec | None = None
         device = device or device_for(arch)
     except ValueError as error:
         raise ProbeError(str(error)) from None
-    gates, traces = simulate_small(probe, arch)
+    simulated, traces = simulate_small(probe, arch)
+    gates, not_run = list(simulated), ()
+    if gates[0].passed:
+        own, not_run = simulate_own(probe, arch)
+        gates += own
     sides = []
-    for (label, config), of_side in zip(probe.sides, traces, strict=True):
-        kernels = _kernels(probe, config, arch)
+    labels = numbered(label for label, _ in probe.sides)
+    for label, (_, config), of_side in zip(labels, probe.sides, traces, strict=True):
+        kernels, wrong = _kernels(probe, config, arch)
+        if wrong and not any(gate.found == wrong for gate in simulated):
+            gates.append(GateResult("kernels", False, f"{label}: {wrong}"))
         rows = tuple(describe(kernel, arch, device) for kernel in kernels)
         sides.append(Side(label, str(config), kernels, rows, of_side))
     try:
         least = tuple(_least_rows(probe, device))
-    except ValueError as error:
-        raise ProbeError(f"probe {probe.name}: its work: {error}") from None
+    except Exception as error:
+        least = ()
+        gates.append(GateResult("work", False, told(error)))
     case = probe.workload.small[0].label
-    return Examination(probe.name, case, arch, device.name, gates, tuple(sides), least)
+    return Examination(probe.name, case, arch, device.name, tuple(gates), tuple(sides), least, not_run)
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Names of which no two are equal: a repeat gets a number, "a", "a (2)"."""
+    found: dict[str, None] = {}
+    for name in names:
+        unique, count = name, 1
+        while unique in found:
+            count += 1
+            unique = f"{name} ({count})"
+        found[unique] = None
+    return list(found)
+
+
+def simulate_own(probe: Probe, arch: str = "sm_90a") -> tuple[list[GateResult], tuple[str, ...]]:
+    """The gates that a probe has beside the default ones, on the small cases in the simulator: results, and
+    the names of those that found nothing to check there. What one raises fails it."""
+    trial, results, not_run = Trial(probe, SimulatedDevice(arch, SMS)), [], []
+    for gate in probe.gates:
+        if gate in DEFAULT_GATES:
+            continue
+        try:
+            result = gate.check(trial)
+        except Exception as error:
+            result = GateResult(gate.name, False, told(error))
+        if result is None:
+            not_run.append(gate.name)
+        else:
+            results.append(result)
+    return results, tuple(not_run)
 
 
 def simulate_small(
@@ -268,12 +312,13 @@ def asked(traces: Sequence[Trace]) -> list[Asked]:
     return sorted(found, key=lambda line: (line.least - line.taken, -line.taken))
 
 
-def _kernels(probe: Probe, config: Any, arch: str) -> tuple[Kernel, ...]:
-    """Those of the measured cases; none where the config cannot make them, which the gates tell."""
+def _kernels(probe: Probe, config: Any, arch: str) -> tuple[tuple[Kernel, ...], str]:
+    """Those of the measured cases; and why there are none, or ""."""
     try:
-        return tuple(side_kernels(Trial(probe, DryDevice(arch)), config))
-    except Exception:
-        return ()
+        kernels = tuple(side_kernels(Trial(probe, DryDevice(arch)), config))
+    except Exception as error:
+        return (), told(error)
+    return kernels, "" if kernels else "no measured case launches anything"
 
 
 def _least_rows(probe: Probe, device: DeviceSpec) -> Iterator[dict]:

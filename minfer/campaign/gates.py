@@ -40,8 +40,14 @@ class Parity:
             for case in workload.small:
                 inputs = workload.inputs(case, np.random.default_rng(0))
                 found = trial.outputs(workload.shrunk(config), case, inputs, checked=True)
+                if found is None:
+                    return GateResult(self.name, False, f"{label}, {case.label}: nothing was launched")
                 reference = workload.reference(case, inputs)
                 for name in workload.compared:
+                    for source, given in (("outputs", found), ("reference", reference)):
+                        if name not in given:
+                            words = f"{source} has no {name!r}, which is compared, but: {', '.join(given)}"
+                            return GateResult(self.name, False, f"{label}, {case.label}: {words}")
                     error = relative_error(found[name], reference[name])
                     if not error <= workload.tolerance:
                         words = f"{label}, {case.label}, {name}: error {error:.3g} of the largest value"

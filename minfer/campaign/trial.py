@@ -73,10 +73,14 @@ class Trial:
 
     def outputs(
         self, config: Any, case: Case, inputs: Mapping[str, np.ndarray], checked: bool = False
-    ) -> dict[str, np.ndarray]:
-        """Run once; every output as numbers. checked: on a GPU, in the runtime's checked mode."""
+    ) -> dict[str, np.ndarray] | None:
+        """Run once; every output as numbers, None where the config launches nothing. checked: on a GPU, in
+        the runtime's checked mode."""
         arrays = self.arrays(config, case, inputs)
-        self.run(self.launches(config, case, arrays), checked)
+        launches = self.launches(config, case, arrays)
+        if not launches:
+            return None
+        self.run(launches, checked)
         names = self.workload.outputs(config, case)
         return {name: self.workload.decoded(name, self.device.read(arrays[name])) for name in names}
 

@@ -64,11 +64,19 @@ class Work:
     Attributes:
         flop: operations of the tensor cores. nbytes: read from or written to memory at least once.
         dtype: of the operations, a key of `minfer.arithmetic.devices.DeviceSpec.tensor_peak`.
+
+    Raises:
+        ValueError: a number that is not finite, or below 0.
     """
 
     flop: float
     nbytes: float
     dtype: str = "f16"
+
+    def __post_init__(self) -> None:
+        for name, number in (("flop", self.flop), ("nbytes", self.nbytes)):
+            if not (math.isfinite(number) and number >= 0):
+                raise ValueError(f"a work's {name} = {number}: must be finite, and not below 0")
 
 
 class Workload(ABC):

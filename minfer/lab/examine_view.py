@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from minfer.campaign.discovery import from_path, write_new
-from minfer.campaign.examine import RESOURCES, Examination
+from minfer.campaign.examine import RESOURCES, Examination, numbered
 from minfer.campaign.examine import examine as examine_probe
 from minfer.campaign.probe import Probe, ProbeError
 from minfer.lab import style
@@ -80,11 +82,11 @@ class Shown:
         Raises:
             ProbeError: there is no kernel. ValueError: the first does not compile.
         """
-        kernels = {
-            side.label if len(side.kernels) == 1 else f"{side.label}, {kernel.name}": kernel
+        kernels = _named(
+            (side.label if len(side.kernels) == 1 else f"{side.label}, {kernel.name}", kernel)
             for side in self.found.sides
             for kernel in side.kernels
-        }
+        )
         if not kernels:
             raise ProbeError(f"probe {self.found.probe}: no config makes a kernel; its gates say why")
         return view_of(kernels, self.found.arch)
@@ -95,11 +97,11 @@ class Shown:
         Raises:
             ProbeError: nothing was traced, since a gate failed.
         """
-        films = {
-            side.label if len(side.traces) == 1 else f"{side.label}, {trace.info.kernel}": film(trace)
+        films = _named(
+            (side.label if len(side.traces) == 1 else f"{side.label}, {trace.info.kernel}", film(trace))
             for side in self.found.sides
             for trace in side.traces
-        }
+        )
         if not films:
             raise ProbeError(f"probe {self.found.probe}: nothing was traced: a gate failed")
         return LanePlayer(films)
@@ -117,6 +119,12 @@ class Shown:
 
     def _verdict(self) -> str:
         return "both sides are right" if self.found.right else "not right yet"
+
+
+def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """A dict of pairs in which repeated names are numbered."""
+    pairs = list(pairs)
+    return dict(zip(numbered(name for name, _ in pairs), (value for _, value in pairs), strict=True))
 
 
 def examine(what: Probe | str | Path, name: str | None = None, arch: str = "sm_90a") -> Shown:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from minfer.campaign.blame import told
 from minfer.campaign.discovery import from_path
-from minfer.campaign.examine import asked, examine, simulate_small
+from minfer.campaign.examine import asked, examine, numbered, simulate_small
+from minfer.campaign.gates import SameOutputs
 from minfer.campaign.probe import Prediction, Probe, ProbeError
+from minfer.campaign.probe_record import GateResult
 from minfer.campaign.workload import Work
 from minfer.campaign.workloads import GemmHopper
 from minfer.cuda.gemm_hopper import GemmHopperConfig
@@ -75,6 +77,7 @@ class TestExamine:
             ("x[i] * 2", "x[i] * 3", "parity: baseline, 300, out: error 0.5"),
             ("out[i] =", "out[i // 2 * 2] =", "parity: baseline, 300, out: error inf"),
             ("baseline=Config(1)", "baseline=None or 3", "parity: AttributeError: 'int' object"),
+            ('return {"out": 2', 'return {"y": 2', "parity: baseline, 300: reference has no 'out', which is"),
         ],
     )
     def test_what_is_wrong_is_a_failed_gate(self, tmp_path, old, new, words):
@@ -106,8 +109,83 @@ class TestExamine:
         )
         probe = written(tmp_path, *work)
         sys.modules[type(probe.workload).__module__].Work = Work
-        with pytest.raises(ProbeError, match="double-vector: its work: no tensor rate for 'f4'"):
-            examine(probe)
+        found = examine(probe)  # all but the least times
+        assert not found.right and found.least == () and found.memory_rows() and found.resource_rows()
+        assert found.gates[-1].name == "work" and "no tensor rate for 'f4'" in found.gates[-1].found
+
+    @pytest.mark.parametrize(
+        ("body", "words"),
+        [
+            ("return {}['bytes']", "KeyError: 'bytes' (mine.py:"),
+            ("return Work(float('nan'), -4.0)", "ValueError: a work's flop = nan: must be finite"),
+            ("return Work(1.0, -4.0)", "ValueError: a work's nbytes = -4.0: must be finite, and not below 0"),
+        ],
+    )
+    def test_work_that_fails_is_told_beside_the_rest(self, tmp_path, body, words):
+        method = f"    def work(self, case):\n        {body}\n    def reference("
+        probe = written(tmp_path, "    def reference(", method)
+        sys.modules[type(probe.workload).__module__].Work = Work
+        found = examine(probe)
+        assert [gate.passed for gate in found.gates] == [True, True, False] and not found.right
+        assert found.gates[-1].name == "work" and found.gates[-1].found.startswith(words)
+        assert found.least == () and found.memory_rows() and found.instruction_rows()
+
+    def test_a_measured_case_that_refuses_its_config(self, tmp_path):
+        probe = written(
+            tmp_path,
+            "    def launches(self, config, case, arrays, device):\n",
+            "    def launches(self, config, case, arrays, device):\n"
+            "        if case not in self.small and config.each == 4:\n"
+            "            raise ValueError('too large')\n",
+        )
+        found = examine(probe)
+        assert [(gate.name, gate.passed) for gate in found.gates] == [
+            ("parity", True), ("races", True), ("kernels", False),
+        ]  # fmt: skip
+        assert found.gates[-1].found.startswith("variant: ValueError: too large (mine.py:")
+        assert not found.right and [row["side"] for row in found.resource_rows()] == ["baseline"]
+        assert not replace(found, gates=found.gates[:2]).right  # a side without kernels
+
+    def test_a_workload_that_launches_nothing(self, tmp_path):
+        found = examine(written(tmp_path, "return [Launch.of(", "return [] and [Launch.of("))
+        assert not found.right and [f"{gate.name}: {gate.found}" for gate in found.gates] == [
+            "parity: baseline, 300: nothing was launched",
+            "kernels: baseline: no measured case launches anything",
+            "kernels: variant: no measured case launches anything",
+        ]
+
+    def test_gates_of_its_own(self, tmp_path):
+        @dataclass(frozen=True)
+        class Own:
+            result: GateResult | None
+            name: str = "own"
+
+            def check(self, trial):
+                assert not trial.on_gpu
+                return self.result
+
+        @dataclass(frozen=True)
+        class Fails:
+            name: str = "fails"
+
+            def check(self, trial):
+                raise KeyError("b")
+
+        probe = written(tmp_path)
+        kept = GateResult("own", True, "good")
+        gates = (*probe.gates, Own(kept), Own(None, "large"), SameOutputs(0.0, "bits"), Fails())
+        found = examine(replace(probe, gates=gates))
+        assert [(gate.name, gate.passed) for gate in found.gates] == [
+            ("parity", True), ("races", True), ("own", True), ("bits", True), ("fails", False),
+        ]  # fmt: skip
+        assert found.not_run == ("large",) and not found.right
+        assert found.gates[-1].found.startswith("KeyError: 'b' (test_examine.py:")
+
+    def test_equal_labels_are_numbered(self, tmp_path):
+        found = examine(replace(written(tmp_path), labels=("mine", "mine")))
+        assert list(found.instruction_rows()[0]) == ["class", "mine", "mine (2)"]
+        assert {row["side"] for row in found.memory_rows()} == {"mine", "mine (2)"}
+        assert numbered(["a", "a", "a (2)", "b"]) == ["a", "a (2)", "a (2) (2)", "b"]
 
 
 class TestSimulateSmall:
@@ -153,6 +231,9 @@ class TestSimulateSmall:
         assert {line.instruction for line in asked(traces[1])} == {"stmatrix"}  # TMA does the rest
         gates, _ = simulate_small(asks(pdl=True))
         assert not gates[0].passed and 'use epilogue="store" and pdl=False' in gates[0].found
+        gates, _ = simulate_small(asks(split_k=True))
+        assert not gates[0].passed and "no workspace for the sums" in gates[0].found
+        assert "use split_k=False" in gates[0].found
 
 
 class TestBlame:

@@ -273,7 +273,7 @@ def test_a_prediction_that_fails(compute, words):
         ("out[i] =", "out[i + 1000] =", r"OutOfBounds: element 1000 of out.*mine\.py:18 in double"),
         ("double, 256, 0", "double, 5000, 0", "5000 threads a block"),
         ("double, 256, 0", "double, 256, 999999", "SimulatorError: 999999 bytes of shared memory"),
-        ('"out": 2 *', '"oot": 2 *', "KeyError: 'out'"),
+        ('"out": 2 *', '"oot": 2 *', "reference has no 'out', which is compared, but: oot"),
         ('"out": 2 *', '"out": float("nan") *', "error nan of the largest value"),
         ("x[i] * 2", "x[i] * 3", "error 0.5 of the largest value"),
     ],

@@ -2,8 +2,15 @@
 
 import pytest
 
-from minfer.cuda.gemm_hopper import GemmHopperConfig, Heads, choose, make_gemm_hopper, may_split
-from minfer.cuda.gemm_hopper.config import WARPGROUPS
+from minfer.cuda.gemm_hopper import (
+    GemmHopperConfig,
+    Heads,
+    choose,
+    make_gemm_hopper,
+    may_split,
+    split_workspace,
+)
+from minfer.cuda.gemm_hopper.config import SPLIT_TILES, WARPGROUPS
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.runtime import compile_kernel
 
@@ -129,6 +136,21 @@ def test_halves_need_a_multiprocessor_each():
         config.grid(512, 4608, 132)
     with pytest.raises(ConfigRefused, match="id = 64 is one k-tile"):
         config.check(1, 8, 64)
+
+
+def test_halves_have_room_in_the_workspace():
+    """The largest grid of each tile that `choose` takes; larger tiles fit if they are few."""
+    elements, counters = split_workspace(132)
+    assert (elements, counters) == (66 * 128 * 112, 132)
+    for tile_n, tile_m, stages in SPLIT_TILES:
+        config = GemmHopperConfig(tile_m, stages, tile_n=tile_n, split_k=True)
+        assert config.grid(tile_n, 66 * tile_m, 132) == (132, 1, 1)
+    config = GemmHopperConfig(256, 4, split_k=True)
+    assert config.grid(128, 28 * 256, 132) == (56, 1, 1)
+    words = "128 x 7424 in tiles of 128 x 256 takes 950,272 sums .* has 946,176 for 132 multiprocessors"
+    with pytest.raises(ConfigRefused, match=words):
+        config.grid(128, 29 * 256, 132)
+    assert GemmHopperConfig(256, 4).grid(128, 29 * 256, 132) == (29, 1, 1)
 
 
 def test_short_products_are_dependent_launches():

@@ -12,7 +12,7 @@ from minfer.engine.cuda import mmq
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
 from minfer.engine.cuda.devices import DryDevice, SimulatedDevice
-from minfer.engine.cuda.mmq import CHAINS, choose, takes, workspace
+from minfer.engine.cuda.mmq import CHAINS, choose, next_place, takes, workspace
 from minfer.engine.cuda.plan import PARTS
 from minfer.engine.cuda.routes import MMQ_ROUTES
 from minfer.engine.host.runtime import HostBackend
@@ -63,6 +63,18 @@ def test_rows_that_are_no_whole_super_blocks():
     choice = choose("mmq_raw_wide", "Q4_K", 3584 + 32, H200)
     assert choice.config is None and len(choice.passed_over) == 4
     assert all("nb32 = 113" in line for line in choice.passed_over)
+
+
+def test_a_config_is_refused_once():
+    """Of a format that is expanded, the large kernel is the stream-k one."""
+    steps = [str(step) for step in CHAINS["mmq_fast"]]
+    assert steps[next_place("mmq_fast", 0, "Q6_K")] == "fast"
+    assert steps[next_place("mmq_fast", 0, "Q4_K")] == "stream-k"
+    assert next_place("mmq_fast", len(steps) - 1, "Q6_K") == len(steps)
+    choice = choose("mmq_fast", "Q6_K", 3584, stream("Q6_K").shared_bytes - 1)
+    assert choice.passed_over[0].startswith("mmq_fast: large refused for Q6_K")
+    assert choice.passed_over[0].endswith("next: fast")
+    assert not any("stream-k" in line for line in choice.passed_over)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_121a"])

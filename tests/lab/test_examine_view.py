@@ -95,3 +95,17 @@ def test_a_file_of_ones_own_is_written_once(tmp_path, monkeypatch):
     assert own_file("my-sum").read_text() == "mine"
     monkeypatch.setenv("MINFER_OWN", str(tmp_path / "elsewhere"))
     assert own_file("my-sum").parent == tmp_path / "elsewhere"
+
+
+def test_two_launches_of_one_kernel_name_are_both_shown(tmp_path):
+    path = tmp_path / "mine.py"
+    launch = "Launch.of(kernel(make_double, config), grid, arrays["
+    path.write_text(
+        EXAMPLE.replace(
+            f"return [{launch}", f"f = lambda made: {launch.replace('config)', 'made)')}"
+        ).replace('case["n"])]', 'case["n"])\n        return [f(config), f(Config(2))]')
+    )
+    shown = examine(path)
+    names = [f"{side}, double{more}" for side in ("baseline", "variant") for more in ("", " (2)")]
+    assert list(shown.player().films) == names
+    assert list(shown.code().configs) == names

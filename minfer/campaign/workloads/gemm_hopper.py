@@ -29,6 +29,11 @@ class GemmHopper(Gemm):
                 f"gemm_hopper [{config}]: this workload has no inputs for an epilogue or for dependent "
                 'launches: use epilogue="store" and pdl=False'
             )
+        if config.split_k:
+            raise ConfigRefused(
+                f"gemm_hopper [{config}]: this workload has no workspace for the sums that two blocks "
+                "exchange: use split_k=False"
+            )
         nt, od, depth = case["nt"], case["od"], case["id"]
         boxes = config.boxes
         maps = [

@@ -63,6 +63,12 @@ TILES = (
 SPLIT_TILES = ((128, 112, 6), (128, 64, 8))
 
 
+def split_sums(multiprocessors: int) -> int:
+    """f32 elements of a device's workspace for split_k: a tile of the largest of SPLIT_TILES for every two
+    multiprocessors."""
+    return multiprocessors // 2 * max(n * m for n, m, _ in SPLIT_TILES)
+
+
 @dataclass(frozen=True)
 class GemmHopperConfig:
     """Tile of `tile_n` tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight; C as `out`, by an
@@ -261,6 +267,13 @@ class GemmHopperConfig:
             raise ConfigRefused(
                 f"gemm_hopper: {nt} x {od} takes {blocks} blocks that wait for each other, with split_k, on "
                 f"{multiprocessors} multiprocessors: larger tiles, or no split_k"
+            )
+        sums, most = rows * columns * self.tile_n * self.tile_m, split_sums(multiprocessors)
+        if self.split_k and sums > most:
+            raise ConfigRefused(
+                f"gemm_hopper: {nt} x {od} in tiles of {self.tile_n} x {self.tile_m} takes {sums:,} sums of "
+                f"split_k's workspace, which has {most:,} for {multiprocessors} multiprocessors: smaller "
+                "tiles, or no split_k"
             )
         return multiprocessors if self.pdl else -(-blocks // waves), 1, 1
 

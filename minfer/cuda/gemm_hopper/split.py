@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from numba.cuda.types import int32, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.gemm_hopper.config import SPLIT_TILES
+from minfer.cuda.gemm_hopper.config import split_sums
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.tile.hopper import MbarrierRing
 
@@ -33,10 +33,10 @@ WARPS = 4
 
 
 def split_workspace(multiprocessors: int) -> tuple[int, int]:
-    """f32 elements and counters for launches with split_k one after the other, of tiles up to the largest of
-    SPLIT_TILES; counters are zero between launches."""
+    """f32 elements and counters for launches with split_k one after the other (`GemmHopperConfig.grid`
+    refuses what takes more); counters are zero between launches."""
     tiles = multiprocessors // 2
-    return tiles * max(n * m for n, m, _ in SPLIT_TILES), 2 * tiles
+    return split_sums(multiprocessors), 2 * tiles
 
 
 @device_function

@@ -97,8 +97,8 @@ class Choice:
 def choose(route: str, format: str, columns: int, shared_bytes: int, first: int = 0) -> Choice:
     """What a route does with rows of `columns` weights on a device that allows `shared_bytes` a block; from
     the chain's step `first` on."""
-    chain, passed_over = CHAINS[route], []
-    for place in range(first, len(chain)):
+    chain, passed_over, place = CHAINS[route], [], first
+    while place < len(chain):
         reason = None
         try:
             config = chain[place].make(format)
@@ -114,13 +114,33 @@ def choose(route: str, format: str, columns: int, shared_bytes: int, first: int 
         if reason is None:
             return Choice(place, config, tuple(passed_over))
         passed_over.append(step_down(route, place, format, columns, reason))
+        place = next_place(route, place, format)
     return Choice(len(chain), None, tuple(passed_over))
+
+
+def next_place(route: str, place: int, format: str) -> int:
+    """The first step behind one of a route's chain that has another config for a format: what was refused
+    once is not tried again."""
+    chain = CHAINS[route]
+    refused, place = _made(chain[place], format), place + 1
+    while refused is not None and place < len(chain) and _made(chain[place], format) == refused:
+        place += 1
+    return place
+
+
+def _made(step: Step, format: str) -> MmqConfig | None:
+    """A step's config; None: it does not read the format."""
+    try:
+        return step.make(format)
+    except ConfigRefused:
+        return None
 
 
 def step_down(route: str, place: int, format: str, columns: int, reason: str) -> str:
     """The line that tells why a step of a route's chain is not taken, and what comes next."""
     chain = CHAINS[route]
-    following = chain[place + 1] if place + 1 < len(chain) else "the f16 GEMM"
+    behind = next_place(route, place, format)
+    following = chain[behind] if behind < len(chain) else "the f16 GEMM"
     return f"{route}: {chain[place]} refused for {format} rows of {columns}: {reason}; next: {following}"
 
 
@@ -185,7 +205,7 @@ class MmqProducts:
                 return True
             except (LaunchRefused, CompileError) as error:
                 self.tell(step_down(self.route, choice.place, run.format, run.columns, str(error)))
-                self._first[run.format, run.columns] = choice.place + 1
+                self._first[run.format, run.columns] = next_place(self.route, choice.place, run.format)
         return False
 
 
