@@ -137,8 +137,8 @@ class Examination:
         ]
 
     def notes(self) -> list[str]:
-        """Gates that did not run, and what the compiler complains of, each complaint once, behind the sides and
-        kernels that it is of."""
+        """Gates that did not run, and what the compiler complains of, each complaint once, behind the sides
+        and kernels that it is of."""
         kernels: dict[str, list[str]] = {}
         for row in self.resource_rows():
             if row["notes"]:
