@@ -99,7 +99,7 @@ def product_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]
     Args:
         regime: one of `REGIMES`.
     """
-    found = [row for row, _ in _compared(records, regime, "F16")]
+    found = [row for row, _ in _compared(records, regime, "F16").values()]
     rows = [
         {
             "regime": regime,
@@ -142,7 +142,7 @@ def draw_products(records: Sequence[Record]) -> Picture:
     ax.grid(axis="x", visible=False)
     style.label(ax, "product and tokens", "times as fast as cuBLAS")
     style.legend(ax, loc="upper right", ncols=2)
-    sources = [record for regime in REGIMES for _, record in _compared(records, regime, "F16")]
+    sources = [record for regime in REGIMES for _, record in _compared(records, regime, "F16").values()]
     style.title(ax, "The Hopper GEMM at the 7B's products; 1 is cuBLAS", origin(*sources))
     return Picture(fig, f"The Hopper GEMM against cuBLAS at {len(bars)} products of the 7B", rows)
 
@@ -155,7 +155,7 @@ def block_rows(records: Sequence[Record]) -> list[dict]:
     """W4A16 straight from the file's blocks beside cuBLAS on an f16 copy, by the newest runs that compared
     them: rows of format, product, tokens, tile, us, TFLOPS, of cuBLAS (bursts), sustained (of cuBLAS; None:
     not compared). Empty: no run did."""
-    lasting = {_key(row): row.ratio for row, _ in _compared(records, "sustained", *BLOCK_FORMATS)}
+    lasting = _compared(records, "sustained", *BLOCK_FORMATS)
     return [
         {
             "format": row.weights,
@@ -165,20 +165,18 @@ def block_rows(records: Sequence[Record]) -> list[dict]:
             "us": row.ours_us,
             "TFLOPS": row.tflops[0],
             "of cuBLAS": row.ratio,
-            "sustained": lasting.get(_key(row)),
+            "sustained": lasting[key][0].ratio if key in lasting else None,
         }
-        for row, _ in _compared(records, "burst", *BLOCK_FORMATS)
+        for key, (row, _) in _compared(records, "burst", *BLOCK_FORMATS).items()
     ]
 
 
-def _key(row: Comparison) -> tuple[str, str, int]:
-    return row.weights, row.product, row.nt
-
-
-def _compared(records: Sequence[Record], regime: str, *weights: str) -> list[tuple[Comparison, Against]]:
-    """The newest comparisons of products whose weights are one of these."""
-    found = newest_comparisons(records, H200.key, regime).values()
-    return [(row, record) for row, record in found if row.weights in weights]
+def _compared(
+    records: Sequence[Record], regime: str, *weights: str
+) -> dict[tuple[int, str, str], tuple[Comparison, Against]]:
+    """`newest_comparisons` of products whose weights are one of these."""
+    found = newest_comparisons(records, H200.key, regime)
+    return {key: pair for key, pair in found.items() if pair[0].weights in weights}
 
 
 # ---- attention
@@ -241,7 +239,7 @@ def length_rows(records: Sequence[Record], nts: Sequence[int] = (512, NT, 8192))
     rows = []
     for nt in nts:
         for regime in REGIMES:
-            bench = {row.nt: row.ratio for row, _ in _compared(records, regime, "")}
+            bench = {row.nt: row.ratio for row, _ in _compared(records, regime, "").values()}
             for row in attention_rows(records, nt, regime)[-1:]:
                 rows.append({"tokens": nt, "regime": regime, **row, "of cuDNN (bench)": bench.get(nt)})
     return rows
