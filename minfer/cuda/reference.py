@@ -24,8 +24,8 @@ def read_memory(words: NDArray[np.uint32], threads: int) -> NDArray[np.uint32]:
 
 
 def resident_sums(a: NDArray, b: NDArray, k_tiles: int) -> NDArray:
-    """sum over k < k_tiles of a[k % s] b[(k + k // s) % s]^T, operands [s, rows, columns]: f64 of floats, int32
-    of integers (f64 holds them all)."""
+    """sum over k < k_tiles of a[k % s] b[(k + k // s) % s]^T of operands [s, rows, columns]: f64 of floats,
+    int32 of integers (f64 holds them all)."""
     s = len(a)
     wide, other = a.astype(np.float64), b.astype(np.float64)
     sums = sum(wide[k % s] @ other[(k + k // s) % s].T for k in range(k_tiles))

@@ -13,9 +13,10 @@ from tests.cuda.resident_cases import resident_case
         (ResidentConfig(tile_m=16, stages=3), 10),
         (ResidentConfig(256, 32, 2), 3),
         (ResidentConfig(tile_m=32, stages=2, dtype="s8"), 5),
-        (ResidentConfig(stages=2, instruction="mma.sync"), 1),
+        (ResidentConfig(stages=2, instruction="mma.sync"), 3),
+        (ResidentConfig(stages=3, dtype="s8", instruction="mma.sync"), 4),
     ],
     ids=str,
 )
 def test_every_block_has_the_sums_of_the_last_time(config, k_tiles):
-    resident_case(config, k_tiles, tiles=1 if config.tile_m == 256 else 2, blocks=1).run_simulated()
+    resident_case(config, k_tiles).run_simulated()

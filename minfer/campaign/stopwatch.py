@@ -1,0 +1,128 @@
+"""Time, clock and power of work on a stream: once, or for a while by itself.
+
+A GPU at its power limit chooses its clock within milliseconds, and what runs beside or just before shares it.
+Work that runs by itself for some tenths of a second has the clock and the power that a user's program gets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+AHEAD = 4
+"""Runs that wait for the device, so that it never waits for the host."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Work repeated for a while.
+
+    Attributes:
+        us: microseconds of one run.
+        mhz: mean clock of the multiprocessors by their own counters; watts: mean power of the board, by what
+            its counter of energy says. None: nobody could tell.
+    """
+
+    us: float
+    mhz: float | None
+    watts: float | None
+
+
+class SmCounters:
+    """Readings of the multiprocessors' counters around some work (`minfer.cuda.clock`)."""
+
+    def __init__(self) -> None:
+        from minfer.cuda import runtime
+        from minfer.cuda.clock import SLOTS, read_clock
+
+        kernel, sms = read_clock(), runtime.device().sms
+        loaded, self._readings = runtime.load(kernel), [runtime.zeros((SLOTS, 2), "uint64") for _ in range(2)]
+        self.before, self.after = (loaded.prepare(kernel.config.grid(sms), each) for each in self._readings)
+
+    def mhz(self) -> float | None:
+        """Between the last two readings, both done."""
+        from minfer.cuda.clock import mean_mhz
+
+        return mean_mhz(*(readings.to_host() for readings in self._readings))
+
+
+class Stopwatch:
+    """Times work on a stream.
+
+    Args:
+        event: makes events (`minfer.cuda.runtime.Event`). counters: as SmCounters. joules: energy that the
+            board has taken until now, or None. now: seconds.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        event: Callable[[], Any],
+        counters: Any,
+        joules: Callable[[], float | None],
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._stream, self._event, self._counters = stream, event, counters
+        self._joules, self._now = joules, now
+
+    @classmethod
+    def of(cls, stream: Any) -> Stopwatch:
+        """Of the GPU in use. stream: one of `minfer.cuda.runtime`, or a handle."""
+        from minfer.cuda import runtime
+
+        gpu = runtime.device()
+        return cls(stream, runtime.Event, SmCounters(), lambda: runtime.read_energy(gpu))
+
+    def once(self, run: Callable[[], None]) -> tuple[float, float | None]:
+        """(microseconds, MHz) of a run."""
+        self._counters.before(stream=self._stream)
+        start = self._event().record(self._stream)
+        run()
+        end = self._event().record(self._stream)
+        self._counters.after(stream=self._stream)
+        us = end.since(start) * 1e3
+        self._finished()
+        return us, self._counters.mhz()
+
+    def stretch(self, run: Callable[[], None], seconds: float, settle: float) -> Stretch:
+        """Runs one behind the other for so many seconds, of which the first `settle` do not count."""
+        waiting: deque[Any] = deque()
+
+        def enqueue() -> None:
+            run()
+            waiting.append(self._event().record(self._stream))
+            if len(waiting) > AHEAD:
+                waiting.popleft().synchronize()
+
+        begun, runs = self._now(), 0
+        while self._now() - begun < settle:
+            enqueue()
+        self._counters.before(stream=self._stream)
+        start, taken = self._event().record(self._stream), []
+        while self._now() - begun < seconds or not runs:
+            enqueue()
+            runs += 1
+            if (joules := self._joules()) is not None:
+                taken.append((self._now(), joules))
+        end = self._event().record(self._stream)
+        self._counters.after(stream=self._stream)
+        us = end.since(start) * 1e3 / runs
+        self._finished()
+        return Stretch(us, self._counters.mhz(), mean_power(taken))
+
+    def _finished(self) -> None:
+        self._event().record(self._stream).synchronize()
+
+
+def mean_power(taken: Sequence[tuple[float, float]]) -> float | None:
+    """Watts by readings (seconds, joules) of a counter that moves on some times a second: between the first
+    and the last time that it was seen to. None: it moved less than twice."""
+    moved = [later for earlier, later in pairwise(taken) if later[1] != earlier[1]]
+    if len(moved) < 2:
+        return None
+    (first, less), (last, more) = moved[0], moved[-1]
+    return (more - less) / (last - first)

@@ -1,0 +1,85 @@
+"""A stopwatch on a GPU that only keeps time."""
+
+from __future__ import annotations
+
+import pytest
+
+from minfer.campaign.stopwatch import AHEAD, Stopwatch, mean_power
+
+
+class Gpu:
+    """Runs take 2 ms, one behind the other, at 700 W; the host waits for events. The counter of energy moves
+    on every 20 ms."""
+
+    def __init__(self) -> None:
+        self.host, self.device, self.most_waiting, self.read = 0.0, 0.0, 0, []
+
+    def run(self) -> None:
+        self.device = max(self.device, self.host) + 2e-3
+        self.host += 1e-5
+        self.most_waiting = max(self.most_waiting, round((self.device - self.host) / 2e-3))
+
+    def event(self):
+        return Event(self)
+
+    def before(self, stream):
+        self.read.append(("before", self.device))
+
+    def after(self, stream):
+        self.read.append(("after", self.device))
+
+    def mhz(self):
+        return 1500.0 if [name for name, _ in self.read[-2:]] == ["before", "after"] else None
+
+    def joules(self):
+        return 700 * (self.host // 0.02) * 0.02
+
+
+class Event:
+    def __init__(self, gpu):
+        self.gpu, self.at = gpu, None
+
+    def record(self, stream):
+        self.at = self.gpu.device
+        return self
+
+    def synchronize(self):
+        self.gpu.host = max(self.gpu.host, self.at)
+
+    def since(self, start):
+        self.synchronize()
+        return (self.at - start.at) * 1e3
+
+
+@pytest.fixture
+def gpu():
+    return Gpu()
+
+
+@pytest.fixture
+def stopwatch(gpu):
+    return Stopwatch(None, gpu.event, gpu, gpu.joules, now=lambda: gpu.host)
+
+
+def test_once(gpu, stopwatch):
+    us, mhz = stopwatch.once(gpu.run)
+    assert us == pytest.approx(2000) and mhz == 1500
+
+
+def test_a_stretch_counts_what_comes_after_it_has_settled(gpu, stopwatch):
+    found = stopwatch.stretch(gpu.run, seconds=0.7, settle=0.3)
+    assert found.us == pytest.approx(2000) and found.mhz == 1500
+    assert found.watts == pytest.approx(700, rel=0.02)
+    (_, begun), (_, ended) = gpu.read
+    assert 0.3 <= begun < 0.32 and 0.7 <= ended < 0.72
+    assert gpu.most_waiting <= AHEAD + 1
+
+
+def test_at_least_one_run_counts(gpu, stopwatch):
+    assert stopwatch.stretch(gpu.run, seconds=0.001, settle=0.001).us == pytest.approx(2000)
+
+
+def test_power_is_between_moves_of_the_counter():
+    slow = [(0.0, 5.0), (0.09, 5.0), (0.1, 75.0), (0.15, 75.0), (0.2, 145.0), (0.25, 145.0)]
+    assert mean_power(slow) == pytest.approx(700)
+    assert mean_power(slow[:4]) is None and mean_power([]) is None
