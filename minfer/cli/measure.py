@@ -70,8 +70,7 @@ def bench(
         bool,
         typer.Option(
             "--alone",
-            help="With --against: each side by itself, 0.7 s a round, at its own clock, and the power that it "
-            "takes.",
+            help="With --against: each side by itself, 0.7 s a round, at its own clock; tells power too.",
         ),
     ] = False,
     only: Annotated[
