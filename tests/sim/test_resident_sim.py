@@ -3,6 +3,7 @@
 import pytest
 
 from minfer.cuda.resident import ResidentConfig
+from minfer.cuda.trace import Trace, check
 from tests.cuda.resident_cases import resident_case
 
 
@@ -20,3 +21,10 @@ from tests.cuda.resident_cases import resident_case
 )
 def test_every_block_has_the_sums_of_the_last_time(config, k_tiles):
     resident_case(config, k_tiles).run_simulated()
+
+
+@pytest.mark.parametrize("instruction", ["wgmma", "mma.sync"])
+def test_no_races(instruction):
+    trace = Trace()
+    resident_case(ResidentConfig(stages=2, instruction=instruction), 3, blocks=1).run_simulated(trace=trace)
+    assert check(trace) == []
