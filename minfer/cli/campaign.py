@@ -47,11 +47,11 @@ def ceilings(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how fast a GPU's memory is copied and read, and its tensor cores multiply.
+    """Measure what a GPU's memory and its tensor cores can do.
 
-    Memory: arrays of 1 GiB; a copy counts the bytes read and written. Tensor cores: kernels that only
-    multiply random tiles which stay in shared memory, in bursts of 1.5 ms from rest and sustained for
-    seconds, at the power that the card allows.
+    Memory is copied and read: arrays of 1 GiB; a copy counts the bytes read and written. Tensor cores:
+    kernels that only multiply random tiles which stay in shared memory, in bursts of 1.5 ms from rest and
+    sustained for seconds, at the power that the card allows.
     """
     from minfer.arithmetic.reference import FOLDER
     from minfer.campaign.ceilings import measure_memory, write_ceilings
