@@ -6,15 +6,19 @@ Work that runs by itself for some tenths of a second has the clock and the power
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 AHEAD = 4
 """Runs that wait for the device, so that it never waits for the host."""
+Taken = list[tuple[float, float]]
+"""Readings of energy: (seconds, joules)."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,35 @@ class SmCounters:
         return mean_mhz(*(readings.to_host() for readings in self._readings))
 
 
+class Polled:
+    """Within it a thread reads what `joules` gives (None: nobody can tell) again and again: a reading takes
+    NVML milliseconds, in which whoever waited for it would leave the device without work."""
+
+    def __init__(self, joules: Callable[[], float | None], now: Callable[[], float] = time.perf_counter):
+        self._joules, self._now, self._over = joules, now, threading.Event()
+
+    def __enter__(self) -> Taken:
+        taken: Taken = []
+        self._over.clear()
+        self._thread = threading.Thread(target=self._read, args=(taken,), daemon=True)
+        self._thread.start()
+        return taken
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _read(self, taken: Taken) -> None:
+        while not self._over.is_set() and (joules := self._joules()) is not None:
+            taken.append((self._now(), joules))
+
+
 class Stopwatch:
     """Times work on a stream.
 
     Args:
-        event: makes events (`minfer.cuda.runtime.Event`). counters: as SmCounters. joules: energy that the
-            board has taken until now, or None. now: seconds.
+        event: makes events (`minfer.cuda.runtime.Event`). counters: as SmCounters. energy: gives readings of
+            what the board takes within it. now: seconds.
     """
 
     def __init__(
@@ -63,11 +90,11 @@ class Stopwatch:
         stream: Any,
         event: Callable[[], Any],
         counters: Any,
-        joules: Callable[[], float | None],
+        energy: AbstractContextManager[Taken],
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._stream, self._event, self._counters = stream, event, counters
-        self._joules, self._now = joules, now
+        self._energy, self._now = energy, now
 
     @classmethod
     def of(cls, stream: Any) -> Stopwatch:
@@ -75,7 +102,7 @@ class Stopwatch:
         from minfer.cuda import runtime
 
         gpu = runtime.device()
-        return cls(stream, runtime.Event, SmCounters(), lambda: runtime.read_energy(gpu))
+        return cls(stream, runtime.Event, SmCounters(), Polled(lambda: runtime.read_energy(gpu)))
 
     def once(self, run: Callable[[], None]) -> tuple[float, float | None]:
         """(microseconds, MHz) of a run."""
@@ -102,12 +129,11 @@ class Stopwatch:
         while self._now() - begun < settle:
             enqueue()
         self._counters.before(stream=self._stream)
-        start, taken = self._event().record(self._stream), []
-        while self._now() - begun < seconds or not runs:
-            enqueue()
-            runs += 1
-            if (joules := self._joules()) is not None:
-                taken.append((self._now(), joules))
+        start = self._event().record(self._stream)
+        with self._energy as taken:
+            while self._now() - begun < seconds or not runs:
+                enqueue()
+                runs += 1
         end = self._event().record(self._stream)
         self._counters.after(stream=self._stream)
         us = end.since(start) * 1e3 / runs

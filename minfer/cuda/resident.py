@@ -124,29 +124,33 @@ def resident(config: ResidentConfig = ResidentConfig()) -> Kernel:
     else:
         (begin, proceed), rows_apart, columns = _by_warps(config), 16, 64
         finish, alone = None, False
+    store_pair = ptx.st_global_v2_f32 if config.dtype == "f16" else ptx.st_global_v2_u32
+    loaded = ptx.cp_async_wait_group(0)
     n_fragments, m_fragments = sum_count * 2 // columns, columns // 16
 
     @device_function
     def load(a, b, base, thread):
-        """Both operands to shared memory, swizzled."""
+        """Both operands to shared memory, swizzled: all on their way at once."""
         chunk = types.int32(thread)
         while chunk < chunks:
             source = a + types.uint64(chunk) * types.uint64(16)
             if chunk >= a_chunks:
                 source = b + types.uint64(chunk - a_chunks) * types.uint64(16)
-            w0, w1, w2, w3 = ptx.ld_global_v4_u32(source)
-            ptx.st_shared_v4_u32(base + at(chunk >> 3, (chunk & 7) << 4), w0, w1, w2, w3)
+            ptx.cp_async_cg_16(base + at(chunk >> 3, (chunk & 7) << 4), source, 16)
             chunk += types.int32(THREADS)
+        ptx.cp_async_commit()
+        loaded()
 
     @device_function
     @unrolled
-    def store(sums, c, first):
-        """A warp's fragments of 16 x 16."""
+    def store(sums, target):
+        """A warp's fragments of 16 x 16, two neighbours at a time."""
         for i in unroll(n_fragments):
             for j in unroll(m_fragments):
-                for e in unroll(8):
-                    row, column = rows_apart * i + 8 * (e // 2 % 2), 16 * j + 8 * (e // 4) + e % 2
-                    c[first + row * tile_m + column] = sums[8 * (i * m_fragments + j) + e]
+                for e in unroll(4):
+                    row, column = rows_apart * i + 8 * (e % 2), 16 * j + 8 * (e // 2)
+                    o = 8 * (i * m_fragments + j) + 2 * e
+                    store_pair(target + types.uint64((row * tile_m + column) * 4), sums[o], sums[o + 1])
 
     def resident_products(a, b, c, tiles, k_tiles):
         start = ptx.shared_address(cuda.shared.array(0, dtype=types.uint8))
@@ -179,7 +183,8 @@ def resident(config: ResidentConfig = ResidentConfig()) -> Kernel:
         else:
             row, column = (warp >> 2) * 64, (warp & 3) * 64
         row, column = row + (lane >> 2), column + (lane & 3) * 2
-        store(sums, c, types.int32((cuda.blockIdx.x * tile_n + row) * tile_m + column))
+        first = types.int32((cuda.blockIdx.x * tile_n + row) * tile_m + column)
+        store(sums, ptx.global_address(c) + types.uint64(first) * types.uint64(4))
 
     arguments = (
         Argument("a", "in", operand, align=16),

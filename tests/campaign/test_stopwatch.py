@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+
 import pytest
 
-from minfer.campaign.stopwatch import AHEAD, Stopwatch, mean_power
+from minfer.campaign.stopwatch import AHEAD, Polled, Stopwatch, mean_power
 
 
 class Gpu:
@@ -12,7 +15,7 @@ class Gpu:
     on every 20 ms."""
 
     def __init__(self) -> None:
-        self.host, self.device, self.most_waiting, self.read = 0.0, 0.0, 0, []
+        self.host, self.device, self.most_waiting, self.read, self.taken = 0.0, 0.0, 0, [], []
 
     def run(self) -> None:
         self.device = max(self.device, self.host) + 2e-3
@@ -31,8 +34,13 @@ class Gpu:
     def mhz(self):
         return 1500.0 if [name for name, _ in self.read[-2:]] == ["before", "after"] else None
 
-    def joules(self):
-        return 700 * (self.host // 0.02) * 0.02
+    def __enter__(self):
+        self.begun = self.host
+        return self.taken
+
+    def __exit__(self, *_):
+        moves = range(round(self.begun / 0.02), round(self.host / 0.02))
+        self.taken += [(0.02 * move, 14.0 * move) for move in moves]
 
 
 class Event:
@@ -58,7 +66,7 @@ def gpu():
 
 @pytest.fixture
 def stopwatch(gpu):
-    return Stopwatch(None, gpu.event, gpu, gpu.joules, now=lambda: gpu.host)
+    return Stopwatch(None, gpu.event, gpu, gpu, now=lambda: gpu.host)
 
 
 def test_once(gpu, stopwatch):
@@ -77,6 +85,20 @@ def test_a_stretch_counts_what_comes_after_it_has_settled(gpu, stopwatch):
 
 def test_at_least_one_run_counts(gpu, stopwatch):
     assert stopwatch.stretch(gpu.run, seconds=0.001, settle=0.001).us == pytest.approx(2000)
+
+
+def test_a_thread_reads_energy():
+    told = iter([1.0, 1.0, 2.0, None])
+    polled = Polled(lambda: next(told), now=lambda: 5.0)
+    with polled as taken:
+        polled._thread.join(10)
+    assert taken == [(5.0, 1.0), (5.0, 1.0), (5.0, 2.0)]
+    told, read = itertools.count(), threading.Event()
+    polled = Polled(lambda: (next(told) > 5 and read.set()) or 7.0)
+    with polled as taken:
+        assert read.wait(10)
+    count = len(taken)
+    assert count > 5 and not polled._thread.is_alive() and len(taken) == count
 
 
 def test_power_is_between_moves_of_the_counter():
