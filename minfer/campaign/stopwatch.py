@@ -6,6 +6,7 @@ Work that runs by itself for some tenths of a second has the clock and the power
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections import deque
@@ -145,10 +146,7 @@ class Stopwatch:
 
 
 def mean_power(taken: Sequence[tuple[float, float]]) -> float | None:
-    """Watts by readings (seconds, joules) of a counter that moves on some times a second: between the first
-    and the last time that it was seen to. None: it moved less than twice."""
+    """Watts by readings (seconds, joules) of a counter that moves on some ten times a second: the slope
+    through the readings at which it was first seen to have. None: it moved less than twice."""
     moved = [later for earlier, later in pairwise(taken) if later[1] != earlier[1]]
-    if len(moved) < 2:
-        return None
-    (first, less), (last, more) = moved[0], moved[-1]
-    return (more - less) / (last - first)
+    return statistics.linear_regression(*zip(*moved, strict=True)).slope if len(moved) > 1 else None
