@@ -4,7 +4,12 @@ power that the card allows (`minfer ceilings`).
 A block a multiprocessor fills its shared memory once, then only multiplies: no copies, no barriers. Both
 operands are read from shared memory, each time another pair of tiles, and each sum starts anew after as
 many k-tiles as a GEMM's would: operands and sums toggle as there. That counts, as the wall is power and not
-cycles: operands of zeros take less energy, and reach a higher clock.
+cycles. On an H200 (sustained, 691 W): wgmma on random f16 804 TFLOPS at 1499 MHz, 99 percent of what so many
+cycles allow (0.86 pJ a FLOP; tiles of 256 x 224 the same within a percent), int8 1832 TOPS at 1707 MHz
+(0.38), mma.sync 513 TFLOPS (58 percent of the cycles, 1.35). On zeros 871 TFLOPS at 245 W.
+
+A first form loaded operands one chunk after the other and stored single sums: 100 us of a launch of 1.5 ms,
+now about 50 with a launch from the host.
 """
 
 from __future__ import annotations
