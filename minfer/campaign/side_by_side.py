@@ -16,10 +16,9 @@ from typing import Any
 
 from minfer.campaign.against import Comparison
 from minfer.campaign.contests import Contest
-from minfer.campaign.stopwatch import Stopwatch
+from minfer.campaign.stopwatch import REST_S, Stopwatch
 from minfer.engine.errors import EngineError
 
-REST_S = 8e-3
 ALONE_S, SETTLE_S = 0.7, 0.3
 """Of a slice; of its beginning, which does not count."""
 TOLERANCE = 1e-3  # relative, of f16 results

@@ -18,6 +18,8 @@ from typing import Any
 
 AHEAD = 4
 """Runs that wait for the device, so that it never waits for the host."""
+REST_S = 8e-3
+"""Before a burst."""
 Taken = list[tuple[float, float]]
 """Readings of energy: (seconds, joules)."""
 

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from minfer.campaign.stopwatch import REST_S, Stopwatch
+
 BURST_S = 1.5e-3
 """Of a launch, about: as long as the bursts of `minfer.campaign.side_by_side`."""
-REST_S = 8e-3
 BURSTS = 9
 SUSTAINED_S, SETTLE_S = 3.0, 1.0
 K_TILES = 56
@@ -48,7 +49,7 @@ class TensorRate:
 
 
 def measure_tensor_cores(
-    device: Any, stopwatch: Any = None, say: Callable[[TensorRate], None] = lambda rate: None
+    device: Any, stopwatch: Stopwatch | None = None, say: Callable[[TensorRate], None] = lambda rate: None
 ) -> list[TensorRate]:
     """Rates of every kernel of `minfer.cuda.resident` that the device can run, on random operands: f16 of a
     normal distribution, int8 of one with deviation 32. `say` is told each.
@@ -59,7 +60,6 @@ def measure_tensor_cores(
     Raises:
         RuntimeError: sums are wrong, before or after they were timed.
     """
-    from minfer.campaign.stopwatch import Stopwatch
     from minfer.cuda.resident import shipped
 
     stopwatch = stopwatch or Stopwatch.of(device.stream)
