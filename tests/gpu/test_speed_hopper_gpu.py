@@ -13,7 +13,7 @@ from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
 from minfer.cuda.w4a16 import choose as choose_w4a16
 from minfer.cuda.w4a16 import w4a16
 from tests.cuda.block_data import random_matrix
-from tests.gpu.device_time import NT, copies, milliseconds
+from tests.gpu.device_time import NT, by_turns, copies, milliseconds
 from tests.gpu.gemm_cases import LARGEST, MODEL_SHAPES
 from tests.gpu.test_gemm_hopper_gpu import arguments
 
@@ -23,30 +23,36 @@ SHAPES = (LARGEST[1:], *MODEL_SHAPES)
 BLOCKS = (*(("Q4_K", *shape) for shape in SHAPES), ("Q6_K", 3584, 18944), ("Q6_K", 512, 3584))
 
 
-def tflops(launches: list, od: int, depth: int) -> float:
-    return round(2 * NT * od * depth / milliseconds(launches) / 1e9, 1)
+def tflops(ms: float, od: int, depth: int) -> float:
+    return round(2 * NT * od * depth / ms / 1e9, 1)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_ladder(shape, measure):
-    """The chosen tile comes last. What the last timed launch left is checked."""
+    """By turns; the chosen tile comes last in the record. Afterwards every step's result is checked."""
     torch = pytest.importorskip("torch")
     od, depth = shape
     a = torch.randn(NT, depth, device="cuda").half()
     weights = [torch.randn(od, depth, device="cuda").half() for _ in range(copies(2 * od * depth))]
-    wanted, speeds = a.float() @ weights[-1].float().T, {}
+    wanted, launches = a.float() @ weights[-1].float().T, {}
+    c = torch.empty(NT, od, device="cuda", dtype=torch.float16)
+    torch.cuda.synchronize()
     chosen = choose(NT, od, depth, runtime.device().sms)
-    steps = GemmHopperConfig(), GemmHopperConfig(192), replace(chosen, pdl=False), chosen
-    for config in dict.fromkeys(steps):
+    for config in (GemmHopperConfig(), GemmHopperConfig(192), replace(chosen, pdl=False), chosen):
         kernel = make_gemm_hopper(config)
-        c = torch.full((NT, od), float("nan"), device="cuda", dtype=torch.float16)
-        torch.cuda.synchronize()
-        loaded, launches = runtime.load(kernel), []
+        loaded, bound = runtime.load(kernel), []
         for b in weights:
             grid, args = arguments(kernel, a, b, c)
-            launches.append(loaded.prepare(grid, *args, pdl=config.pdl))
-        speeds[str(config)] = tflops(launches, od, depth)
-        assert float((c.float() - wanted).norm() / wanted.norm()) < 1e-3
+            bound.append(loaded.prepare(grid, *args, pdl=config.pdl))
+        launches[str(config)] = bound
+    times = by_turns(launches)
+    for name, bound in launches.items():
+        c.fill_(float("nan"))
+        torch.cuda.synchronize()
+        bound[-1]()
+        runtime.device().synchronize()
+        assert float((c.float() - wanted).norm() / wanted.norm()) < 1e-3, name
+    speeds = {name: tflops(ms, od, depth) for name, ms in times.items()}
     measure(f"Hopper GEMM TFLOPS at {NT}x{od}x{depth}", speeds)
 
 
@@ -69,7 +75,7 @@ def test_straight_from_blocks(shape, measure):
         ]
         sizes = NT, od, depth, 0, od, config.group(NT)
         launches.append(loaded.prepare(config.grid(NT, od, sms), *seen, *sizes, pdl=config.pdl))
-    speed = tflops(launches, od, depth)
+    speed = tflops(milliseconds(launches), od, depth)
     rows = torch.linspace(0, NT - 1, 64, device="cuda").long()
     wanted = a[rows].double() @ torch.from_numpy(values).cuda().double().T
     wanted = wanted.repeat(1, -(-od // 256))[:, :od]
