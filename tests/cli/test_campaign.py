@@ -88,6 +88,24 @@ def test_from_a_new_file_to_what_is_known_of_it(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("numpy",), "numpy.py would hide the module numpy ("),
+        (("time",), "time.py would hide the module time (built-in)"),
+        (("mine", "-o", "own/minfer.py"), "own/minfer.py would hide the module minfer ("),
+        (("lambda",), "lambda.py: lambda is a word of Python's own: choose another file with -o"),
+        (("mine", "-o", "__main__.py"), "__main__.py would hide the module __main__"),
+    ],
+)
+def test_a_new_file_hides_no_module(capsys, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run(capsys, "probe", "new", *arguments)
+    assert status == 2 and words in err and err.rstrip().endswith("choose another file with -o")
+    assert not list(tmp_path.iterdir())
+    assert run(capsys, "probe", "new", arguments[0], "-o", "my_own.py")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (("probe", "run"), "name the probes to run, or give --all"),
         (("probe", "run", "ks64", "--all"), "name the probes to run, or give --all"),
         (("probe", "run", "ks64", "--device", "abacus"), "--device abacus"),
