@@ -3,6 +3,7 @@ results are checked. (Beside cuBLAS, in bursts and sustained: `minfer bench --ag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from minfer.cuda import runtime
 from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
 from minfer.cuda.w4a16 import choose as choose_w4a16
 from minfer.cuda.w4a16 import w4a16
+from minfer.lab.hopper_refined import figure_name, refinements
 from tests.cuda.block_data import random_matrix
 from tests.gpu.device_time import NT, by_turns, copies, milliseconds
 from tests.gpu.gemm_cases import LARGEST, MODEL_SHAPES
@@ -23,22 +25,41 @@ SHAPES = (LARGEST[1:], *MODEL_SHAPES)
 BLOCKS = (*(("Q4_K", *shape) for shape in SHAPES), ("Q6_K", 3584, 18944), ("Q6_K", 512, 3584))
 
 
-def tflops(ms: float, od: int, depth: int) -> float:
-    return round(2 * NT * od * depth / ms / 1e9, 1)
+REFINED = {
+    step.sizes: [step.before.config, step.after.config]
+    for step in refinements()
+    if step.nt != NT and step.experiment is None
+}
+"""Of the ladder's later steps those at few tokens: (nt, od, depth) -> both configs."""
+
+
+def tflops(ms: float, nt: int, od: int, depth: int) -> float:
+    return round(2 * nt * od * depth / ms / 1e9, 1)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_ladder(shape, measure):
-    """By turns; the chosen tile comes last in the record. Afterwards every step's result is checked."""
+    """The chosen tile comes last in the record."""
+    chosen = choose(NT, *shape, runtime.device().sms)
+    time_configs(
+        (GemmHopperConfig(), GemmHopperConfig(192), replace(chosen, pdl=False), chosen), NT, *shape, measure
+    )
+
+
+@pytest.mark.parametrize("sizes", REFINED, ids=str)
+def test_few_tokens(sizes, measure):
+    time_configs(REFINED[sizes], *sizes, measure)
+
+
+def time_configs(configs: Sequence[GemmHopperConfig], nt: int, od: int, depth: int, measure) -> None:
+    """By turns; afterwards every config's result is checked."""
     torch = pytest.importorskip("torch")
-    od, depth = shape
-    a = torch.randn(NT, depth, device="cuda").half()
+    a = torch.randn(nt, depth, device="cuda").half()
     weights = [torch.randn(od, depth, device="cuda").half() for _ in range(copies(2 * od * depth))]
     wanted, launches = a.float() @ weights[-1].float().T, {}
-    c = torch.empty(NT, od, device="cuda", dtype=torch.float16)
+    c = torch.empty(nt, od, device="cuda", dtype=torch.float16)
     torch.cuda.synchronize()
-    chosen = choose(NT, od, depth, runtime.device().sms)
-    for config in (GemmHopperConfig(), GemmHopperConfig(192), replace(chosen, pdl=False), chosen):
+    for config in configs:
         kernel = make_gemm_hopper(config)
         loaded, bound = runtime.load(kernel), []
         for b in weights:
@@ -52,8 +73,7 @@ def test_the_ladder(shape, measure):
         bound[-1]()
         runtime.device().synchronize()
         assert float((c.float() - wanted).norm() / wanted.norm()) < 1e-3, name
-    speeds = {name: tflops(ms, od, depth) for name, ms in times.items()}
-    measure(f"Hopper GEMM TFLOPS at {NT}x{od}x{depth}", speeds)
+    measure(figure_name(nt, od, depth), {name: tflops(ms, nt, od, depth) for name, ms in times.items()})
 
 
 @pytest.mark.parametrize("shape", BLOCKS, ids=str)
@@ -75,7 +95,7 @@ def test_straight_from_blocks(shape, measure):
         ]
         sizes = NT, od, depth, 0, od, config.group(NT)
         launches.append(loaded.prepare(config.grid(NT, od, sms), *seen, *sizes, pdl=config.pdl))
-    speed = tflops(milliseconds(launches), od, depth)
+    speed = tflops(milliseconds(launches), NT, od, depth)
     rows = torch.linspace(0, NT - 1, 64, device="cuda").long()
     wanted = a[rows].double() @ torch.from_numpy(values).cuda().double().T
     wanted = wanted.repeat(1, -(-od // 256))[:, :od]
