@@ -42,6 +42,10 @@ class W4A16Config(PackedTile):
             time to unpack under the others' products.
         narrow: of a pair, tiles of the first matrix with NARROW tokens at most multiply only so many; they
             come last, so that the blocks that began with the second matrix's slow tiles end with them.
+        other_tokens: those of a pair's second matrix; 0: as many as the first one's. Its activations come by
+            a tensor map of their own.
+        split_k: two blocks a tile, each with half of its depth (`minfer.cuda.gemm_hopper.split`): for few
+            tokens in a wide tile, which unpacks a weight once for all of them.
         out: "f16" or "f32".
         store: "tma" (f16 only; whole lines through shared memory, rows of C must be whole 16 bytes) or
             "direct" (any width, an element at a time; f32 fills its sectors).
@@ -56,6 +60,8 @@ class W4A16Config(PackedTile):
     ahead: bool = True
     consumers: int = CONSUMERS
     narrow: bool = False
+    other_tokens: int = 0
+    split_k: bool = False
     out: str = "f16"
     store: str = "tma"
     bias: bool = False
@@ -78,6 +84,18 @@ class W4A16Config(PackedTile):
             raise ConfigRefused(f"w4a16: {self.tokens} tokens a tile: a multiple of 8 from 64 to 256")
         if self.narrow and (self.format != PAIR or self.tokens <= NARROW):
             raise ConfigRefused(f"w4a16: narrow: of {PAIR} with more than {NARROW} tokens a tile only")
+        if self.other_tokens and (
+            self.format != PAIR or self.other_tokens % 8 or not 64 <= self.other_tokens <= 256
+        ):
+            raise ConfigRefused(
+                f"w4a16: {self.other_tokens} tokens of a second matrix: a multiple of 8 from 64 to 256, of "
+                f"{PAIR} only"
+            )
+        if self.split_k and (self.format == PAIR or self.gated or self.bias or self.consumers != 2):
+            raise ConfigRefused(
+                "w4a16: split_k: of one matrix with 2 consumers, neither gated nor with a bias: each of its "
+                "two blocks finishes the rows of one consumer"
+            )
         if self.consumers == 3 and self.tokens > MOST_TOKENS_OF_THREE:
             raise ConfigRefused(
                 f"w4a16: {self.tokens} tokens of 3 consumers: their registers hold the sums of at most "
@@ -102,11 +120,13 @@ class W4A16Config(PackedTile):
             )
 
     def __str__(self) -> str:
-        text = f"{self.format} {self.rows}x{self.tokens}x{self.tile_k}"
+        tokens = f"{self.tokens}+{self.other_tokens}" if self.other_tokens else str(self.tokens)
+        text = f"{self.format} {self.rows}x{tokens}x{self.tile_k}"
         text += (
             f" {self.stages} stages {self.slots} slots {self.out}"
             + (" ahead" if self.ahead else "")
             + (" narrow" if self.narrow else "")
+            + (" split" if self.split_k else "")
             + (" direct" if self.store == "direct" else "")
         )
         return text + (" bias" if self.bias else "") + (" gated" if self.gated else "")
@@ -117,9 +137,14 @@ class W4A16Config(PackedTile):
         return tuple(FORMATS[name](self.rows) for name in self.format.split("+"))
 
     @property
+    def second_tokens(self) -> int:
+        """Those of a tile of the second matrix."""
+        return self.other_tokens or self.tokens
+
+    @property
     def stage_bytes(self) -> int:
         """Activations of a k-tile."""
-        return self.tokens * self.tile_k * 2
+        return max(self.tokens, self.second_tokens) * self.tile_k * 2
 
     @property
     def slot_bytes(self) -> int:
@@ -141,6 +166,8 @@ class W4A16Config(PackedTile):
     def boxes(self) -> dict[str, tuple[int, int, int]]:
         """Argument -> (rows, columns, swizzle) of its tensor map's boxes; weights are bytes."""
         boxes = {"a": (self.tokens, BOX_COLUMNS, 128)}
+        if self.other_tokens:
+            boxes["a_other"] = (self.other_tokens, BOX_COLUMNS, 128)
         if self.parts[0].by_tma:
             boxes["w"] = (self.outputs, self.parts[0].block_bytes, 0)
         if self.store == "tma":
@@ -152,12 +179,28 @@ class W4A16Config(PackedTile):
         """Whether the last column of tiles is narrow."""
         return self.narrow and 0 < nt % self.tokens <= NARROW
 
+    def grid(self, nt: int, od: int, multiprocessors: int, other_od: int = 0) -> tuple[int, int, int]:
+        """Blocks of a persistent launch: one a multiprocessor, at most one a tile (split_k: two). Of a pair
+        `od` are the first matrix's rows, `other_od` the second's."""
+        token_tiles, output_tiles = self.tiles(nt, od)
+        tiles = token_tiles * output_tiles + -(-nt // self.second_tokens) * -(-other_od // self.outputs)
+        if not self.split_k:
+            return min(multiprocessors, tiles), 1, 1
+        if 2 * tiles > multiprocessors:
+            raise ConfigRefused(
+                f"w4a16: {nt} x {od} takes {2 * tiles} blocks that wait for each other, with split_k, on "
+                f"{multiprocessors} multiprocessors: larger tiles, or no split_k"
+            )
+        return 2 * tiles, 1, 1
+
     def check(self, nt: int, od: int, depth: int, width: int, left: int = 0) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C, `left` how
         many of a pair's outputs are those of the matrix that comes first in C."""
         check_sizes("w4a16", nt=nt, od=od, id=depth, width=width)
         if depth % 256:
             raise ConfigRefused(f"w4a16: id = {depth} is no multiple of 256 ({self.format} rows)")
+        if self.split_k and depth == 256:
+            raise ConfigRefused("w4a16: id = 256 is one block a row, which split_k cannot halve")
         if self.store == "tma" and width % 8:
             raise ConfigRefused(
                 f"w4a16: rows of {width} f16: TMA stores rows of whole 16 bytes: take the direct store"

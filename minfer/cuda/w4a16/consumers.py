@@ -7,6 +7,7 @@ from numba.cuda import types
 
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.activation import silu_product_by
+from minfer.cuda.gemm_hopper.split import Halves
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.tile.scheduler import tile_xy
 from minfer.cuda.tile.transposed import store_accumulators_transposed, store_tile_transposed
@@ -18,19 +19,21 @@ from minfer.cuda.w4a16.movers import chunk_start
 def consume_tiles(
     config: W4A16Config,
     packed: PackedFormat,
+    tokens: int,
     following: DeviceFunction,
     last: bool,
     narrow: int = 0,
 ) -> DeviceFunction:
-    """(source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, blocks, nt,
-    od, first, width, group, pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile, lap, parity,
-    slot, slot_parity): multiply and store all tiles of this thread block, one at least, of weights in this
-    format. Tiles come as `following` (`minfer.cuda.tile.scheduler`) says; from tile `wide` on they have at
-    most `narrow` tokens, if that is not 0.
+    """(source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, half, blocks,
+    nt, od, first, width, group, pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile, lap,
+    parity, slot, slot_parity): multiply and store all tiles of this thread block, one at least, of weights in this
+    format, with `tokens` each. Tiles come as `following` (`minfer.cuda.tile.scheduler`) says; from tile
+    `wide` on they have at most `narrow` tokens, if that is not 0. `half` is (which half of a row's blocks,
+    the number of its first one, workspace, counters): of the whole row (0, 0, ...).
 
     The cursors of both rings (at first 0, 0, 0, 0) are those of the first block; what is returned is the
     first tile past the last one, and the cursors for what follows. `last`: nothing follows."""
-    tokens, outputs = config.tokens, config.outputs
+    outputs = config.outputs
     stages, stage_bytes = config.stages, config.stage_bytes
     slots, slot_bytes = config.slots, config.slot_bytes
     buffers_start, slots_start = config.buffers_start, config.slots_start
@@ -60,6 +63,8 @@ def consume_tiles(
     store_tile = store_tile_transposed(tokens, config.buffers, combine) if stored_by_tma else None
     store_elements = store_accumulators_transposed(tokens, config.out)
     descriptor = ptx.wgmma_descriptor
+    split_k, halves = config.split_k, Halves(accumulators, stage_bytes, config.ring)
+    exchange, give, _, add = halves.functions if split_k else (None,) * 4
 
     @device_function
     def multiply_tile(sums, a, activations, quarter, block, is_narrow):
@@ -117,8 +122,8 @@ def consume_tiles(
     @device_function
     @unrolled
     def consume(
-        source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, blocks,
-        nt, od, first, width, group, pitch, consumer, thread,
+        source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, half,
+        blocks, nt, od, first, width, group, pitch, consumer, thread,
         lap, parity, slot, slot_parity,
     ):  # fmt: skip
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
@@ -140,11 +145,12 @@ def consume_tiles(
         if magic:
             # The lane's number, below 32, keeps the assembler from using a uniform register.
             raw[words - 1] = ptx.ld_shared_u32(constant + 4) + (ptx.lane_id() >> 5)
+        part, origin, parts, counters = half
         token_tile, output_tile = types.int32(0), types.int32(0)
         tiles = types.int32(token_tiles * output_tiles)
         ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
         place = types.uint32(slots_at + slot * slot_bytes)
-        near, near_scales, far, far_scales = open_block(source, place, row, byte, od, pitch, 0)
+        near, near_scales, far, far_scales = open_block(source, place, row, byte, od, pitch, origin)
         fetch(raw, pairs, near, far, near_scales, far_scales, 0)
         prepare(numbers, raw, 0)
         finish(even, numbers, pairs)
@@ -206,7 +212,7 @@ def consume_tiles(
                         place = types.uint32(slots_at + slot * slot_bytes)
                         after = types.int32(0 if later == blocks else later)
                         near, near_scales, far, far_scales = open_block(
-                            source, place, row, byte, od, pitch, after
+                            source, place, row, byte, od, pitch, types.int32(origin + after)
                         )
                     fetch(raw, pairs, near, far, near_scales, far_scales, (quarter + 2) % QUARTERS)
                 block = later
@@ -216,7 +222,17 @@ def consume_tiles(
             if biased:
                 add_bias(sums, low_bias, high_bias)
             token, column = token_tile * tokens, output_tile * outputs + consumer * consumer_outputs
-            if stored_by_tma:
+            finishes = True
+            if split_k:
+                finishes = consumer == part
+                if finishes:
+                    add(sums, base, barriers, lap, parity, thread)
+                else:
+                    there, counter = exchange(parts, counters, tile, consumer)
+                    give(sums, there, counter, thread)
+            if not finishes:
+                pass
+            elif stored_by_tma:
                 store_tile(sums, c, buffer, token, first + column, thread, 1 + consumer, constant)
             else:
                 store_elements(

@@ -50,6 +50,7 @@ from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.w4a16.config import FORMATS, NARROW, PAIR, TILES, W4A16Config
+from minfer.cuda.w4a16.formats import QUARTERS
 from minfer.cuda.w4a16.packed_tile import MOVERS, REGISTERS
 
 
@@ -73,14 +74,17 @@ def w4a16(config: W4A16Config) -> Kernel:
     from numba.cuda import types
 
     from minfer.cuda import ptx
+    from minfer.cuda.gemm_hopper.split import Halves, share
     from minfer.cuda.instruction import device_function
     from minfer.cuda.tile.scheduler import last_reversed, next_in_rounds
+    from minfer.cuda.tile.seats import MOST_SEATS
     from minfer.cuda.w4a16.activations import bring_activations
     from minfer.cuda.w4a16.consumers import consume_tiles
     from minfer.cuda.w4a16.movers import move_weights
     from minfer.cuda.w4a16.prologue import start_rings
 
-    stored_by_tma, tokens, outputs = config.store == "tma", config.tokens, config.outputs
+    stored_by_tma, outputs = config.store == "tma", config.outputs
+    tokens, other_tokens = config.tokens, config.second_tokens
     slot_barriers, ready_start, slots_start = config.ring.size_bytes, config.ready_start, config.slots_start
     packed, second = config.parts[0], config.parts[-1]
     by_tma, paired = packed.by_tma, len(config.parts) == 2
@@ -91,17 +95,25 @@ def w4a16(config: W4A16Config) -> Kernel:
     start = start_rings(config, MOVERS, second.magic)
     following = last_reversed if paired else next_in_rounds
     narrow = NARROW if config.narrow else 0
-    bring = bring_activations(config, following)
+    bring, bring_other = (bring_activations(config, following, n) for n in (tokens, other_tokens))
     move, move_other = (move_weights(config, part, following) for part in (packed, second))
-    consume = consume_tiles(config, packed, following, last=True, narrow=narrow)
-    consume_other = consume_tiles(config, second, following, last=False)
+    consume = consume_tiles(config, packed, tokens, following, last=True, narrow=narrow)
+    consume_other = consume_tiles(config, second, other_tokens, following, last=False)
+    split_k, twice = config.split_k, config.other_tokens > 0
+    exchange = Halves(tokens // 2, config.stage_bytes, config.ring)
+    locate, fetch = (exchange.place, exchange.fetch) if split_k else (None, None)
 
     @device_function
-    def work(a_map, source, other, bias, c, nt, od, depth, first, width, group, other_od, other_first):
+    def work(
+        a_map, source, other, other_map, bias, c, nt, od, depth, first, width, group, other_od, other_first,
+        parts, counters,
+    ):  # fmt: skip
         thread = cuda.threadIdx.x
         warpgroup = ptx.uniform(thread >> 7)
         if thread == 0:
             ptx.prefetch_tensor_map(a_map)
+            if twice:
+                ptx.prefetch_tensor_map(other_map)
             if by_tma:
                 ptx.prefetch_tensor_map(source)
             if stored_by_tma:
@@ -114,17 +126,23 @@ def w4a16(config: W4A16Config) -> Kernel:
         pitch, other_pitch = types.int32(blocks * block_bytes), types.int32(blocks * other_block_bytes)
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
         tiles = types.int32(token_tiles * output_tiles)
-        others, other_tiles = types.int32(0), types.int32(0)
+        others, other_tiles, other_token_tiles = types.int32(0), types.int32(0), types.int32(0)
         wide, last_round = tiles, types.int32(0)
         if paired:
             # The second matrix, whose tiles take longest, comes first; narrow tiles of the first come last.
             others = types.int32((other_od + (outputs - 1)) // outputs)
-            other_tiles = types.int32(token_tiles * others)
+            other_token_tiles = types.int32((nt + (other_tokens - 1)) // other_tokens)
+            other_tiles = types.int32(other_token_tiles * others)
             last_round = types.int32(ptx.udiv_u32(tiles + other_tiles - 1, step) * step)
             whole = types.int32(token_tiles - 1)
             if nt - whole * tokens <= narrow and whole == ptx.udiv_u32(whole, group) * group:
                 wide = types.int32(tiles - output_tiles)
         last = types.int32(last_round - other_tiles)
+        part, origin = types.int32(0), types.int32(0)
+        if split_k:
+            tile, part, origin, blocks = share(tile, tiles, blocks)
+            k_tiles, step = types.int32(blocks * QUARTERS), tiles
+        half, k_first = (part, origin, parts, counters), types.int32(origin * QUARTERS)
         if warpgroup == 0:
             fewer()
             if thread == 0:
@@ -132,14 +150,17 @@ def w4a16(config: W4A16Config) -> Kernel:
                 ptx.griddepcontrol_wait()
                 stage, phase = types.uint32(0), types.uint32(1)
                 if paired:
-                    tile, stage, phase = bring(
-                        a_map, base, barriers, tile, step, last_round, token_tiles, others, k_tiles,
-                        group, stage, phase,
+                    tile, stage, phase = bring_other(
+                        other_map, base, barriers, tile, step, last_round, other_token_tiles, others, k_first,
+                        k_tiles, group, stage, phase,
                     )  # fmt: skip
-                bring(
+                _, stage, phase = bring(
                     a_map, base, barriers, types.int32(tile - other_tiles), step, last, token_tiles,
-                    output_tiles, k_tiles, group, stage, phase,
+                    output_tiles, k_first, k_tiles, group, stage, phase,
                 )  # fmt: skip
+                if split_k:
+                    there, counter = locate(parts, counters, tile, part)
+                    fetch(there, counter, base, barriers, stage, phase)
             if thread >= 32:
                 landed = types.uint32(barriers + slot_barriers)
                 ready, first_slot = types.uint32(barriers + ready_start), types.uint32(base + slots_start)
@@ -147,12 +168,12 @@ def w4a16(config: W4A16Config) -> Kernel:
                 place, turn = types.uint32(1), types.uint32(1)
                 if paired:
                     tile, place, turn = move_other(
-                        other, first_slot, landed, ready, tile, step, last_round, token_tiles, others,
-                        blocks, other_od, other_pitch, group, mover, place, turn,
+                        other, first_slot, landed, ready, tile, step, last_round, other_token_tiles, others,
+                        origin, blocks, other_od, other_pitch, group, mover, place, turn,
                     )  # fmt: skip
                 move(
                     source, first_slot, landed, ready, types.int32(tile - other_tiles), step, last,
-                    token_tiles, output_tiles, blocks, od, pitch, group, mover, place, turn,
+                    token_tiles, output_tiles, origin, blocks, od, pitch, group, mover, place, turn,
                 )  # fmt: skip
         else:
             more_registers()
@@ -162,20 +183,22 @@ def w4a16(config: W4A16Config) -> Kernel:
             slot, slot_parity = types.uint32(0), types.uint32(0)
             if paired and tile < other_tiles:
                 tile, lap, parity, slot, slot_parity = consume_other(
-                    other, bias, c, base, barriers, tile, step, last_round, token_tiles, others,
-                    other_tiles, blocks, nt, other_od, other_first, width, group, other_pitch, consumer,
+                    other, bias, c, base, barriers, tile, step, last_round, other_token_tiles, others,
+                    other_tiles, half, blocks, nt, other_od, other_first, width, group, other_pitch, consumer,
                     within, lap, parity, slot, slot_parity,
                 )  # fmt: skip
             if not paired or tile - other_tiles < tiles:
                 consume(
                     source, bias, c, base, barriers, types.int32(tile - other_tiles), step, last,
-                    token_tiles, output_tiles, wide, blocks, nt, od, first, width, group, pitch, consumer,
+                    token_tiles, output_tiles, wide, half, blocks, nt, od, first, width, group, pitch, consumer,
                     within, lap, parity, slot, slot_parity,
                 )  # fmt: skip
             if stored_by_tma and within == 0:
                 wait_stores()
 
-    def w4a16_tiles(a, w, other, bias, c, nt, od, depth, first, width, group, other_od, other_first):
+    def w4a16_tiles(
+        a, w, other, a_other, bias, c, nt, od, depth, first, width, group, other_od, other_first, parts, ready
+    ):
         if by_tma:
             source = ptx.tensor_map_address(w)
         else:
@@ -185,9 +208,10 @@ def w4a16(config: W4A16Config) -> Kernel:
         else:
             target = ptx.global_address(c)
         a_map, second_source = ptx.tensor_map_address(a), ptx.global_address(other)
+        other_map = ptx.tensor_map_address(a_other) if twice else a_map
         work(
-            a_map, source, second_source, ptx.global_address(bias), target,
-            nt, od, depth, first, width, group, other_od, other_first,
+            a_map, source, second_source, other_map, ptx.global_address(bias), target, nt, od, depth, first,
+            width, group, other_od, other_first, ptx.global_address(parts), ptx.global_address(ready),
         )  # fmt: skip
 
     def sizes(*names: str, present: bool = True) -> tuple[Argument, ...]:
@@ -197,12 +221,15 @@ def w4a16(config: W4A16Config) -> Kernel:
         Argument("a", "tensor_map", "float16"),
         Argument("w", "tensor_map" if by_tma else "in", "uint8"),
         Argument("other", "in", "uint8", present=paired),
+        Argument("a_other", "tensor_map", "float16", present=twice),
         Argument("bias", "in", "float32", present=config.bias),
         Argument("c", "tensor_map", "float16", stored=True)
         if stored_by_tma
         else Argument("c", "out", {"f16": "float16", "f32": "float32"}[config.out]),
         *sizes("nt", "od", "depth", "first", "width", "group"),
         *sizes("other_od", "other_first", present=paired),
+        Argument("parts", "inout", "float32", align=16, present=split_k),
+        Argument("ready", "inout", "uint32", cleared=MOST_SEATS, present=split_k),
     )
 
     return Kernel(
@@ -215,6 +242,7 @@ def w4a16(config: W4A16Config) -> Kernel:
         min_arch=90,
         arch_specific=True,
         min_blocks=1,
+        cooperative=split_k,
     )
 
 
