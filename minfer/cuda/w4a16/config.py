@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from minfer.cuda.checks import check_choice, check_sizes, check_types
+from minfer.cuda.gemm_hopper.config import EXCHANGE_CYCLES
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.tile.hopper import BOX_COLUMNS
 from minfer.cuda.tile.scheduler import reversed_rounds
@@ -95,6 +96,11 @@ class W4A16Config(PackedTile):
             raise ConfigRefused(
                 "w4a16: split_k: of one matrix with 2 consumers, neither gated nor with a bias: each of its "
                 "two blocks finishes the rows of one consumer"
+            )
+        if self.split_k and self.tokens % 16:
+            raise ConfigRefused(
+                f"w4a16: {self.tokens} tokens with split_k: a multiple of 16, so that half of a consumer's sums "
+                "fill a stage"
             )
         if self.consumers == 3 and self.tokens > MOST_TOKENS_OF_THREE:
             raise ConfigRefused(
@@ -212,8 +218,8 @@ class W4A16Config(PackedTile):
             )
 
 
-#: (tokens, stages, slots, ahead, consumers, [narrow]) of the tiles that `choose` picks from. Three
-#: consumers of Q6_K lose (`minfer.cuda.w4a16.kernel`).
+#: (tokens, stages, slots, ahead, consumers, [narrow, [other_tokens]]) of the tiles that `choose` picks from.
+#: Three consumers of Q6_K lose (`minfer.cuda.w4a16.kernel`).
 TWO_CONSUMERS = (
     (256, 4, 2, False, 2),
     (232, 4, 2, True, 2),
@@ -226,8 +232,15 @@ TWO_CONSUMERS = (
 TILES = {
     "Q4_K": ((192, 4, 2, True, 3), *TWO_CONSUMERS),
     "Q6_K": TWO_CONSUMERS,
-    PAIR: (*TWO_CONSUMERS, (192, 4, 3, True, 2, True)),
+    PAIR: (
+        *TWO_CONSUMERS,
+        (192, 4, 3, True, 2, True),
+        (192, 4, 2, True, 2, True, 232),
+        (176, 4, 3, True, 2, False, 96),
+    ),
 }
+#: Tiles that two blocks may share, for few tokens: (tokens, stages, slots, ahead, consumers).
+SPLIT_TILES = (TWO_CONSUMERS[0], TWO_CONSUMERS[2], TWO_CONSUMERS[4])
 #: Cycles of a k-tile that its unpacking takes beside one consumer's products.
 UNPACKING = {"Q4_K": 370, "Q6_K": 530}
 
@@ -252,13 +265,43 @@ def choose(
     check_choice("w4a16", "format", format, tuple(FORMATS))
     check_sizes("w4a16", nt=nt, od=od, id=depth, multiprocessors=multiprocessors)
 
-    def cost(tile: tuple) -> int:
-        tiles = _tiles(tile, nt, od * (1 + gated))
-        return -(-tiles // multiprocessors) * _cycles(format, tile, depth)
+    def tiles(tile: tuple) -> int:
+        return _tiles(tile, nt, od * (1 + gated))
 
-    tile = min(TILES[format], key=cost)
+    def cost(option: tuple[tuple, bool]) -> int:
+        tile, split = option
+        if split:
+            return _cycles(format, tile, _longer_half(depth)) + EXCHANGE_CYCLES
+        return -(-tiles(tile) // multiprocessors) * _cycles(format, tile, depth)
+
+    options = [(tile, False) for tile in TILES[format]]
+    if depth > 256 and not gated:
+        options += [(tile, True) for tile in SPLIT_TILES if 2 * tiles(tile) <= multiprocessors]
+    tile, split = min(options, key=cost)
     store = "tma" if out == "f16" and width % 8 == 0 else "direct"
-    return W4A16Config(format, *tile, out=out, store=store, gated=gated)
+    return W4A16Config(format, *tile, out=out, store=store, gated=gated, split_k=split)
+
+
+def _longer_half(depth: int) -> int:
+    """Of split_k, which cuts between blocks of weights."""
+    return -(-depth // 512) * 256
+
+
+def may_split(depth: int) -> bool:
+    """Whether `choose` gives a product of that depth split_k at any sizes: half of it takes longer than the
+    exchange."""
+    return any(
+        _cycles(format, tile, depth) > _cycles(format, tile, _longer_half(depth)) + EXCHANGE_CYCLES
+        for format in FORMATS
+        for tile in SPLIT_TILES
+    )
+
+
+def split_workspace(multiprocessors: int) -> tuple[int, int]:
+    """f32 elements and counters for launches with split_k one after the other; counters are zero between
+    launches."""
+    tiles = multiprocessors // 2
+    return tiles * ROWS * max(tile[0] for tile in SPLIT_TILES), 2 * tiles
 
 
 def choose_pair(
@@ -274,23 +317,29 @@ def choose_pair(
     C. The slowest block counts, as the tiles are dealt: of the second matrix first, narrow ones last."""
     check_sizes("w4a16", nt=nt, first=ods[0], second=ods[1], id=depth, multiprocessors=multiprocessors)
 
+    def tiles(tile: tuple) -> tuple[int, int]:
+        return _tiles(tile, nt, ods[0]), _tiles(_other(tile), nt, ods[1])
+
     def cost(tile: tuple) -> tuple[int, int]:
         """Of the slowest block, and of all."""
-        first, second = (_tiles(tile, nt, od) for od in ods)
-        narrow = _tiles(tile, 1, ods[0]) if W4A16Config(PAIR, *tile).has_narrow(nt) else 0
-        cycles = [_cycles("Q6_K", tile, depth)] * second
+        config, (first, second) = W4A16Config(PAIR, *tile), tiles(tile)
+        narrow = _tiles(tile, 1, ods[0]) if config.has_narrow(nt) else 0
+        cycles = [_cycles("Q6_K", _other(tile), depth)] * second
         cycles += [_cycles("Q4_K", tile, depth)] * (first - narrow)
         cycles += [_cycles("Q4_K", (NARROW, *tile[1:]), depth)] * narrow
         dealt = reversed_rounds(len(cycles), min(multiprocessors, len(cycles)))
         return max(sum(cycles[i] for i in own) for own in dealt), sum(cycles)
 
-    def rounds(tile: tuple) -> int:
-        return -(-sum(_tiles(tile, nt, od) for od in ods) // multiprocessors)
-
     # In one round there is nothing to end with.
-    tile = min((tile for tile in TILES[PAIR] if tile[5:] != (True,) or rounds(tile) > 1), key=cost)
+    one_round = [tile for tile in TILES[PAIR] if sum(tiles(tile)) <= multiprocessors]
+    tile = min((t for t in TILES[PAIR] if not (True in t[5:6] and t in one_round)), key=cost)
     store = "tma" if out == "f16" and width % 8 == 0 and left % ROWS == 0 else "direct"
     return W4A16Config(PAIR, *tile, out=out, store=store)
+
+
+def _other(tile: tuple) -> tuple:
+    """The tile of a pair's second matrix."""
+    return (*tile[6:], tile[0])[0], *tile[1:]
 
 
 def _tiles(tile: tuple, nt: int, rows: int) -> int:

@@ -24,12 +24,12 @@ def consume_tiles(
     last: bool,
     narrow: int = 0,
 ) -> DeviceFunction:
-    """(source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, half, blocks,
-    nt, od, first, width, group, pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile, lap,
-    parity, slot, slot_parity): multiply and store all tiles of this thread block, one at least, of weights in this
-    format, with `tokens` each. Tiles come as `following` (`minfer.cuda.tile.scheduler`) says; from tile
-    `wide` on they have at most `narrow` tokens, if that is not 0. `half` is (which half of a row's blocks,
-    the number of its first one, workspace, counters): of the whole row (0, 0, ...).
+    """(source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, half,
+    blocks, nt, od, first, width, group, pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile,
+    lap, parity, slot, slot_parity): multiply and store all tiles of this thread block, one at least, of
+    weights in this format, with `tokens` each. Tiles come as `following` (`minfer.cuda.tile.scheduler`) says;
+    from tile `wide` on they have at most `narrow` tokens, if that is not 0. `half` is (0 or 1: which half of
+    a row's blocks, the number of its first one, workspace, counters), without split_k (0, 0, ...).
 
     The cursors of both rings (at first 0, 0, 0, 0) are those of the first block; what is returned is the
     first tile past the last one, and the cursors for what follows. `last`: nothing follows."""

@@ -190,8 +190,8 @@ def w4a16(config: W4A16Config) -> Kernel:
             if not paired or tile - other_tiles < tiles:
                 consume(
                     source, bias, c, base, barriers, types.int32(tile - other_tiles), step, last,
-                    token_tiles, output_tiles, wide, half, blocks, nt, od, first, width, group, pitch, consumer,
-                    within, lap, parity, slot, slot_parity,
+                    token_tiles, output_tiles, wide, half, blocks, nt, od, first, width, group, pitch,
+                    consumer, within, lap, parity, slot, slot_parity,
                 )  # fmt: skip
             if stored_by_tma and within == 0:
                 wait_stores()
