@@ -99,8 +99,8 @@ class W4A16Config(PackedTile):
             )
         if self.split_k and self.tokens % 16:
             raise ConfigRefused(
-                f"w4a16: {self.tokens} tokens with split_k: a multiple of 16, so that half of a consumer's sums "
-                "fill a stage"
+                f"w4a16: {self.tokens} tokens with split_k: a multiple of 16, so that half of a consumer's "
+                "sums fill a stage"
             )
         if self.consumers == 3 and self.tokens > MOST_TOKENS_OF_THREE:
             raise ConfigRefused(

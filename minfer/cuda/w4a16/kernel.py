@@ -49,7 +49,7 @@ from __future__ import annotations
 from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.w4a16.config import FORMATS, NARROW, PAIR, TILES, W4A16Config
+from minfer.cuda.w4a16.config import FORMATS, NARROW, PAIR, SPLIT_TILES, TILES, W4A16Config
 from minfer.cuda.w4a16.formats import QUARTERS
 from minfer.cuda.w4a16.packed_tile import MOVERS, REGISTERS
 
@@ -250,6 +250,7 @@ def shipped() -> list[Kernel]:
     """Every tile that `choose` and `choose_pair` pick for f16, for gated products of Q4_K, and one of every
     other form."""
     tiles = [W4A16Config(name, *tile) for name in TILES for tile in TILES[name]]
+    tiles += [W4A16Config(name, *tile, split_k=True) for name in FORMATS for tile in SPLIT_TILES]
     narrow = next(tile for tile in TILES["Q6_K"] if tile[0] == 128)
     others = [W4A16Config(name, *narrow, out="f32", store="direct", bias=True) for name in FORMATS]
     others.append(W4A16Config(PAIR, *narrow, out="f32", store="direct"))
