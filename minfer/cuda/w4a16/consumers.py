@@ -28,8 +28,8 @@ def consume_tiles(
     blocks, nt, od, first, width, group, pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile,
     lap, parity, slot, slot_parity): multiply and store all tiles of this thread block, one at least, of
     weights in this format, with `tokens` each. Tiles come as `following` (`minfer.cuda.tile.scheduler`) says;
-    from tile `wide` on they have at most `narrow` tokens, if that is not 0. `half` is (0 or 1: which half of
-    a row's blocks, the number of its first one, workspace, counters), without split_k (0, 0, ...).
+    from tile `wide` on they have at most `narrow` tokens, if that is not 0. With split_k `half` is (workspace,
+    counters), and `source` where the half of a row begins.
 
     The cursors of both rings (at first 0, 0, 0, 0) are those of the first block; what is returned is the
     first tile past the last one, and the cursors for what follows. `last`: nothing follows."""
@@ -145,19 +145,20 @@ def consume_tiles(
         if magic:
             # The lane's number, below 32, keeps the assembler from using a uniform register.
             raw[words - 1] = ptx.ld_shared_u32(constant + 4) + (ptx.lane_id() >> 5)
-        part, origin, parts, counters = half
+        parts, counters = half
         token_tile, output_tile = types.int32(0), types.int32(0)
         tiles = types.int32(token_tiles * output_tiles)
         ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
         place = types.uint32(slots_at + slot * slot_bytes)
-        near, near_scales, far, far_scales = open_block(source, place, row, byte, od, pitch, origin)
+        near, near_scales, far, far_scales = open_block(source, place, row, byte, od, pitch, 0)
         fetch(raw, pairs, near, far, near_scales, far_scales, 0)
         prepare(numbers, raw, 0)
         finish(even, numbers, pairs)
         pin(even)
         fetch(raw, pairs, near, far, near_scales, far_scales, 1)
         while tile < tiles:
-            coming = types.int32(following(tile, step, last_round))
+            # With split_k there is one tile.
+            coming = tiles if split_k else types.int32(following(tile, step, last_round))
             is_narrow = tile >= wide
             block = types.int32(0)
             while block < blocks:
@@ -212,7 +213,7 @@ def consume_tiles(
                         place = types.uint32(slots_at + slot * slot_bytes)
                         after = types.int32(0 if later == blocks else later)
                         near, near_scales, far, far_scales = open_block(
-                            source, place, row, byte, od, pitch, types.int32(origin + after)
+                            source, place, row, byte, od, pitch, after
                         )
                     fetch(raw, pairs, near, far, near_scales, far_scales, (quarter + 2) % QUARTERS)
                 block = later
@@ -224,6 +225,8 @@ def consume_tiles(
             token, column = token_tile * tokens, output_tile * outputs + consumer * consumer_outputs
             finishes = True
             if split_k:
+                # Read anew, so that it takes no register before.
+                part = types.int32(ptx.uniform(cuda.blockIdx.x) >= tiles)
                 finishes = consumer == part
                 if finishes:
                     add(sums, base, barriers, lap, parity, thread)

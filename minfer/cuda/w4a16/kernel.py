@@ -142,7 +142,7 @@ def w4a16(config: W4A16Config) -> Kernel:
         if split_k:
             tile, part, origin, blocks = share(tile, tiles, blocks)
             k_tiles, step = types.int32(blocks * QUARTERS), tiles
-        half, k_first = (part, origin, parts, counters), types.int32(origin * QUARTERS)
+        half, k_first = (parts, counters), types.int32(origin * QUARTERS)
         if warpgroup == 0:
             fewer()
             if thread == 0:
@@ -179,6 +179,9 @@ def w4a16(config: W4A16Config) -> Kernel:
             more_registers()
             ptx.griddepcontrol_wait()
             consumer, within = types.int32(warpgroup - 1), types.int32(thread & 127)
+            own = source
+            if split_k and not by_tma:
+                own = source + types.uint64(types.uint32(origin * block_bytes))
             lap, parity = types.uint32(0), types.uint32(0)
             slot, slot_parity = types.uint32(0), types.uint32(0)
             if paired and tile < other_tiles:
@@ -189,7 +192,7 @@ def w4a16(config: W4A16Config) -> Kernel:
                 )  # fmt: skip
             if not paired or tile - other_tiles < tiles:
                 consume(
-                    source, bias, c, base, barriers, types.int32(tile - other_tiles), step, last,
+                    own, bias, c, base, barriers, types.int32(tile - other_tiles), step, last,
                     token_tiles, output_tiles, wide, half, blocks, nt, od, first, width, group, pitch,
                     consumer, within, lap, parity, slot, slot_parity,
                 )  # fmt: skip
