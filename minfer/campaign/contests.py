@@ -120,7 +120,7 @@ def block_product(torch: Any, format: str, name: str, nt: int, od: int, depth: i
     config.check(nt, od, depth, od, left)
     loaded, boxes = runtime.load(w4a16(config)), config.boxes
     a, ours, theirs = _operands(torch, nt, od, depth)
-    shared = device_parts(GpuDevice(), split_workspace) if config.split_k else ()
+    shared = device_parts(GpuDevice(), split_workspace) if config.split_k > 1 else ()
     other = {"a_other": a} if config.other_tokens else {}
 
     def draw() -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from minfer.cuda.w4a16 import (
     split_workspace,
     w4a16,
 )
+from minfer.cuda.w4a16.config import split_sums
 
 
 def test_shared_memory():
@@ -77,15 +78,24 @@ def test_a_pair_of_few_tokens_is_one_round():
 def test_split_k_of_few_tokens():
     """Two blocks share a tile where that is quicker than narrower ones, and all are on the GPU at once."""
     for format in ("Q4_K", "Q6_K"):
-        config = choose(format, 512, 3584, 18944)
-        assert config.split_k and config.tokens == 256 and config.grid(512, 3584, 132) == (112, 1, 1)
-        assert not choose(format, 2048, 3584, 18944).split_k
-    assert may_split(3584) and not choose("Q4_K", 512, 37888, 3584, gated=True).split_k
-    assert not choose("Q4_K", 64, 3584, 256).split_k
-    elements, counters = split_workspace(132)
-    assert (elements, counters) == (66 * 128 * 256, 132)
+        for nt, parts, tokens in ((512, 2, 256), (256, 4, 256), (128, 4, 128)):
+            config = choose(format, nt, 3584, 18944)
+            assert (config.split_k, config.tokens) == (parts, tokens)
+            assert config.grid(nt, 3584, 132) == (112, 1, 1)
+        assert choose(format, 2048, 3584, 18944).split_k == 1
+    assert may_split(3584) and choose("Q4_K", 512, 37888, 3584, gated=True).split_k == 1
+    assert choose("Q4_K", 64, 3584, 256).split_k == 1
     with pytest.raises(ConfigRefused, match="takes 168 blocks that wait for each other"):
-        W4A16Config(tokens=256, split_k=True).grid(640, 3584, 132)
+        W4A16Config(tokens=256, split_k=2).grid(640, 3584, 132)
+
+
+def test_the_workspace_holds_what_any_choice_hands_over():
+    elements, counters = split_workspace(132)
+    assert (elements, counters) == (132 * 128 * 256 * 3 // 4, 132)
+    for parts, tokens in ((2, 256), (4, 256), (4, 128)):
+        # Of each of the blocks the others' sums of what it finishes.
+        assert parts * split_sums(tokens, parts) == (parts - 1) * 128 * tokens
+        assert 132 // parts * parts * split_sums(tokens, parts) <= elements
 
 
 def test_columns_are_narrow_where_few_tokens_are_left():
@@ -97,7 +107,7 @@ def test_columns_are_narrow_where_few_tokens_are_left():
 
 def test_few_rows_take_narrow_tiles():
     assert choose("Q6_K", 2048, 512, 2048).tokens == 64
-    assert choose("Q6_K", 2048, 512, 3584).split_k  # deep enough for the exchange
+    assert choose("Q6_K", 2048, 512, 3584).split_k == 2  # deep enough for the exchange
     assert choose("Q6_K", 2048, 3584, 18944).tokens == 232
 
 
@@ -125,9 +135,11 @@ def test_the_choice_is_shipped_and_stores_any_width():
         ({"format": PAIR, "tokens": 64, "gated": True}, "neither gated nor has it a bias"),
         ({"other_tokens": 96}, "96 tokens of a second matrix: .* of Q4_K.Q6_K only"),
         ({"format": PAIR, "tokens": 128, "other_tokens": 100}, "100 tokens of a second matrix"),
-        ({"tokens": 128, "gated": True, "split_k": True}, "split_k: of one matrix with 2 consumers"),
-        ({"tokens": 192, "consumers": 3, "split_k": True}, "split_k: of one matrix with 2 consumers"),
-        ({"tokens": 232, "split_k": True}, "232 tokens with split_k: a multiple of 16"),
+        ({"split_k": 3}, "split_k = 3: 1, 2 or 4 blocks"),
+        ({"tokens": 128, "gated": True, "split_k": 2}, "split_k: of one matrix with 2 consumers"),
+        ({"tokens": 192, "consumers": 3, "split_k": 2}, "split_k: of one matrix with 2 consumers"),
+        ({"tokens": 232, "split_k": 2}, "232 tokens with split_k = 2: a multiple of 16 from 64"),
+        ({"tokens": 64, "split_k": 4}, "64 tokens with split_k = 4: a multiple of 16 from 128"),
     ],
 )
 def test_configs_that_cannot_run_are_refused(changes, message):
@@ -142,8 +154,8 @@ def test_products_that_do_not_fit_are_refused():
             W4A16Config().check(*shape)
     with pytest.raises(ConfigRefused, match="192 outputs beside others: TMA stores tiles of 128"):
         W4A16Config(PAIR, 64).check(1, 256, 256, 256, left=192)
-    with pytest.raises(ConfigRefused, match="one block a row, which split_k cannot halve"):
-        W4A16Config(split_k=True).check(1, 8, 256, 8)
+    with pytest.raises(ConfigRefused, match="id = 768 is 3 blocks a row, too few for split_k = 4"):
+        W4A16Config(split_k=4).check(1, 8, 768, 8)
 
 
 ASSEMBLED = {
@@ -154,6 +166,7 @@ ASSEMBLED = {
     choose_pair(512, (4096, 512), 3584, width=4608, left=4096): 168,
     choose("Q4_K", 512, 3584, 18944): 168,
     choose("Q6_K", 512, 3584, 18944): 168,
+    choose("Q6_K", 256, 3584, 18944): 168,
 }
 """Config -> its registers."""
 

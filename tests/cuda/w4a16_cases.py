@@ -11,6 +11,7 @@ import numpy as np
 
 from minfer.cuda.kernel import Kernel
 from minfer.cuda.w4a16 import W4A16Config, w4a16
+from minfer.cuda.w4a16.config import split_sums
 from tests.cuda.block_data import random_matrix
 from tests.cuda.parity import Case
 
@@ -108,10 +109,10 @@ class Product:
         boxes = self.config.boxes
         values = self.arguments(lambda array, *box: array, self.a, self.blocks, self.bias, self.c)
         checks = {"c": self.check}
-        if self.config.split_k:
-            tiles = math.prod(self.config.tiles(*self.wanted.shape))
-            sums = np.full(tiles * self.config.rows * self.config.tokens, np.nan, np.float32)
-            values += (sums, np.zeros(2 * tiles, np.uint32))
+        if (parts := self.config.split_k) > 1:
+            blocks = parts * math.prod(self.config.tiles(*self.wanted.shape))
+            sums = np.full(blocks * split_sums(self.config.tokens, parts), np.nan, np.float32)
+            values += (sums, np.zeros(blocks, np.uint32))
             checks["ready"] = lambda ready: np.testing.assert_array_equal(ready, 0)
         named = dict(zip((a.name for a in self.kernel.passed), values, strict=True))
         name = f"{self.c.shape[0]}x{self.wanted.shape[1]}x{self.a.shape[1]}"

@@ -25,8 +25,10 @@ from tests.cuda.w4a16_cases import Product
         ({"tokens": 64, "stages": 8, "store": "direct"}, (3, 5, 3), 1),
         ({"tokens": 72, "gated": True}, (100, 144, 2), 1),  # 72 outputs: two tiles, one of 8
         ({"tokens": 64, "consumers": 3}, (70, 200, 2), 1),
-        ({"tokens": 64, "split_k": True}, (70, 136, 3), 8),  # halves of two blocks and one
-        ({"tokens": 80, "stages": 8, "split_k": True, "out": "f32", "store": "direct"}, (70, 131, 2), 4),
+        ({"tokens": 64, "split_k": 2}, (70, 136, 3), 8),  # halves of two blocks and one
+        ({"tokens": 80, "stages": 8, "split_k": 2, "out": "f32", "store": "direct"}, (70, 131, 2), 4),
+        ({"tokens": 128, "split_k": 4}, (130, 72, 5), 8),
+        ({"tokens": 144, "split_k": 4, "out": "f32", "store": "direct"}, (130, 67, 4), 4),
     ],
     ids=str,
 )

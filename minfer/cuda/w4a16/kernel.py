@@ -49,7 +49,8 @@ from __future__ import annotations
 from functools import cache
 
 from minfer.cuda.kernel import Argument, Kernel
-from minfer.cuda.w4a16.config import FORMATS, NARROW, PAIR, SPLIT_TILES, TILES, W4A16Config
+from minfer.cuda.w4a16.choice import SPLIT_TILES, SPLITS, TILES
+from minfer.cuda.w4a16.config import FORMATS, NARROW, PAIR, W4A16Config
 from minfer.cuda.w4a16.formats import QUARTERS
 from minfer.cuda.w4a16.packed_tile import MOVERS, REGISTERS
 
@@ -74,7 +75,7 @@ def w4a16(config: W4A16Config) -> Kernel:
     from numba.cuda import types
 
     from minfer.cuda import ptx
-    from minfer.cuda.gemm_hopper.split import Halves, share
+    from minfer.cuda.gemm_hopper.split import Exchange, share_among
     from minfer.cuda.instruction import device_function
     from minfer.cuda.tile.scheduler import last_reversed, next_in_rounds
     from minfer.cuda.tile.seats import MOST_SEATS
@@ -99,9 +100,9 @@ def w4a16(config: W4A16Config) -> Kernel:
     move, move_other = (move_weights(config, part, following) for part in (packed, second))
     consume = consume_tiles(config, packed, tokens, following, last=True, narrow=narrow)
     consume_other = consume_tiles(config, second, other_tokens, following, last=False)
-    split_k, twice = config.split_k, config.other_tokens > 0
-    exchange = Halves(tokens // 2, config.stage_bytes, config.ring)
-    locate, fetch = (exchange.place, exchange.fetch) if split_k else (None, None)
+    split_k, twice = config.split_k > 1, config.other_tokens > 0
+    exchange = Exchange(tokens // 2, config.stage_bytes, config.ring, max(2, config.split_k))
+    share, locate, fetch = share_among(exchange.parts), exchange.place, exchange.fetch
 
     @device_function
     def work(
@@ -253,7 +254,7 @@ def shipped() -> list[Kernel]:
     """Every tile that `choose` and `choose_pair` pick for f16, for gated products of Q4_K, and one of every
     other form."""
     tiles = [W4A16Config(name, *tile) for name in TILES for tile in TILES[name]]
-    tiles += [W4A16Config(name, *tile, split_k=True) for name in FORMATS for tile in SPLIT_TILES]
+    tiles += [W4A16Config(f, *tile, split_k=n) for f in FORMATS for tile in SPLIT_TILES for n in SPLITS]
     narrow = next(tile for tile in TILES["Q6_K"] if tile[0] == 128)
     others = [W4A16Config(name, *narrow, out="f32", store="direct", bias=True) for name in FORMATS]
     others.append(W4A16Config(PAIR, *narrow, out="f32", store="direct"))

@@ -77,7 +77,7 @@ class W4A16Products:
             w4a16, _choose, (nt, rows, sms), run.format, nt, rows, depth, sms, form, width, gated
         )
         seen = self._seen(product.config, a=a, w=run.blocks, c=c)
-        parts = self._parts if product.config.split_k else ()
+        parts = self._parts if product.config.split_k > 1 else ()
         product.on(self.device, *seen, nt, rows, depth, first, width, product.config.group(nt), *parts)
 
     def _seen(self, config: W4A16Config, **arrays: Any) -> list[Any]:
