@@ -130,12 +130,10 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     high_word = ptx.wgmma_high_word()
     wait_sums = ptx.wgmma_wait(0, accumulators)
     pdl, place_start = config.pdl, config.place_start
-    split_k, exchange, share = (
-        config.split_k,
-        Exchange(accumulators, stage_bytes, config.ring),
-        share_among(2),
+    split_k, share = config.split_k, share_among(2)
+    locate, give, fetch, add = (
+        Exchange(accumulators, stage_bytes, config.ring).halves if split_k else (None,) * 4
     )
-    locate, fetch, give, add = exchange.place, exchange.fetch, exchange.give(0), exchange.add(0)
     heads = config.heads
     rotated, biased = heads is not None, heads is not None and heads.bias
     split, pieces = rotated and heads.split, tile_m // PIECE

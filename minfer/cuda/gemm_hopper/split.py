@@ -1,4 +1,4 @@
-"""Split-k: two blocks multiply a tile, each half of its depth.
+"""Split-k: two blocks multiply a tile, each half of its depth, or four.
 
 A product of few tokens has few tiles, and if it is deep, each takes long while multiprocessors are idle. Two
 blocks a tile fill them. What it costs is the exchange, some 8000 cycles: a block finishes the rows of one of
@@ -7,11 +7,14 @@ workspace, which stays in L2, and a word counts the warps that have done so. The
 for that and brings them into two stages of the ring, as if they were two more k-tiles; so its consumer adds
 them from shared memory, where sums loaded from L2 into registers left too few of these for wgmma.
 
-Measured for 3584 rows of 18944 on an H200, in bursts: 65.7 -> 41.7 us at 128 tokens, 60.7 -> 53.9 at 256; for
-3584 rows of 3584 at 128 tokens 14.6 -> 11.7, at 256 no gain.
+Four blocks finish half of a consumer's sums each, and are handed those by three others: half as much again
+goes through L2. For W4A16 (`minfer.cuda.w4a16.kernel`), whose weights should be unpacked in few tiles.
 
-A sum has two parts, so their order does not matter to its bits. Both blocks of a tile must be on the GPU at
-once: `GemmHopperConfig.grid` refuses more blocks than multiprocessors, and launches that may run at the same
+Measured on an H200 in bursts, two blocks, f16 weights: 3584 rows of 18944 65.7 -> 41.7 us at 128 tokens,
+60.7 -> 53.9 at 256; 3584 rows of 3584 at 128 tokens 14.6 -> 11.7, at 256 no gain.
+
+Parts are added in one order, so a sum has the same bits each time. All blocks of a tile must be on the GPU
+at once: the configs' `grid` refuses more blocks than multiprocessors, and launches that may run at the same
 time need a workspace each.
 """
 
@@ -43,26 +46,14 @@ def split_workspace(multiprocessors: int) -> tuple[int, int]:
 def share_among(parts: int) -> DeviceFunction:
     """(place, tiles, k_tiles) -> (tile, part, first k-tile, k-tiles) of the block at a place; 2 or 4 share a
     tile. All first parts come first: neighbours read the same k-tiles of A and B."""
-    if parts == 2:
+    shift = parts // 2
 
-        @device_function
-        def share(place, tiles, k_tiles):
-            part = int32(place >= tiles)
-            middle = int32(k_tiles >> 1)
-            return (
-                int32(place - part * tiles),
-                part,
-                int32(part * middle),
-                int32(middle + part * (k_tiles & 1)),
-            )
-
-    else:
-
-        @device_function
-        def share(place, tiles, k_tiles):
-            part = int32(ptx.udiv_u32(place, tiles))
-            first = int32((part * k_tiles) >> 2)
-            return int32(place - part * tiles), part, first, int32((((part + 1) * k_tiles) >> 2) - first)
+    @device_function
+    def share(place, tiles, k_tiles):
+        part = int32(ptx.udiv_u32(place, tiles))
+        first = int32((part * k_tiles) >> shift)
+        count = int32((((part + 1) * k_tiles) >> shift) - first)
+        return int32(place - part * tiles), part, first, count
 
     return share
 
@@ -79,6 +70,11 @@ class Exchange:
     stage_bytes: int
     ring: MbarrierRing
     parts: int = 2
+
+    @property
+    def halves(self) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
+        """place, give, fetch and add, of two parts."""
+        return self.place, self.give(0), self.fetch, self.add(0)
 
     @property
     def fractions(self) -> int:

@@ -28,6 +28,8 @@ TILES = {
         (192, 4, 3, True, 2, True),
         (192, 4, 3, True, 2, True, 232),
         (176, 4, 3, True, 2, False, 96),
+        (152, 4, 3, True, 2, False, 232),
+        (128, 4, 4, True, 2, False, 64),
     ),
 }
 #: Tiles that 2 or 4 blocks may share, for few tokens: (tokens, stages, slots, ahead, consumers).

@@ -15,6 +15,15 @@ before; no unpacked weight is written anywhere. One block a multiprocessor takes
   its tiles of v goes on with those of q and k, in code of its own but the same rings. A tile of Q6_K takes
   longer to unpack than to multiply. So v comes first and the last round of tiles is dealt in reverse
   (`last_reversed`): blocks that began with v end with *narrow* tiles, the last tokens' where those are few.
+  Its tiles have tokens of their own, by a tensor map of their own: more of them where there are several
+  rounds, so that v is unpacked more seldom (232 beside 192 at 2048 tokens), fewer in a single round, so that
+  they end with those of q and k (96 beside 176 at 512 tokens: 54.7 -> 48.1 kilocycles, as foretold).
+- Few tokens take few tiles, wide ones, so that a weight is unpacked in few of them, and two or four blocks
+  share a tile, each with a part of its depth (`minfer.cuda.gemm_hopper.split`). down in kilocycles, foretold
+  in brackets: 512 tokens Q4_K 185 -> 172 (167), Q6_K 221 -> 176 (170); 256 tokens 139 -> 99 (98), 190 -> 102
+  (99); 128 tokens 138 -> 65 (61), 191 -> 74 (73).
+- Where all tiles are alike, rounds have as many blocks each (128 of 132 for down at 8192 tokens: 0.5 and 0.7
+  percent less time sustained), as a round is a rectangle of tiles then.
 - A launch overlaps the end of the kernel before (`pdl`): its first blocks of weights come meanwhile. That is
   1.5-2 of 90 us (q, k, v), 4 of 400 (down).
 
@@ -23,20 +32,21 @@ C7513); k-tiles of 128 (no faster for any tile); narrow tiles that fill more wav
 takes longer than multiplying). Scales are named in the operand: copied to both halves by prmt they are 57
 instructions more. Q6_K's rows by a bulk copy each: a warp starts them one lane after the other, 594 us for
 down instead of 406. Three consumers of Q6_K, at 160 tokens: 508 us instead of 399. Tiles of 192 rows in which
-consumers have either format, two full waves for q, k and v: no faster than three of 128 rows (95.0 and
-94.9 us, sustained 108.8 and 104.9), for the same reason. Awaiting the next k-tile right behind wgmma, which
-keeps the assembler from moving unpacking between the four of a group: up to 2 % slower. Three slots for
-down's Q6_K: no gain. A k16 step unpacked and loaded behind each wgmma, evenly, four groups a k-tile: Q6_K
-610 to 630 kilocycles of down instead of 591, Q4_K as many as before. Tiles of 232 tokens for v beside 192
-for q and k, its work even over all blocks: 160 kilocycles instead of 147 with one box size for both, 146.5
-with two, and 1.5 % faster sustained: not worth a tensor map more. For 64 tokens 4 stages and more slots are
-up to 15 % slower than 8 and 3.
+consumers have either format, two full waves for q, k and v: no faster than three of 128 rows (95.0 and 94.9
+us, sustained 108.8 and 104.9), for the same reason. Awaiting the next k-tile right behind wgmma, which keeps
+the assembler from moving unpacking between the four of a group: up to 2 % slower. Three slots for down's
+Q6_K: no gain. A k16 step unpacked and loaded behind each wgmma, evenly, four groups a k-tile: Q6_K 610 to 630
+kilocycles of down instead of 591, Q4_K as many as before. For 64 tokens 4 stages and more slots are up to 15
+% slower than 8 and 3; for 192 tokens 4 slots are no faster than 3. Wider tiles for v in boxes of one size for
+both matrices: 160 kilocycles instead of 147, a fifth more bytes for q and k. Two blocks a tile of 256 tokens
+for 3584 x 3584 at 512 tokens: 44 kilocycles instead of 39, the exchange is as long as what it saves.
 
 What holds Q6_K back is a consumer's time: it multiplies and unpacks by turns (`UNPACKING`), and an
 instruction of its warp takes some four cycles while the tensor cores use the registers. So it counts that the
 warps that copy load all of a row's scales before they convert any, that a quarter's bytes are loaded a k-tile
 before they are unpacked (down: 597 kilocycles, without 646), and every instruction less: 135 a k-tile
-instead of 145 are 592 kilocycles; Q4_K has 111.
+instead of 145 are 592 kilocycles; Q4_K has 111. At 8192 tokens it is power: in bursts down in Q6_K takes 1.7
+percent more cycles than cuBLAS at a clock 5.2 percent lower, in Q4_K 0.5 percent fewer at one 2.3 lower.
 
 Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B, in bursts and sustained: Q4_K 1.01 and 1.01 (qkv),
 1.07 and 1.13 (o), 1.02 and 1.02 (gate and up), 1.04 and 1.10 (down), Q6_K 0.98 and 1.07 (down), q and k in
