@@ -20,7 +20,7 @@ before; no unpacked weight is written anywhere. One block a multiprocessor takes
   they end with those of q and k (96 beside 176 at 512 tokens: 54.7 -> 48.1 kilocycles, as foretold).
 - Few tokens take few tiles, wide ones, so that a weight is unpacked in few of them, and two or four blocks
   share a tile, each with a part of its depth (`minfer.cuda.gemm_hopper.split`). down in kilocycles, foretold
-  in brackets: 512 tokens Q4_K 185 -> 172 (167), Q6_K 221 -> 176 (170); 256 tokens 139 -> 99 (98), 190 -> 102
+  in brackets: 512 tokens Q4_K 185 -> 172 (162), Q6_K 221 -> 176 (166); 256 tokens 139 -> 99 (98), 190 -> 102
   (99); 128 tokens 138 -> 65 (61), 191 -> 74 (73).
 - Where all tiles are alike, rounds have as many blocks each (128 of 132 for down at 8192 tokens: 0.5 and 0.7
   percent less time sustained), as a round is a rectangle of tiles then.
