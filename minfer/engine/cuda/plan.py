@@ -228,7 +228,10 @@ def plan_memory(
         read = [stack for stack in stacks if _takes(route, stack, shared_bytes)]
         rest = [stack for stack in stacks if not _takes(route, stack, shared_bytes)]
     split = route.wgmma and any(gemm_hopper.may_split(stack[0].columns) for stack in rest)
-    if split or (route.w4a16 and any(w4a16.may_split(stack[0].columns) for stack in read)):
+    if route.w4a16:
+        read += [[table] for table in tables if _takes(route, [table], shared_bytes)]
+        split |= any(w4a16.may_split(stack[0].columns) for stack in read)
+    if split:
         needed[PARTS] = 4 * sum(split_workspace(route)(sms))
     if route.mmq is None:
         copies = sum(map(_half_bytes, rest))
