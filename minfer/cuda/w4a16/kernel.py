@@ -267,6 +267,7 @@ def shipped() -> list[Kernel]:
     tiles += [W4A16Config(f, *tile, split_k=n) for f in FORMATS for tile in SPLIT_TILES for n in SPLITS]
     narrow = next(tile for tile in TILES["Q6_K"] if tile[0] == 128)
     others = [W4A16Config(name, *narrow, out="f32", store="direct", bias=True) for name in FORMATS]
+    others += [W4A16Config(name, *narrow, out="f32", store="direct", split_k=4) for name in FORMATS]
     others.append(W4A16Config(PAIR, *narrow, out="f32", store="direct"))
     gated = [W4A16Config("Q4_K", *tile, gated=True) for tile in TILES["Q4_K"]]
     gated.append(W4A16Config("Q6_K", *narrow, gated=True))
