@@ -22,10 +22,10 @@ def hand_fraction_over(exchange: Exchange, fraction: int) -> DeviceFunction:
     place, give, piece_bytes = exchange.place, exchange.give(fraction), exchange.piece_bytes
 
     @device_function
-    def hand_over(sums, half, tile, part, consumer, thread):
+    def hand_over(sums, workspace, tile, part, consumer, thread):
         finishing = types.int32(2 * fraction + consumer)
         if part != finishing:
-            there, counter = place(half[0], half[1], tile, finishing)
+            there, counter = place(workspace[0], workspace[1], tile, finishing)
             piece = types.uint32(part - types.int32(part > finishing))
             give(sums, there + types.uint64(piece * types.uint32(piece_bytes)), counter, thread)
 
@@ -67,12 +67,12 @@ def consume_tiles(
     last: bool,
     narrow: int = 0,
 ) -> DeviceFunction:
-    """(source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, half,
+    """(source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, workspace,
     blocks, nt, od, first, width, group, pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile,
     lap, parity, slot, slot_parity): multiply and store all tiles of this thread block, one at least, of
     weights in this format, with `tokens` each. Tiles come as `following` (`minfer.cuda.tile.scheduler`) says;
-    from tile `wide` on they have at most `narrow` tokens, if that is not 0. With split_k `half` is
-    (workspace, counters), and `source` where this part of a row begins.
+    from tile `wide` on they have at most `narrow` tokens, if that is not 0. With split_k `workspace` is
+    (sums, counters), and `source` where this part of a row begins.
 
     The cursors of both rings (at first 0, 0, 0, 0) are those of the first block; what is returned is the
     first tile past the last one, and the cursors for what follows. `last`: nothing follows."""
@@ -165,7 +165,7 @@ def consume_tiles(
     @device_function
     @unrolled
     def consume(
-        source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, half,
+        source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, workspace,
         blocks, nt, od, first, width, group, pitch, consumer, thread,
         lap, parity, slot, slot_parity,
     ):  # fmt: skip
@@ -268,9 +268,9 @@ def consume_tiles(
             if split_k:
                 # Read anew, so that it takes no register before.
                 part = types.int32(ptx.udiv_u32(ptx.uniform(cuda.blockIdx.x), tiles))
-                hand_over(sums, half, tile, part, consumer, thread)
+                hand_over(sums, workspace, tile, part, consumer, thread)
                 if quartered:
-                    hand_rest_over(sums, half, tile, part, consumer, thread)
+                    hand_rest_over(sums, workspace, tile, part, consumer, thread)
                 if part == consumer:
                     add(sums, base, barriers, lap, parity, thread)
                     store(sums, 0, c, buffer, token, column, first, width, nt, od, consumer, thread, constant)

@@ -67,16 +67,18 @@ from minfer.cuda.w4a16.packed_tile import MOVERS, REGISTERS
 
 @cache
 def w4a16(config: W4A16Config) -> Kernel:
-    """The kernel of a config: (a, w, [other], [bias], c, nt, od, depth, first, width, group, [other_od,
-    other_first]). With `gated` c is silu(gate) * up of products with od rows each, which follow each other in
-    w.
+    """The kernel of a config: (a, w, [other, [a_other]], [bias], c, nt, od, depth, first, width, group,
+    [other_od, other_first], [parts, ready]). With `gated` c is silu(gate) * up of products with od rows each,
+    which follow each other in w.
 
     a is the tensor map of A [nt, depth] f16. w holds the blocks of `od` rows (gated: 2 od): a tensor map of
     uint8 [rows, row bytes] for Q4_K, the uint8 array itself for Q6_K. bias is f32 [od]. c is C [nt, width],
     f16 or f32: a tensor map with store="tma", else the array; the product's columns start at `first`. (Boxes
     and swizzles: `config.boxes`.) Sizes are int32; depth is a multiple of 256; group is `config.group(nt)`,
     the grid `config.grid`. A pair has w in Q4_K and `other` in Q6_K, `other_od` rows whose columns start at
-    `other_first`; its grid is that of both's outputs.
+    `other_first`; its grid is that of both's outputs, and with `other_tokens` a_other is A again, by a map of
+    other boxes. With split_k parts is f32, ready uint32, both as long as `split_workspace` says, ready zero
+    before and after.
 
     Every element of the product is written. With store="tma" a product that ends before `width` writes zeros
     or rubbish to columns past its end, up to the next multiple of a tile's from `first`: products into
@@ -153,7 +155,7 @@ def w4a16(config: W4A16Config) -> Kernel:
         if split_k:
             tile, part, origin, blocks = share(tile, tiles, blocks)
             k_tiles, step = types.int32(blocks * QUARTERS), tiles
-        half, k_first = (parts, counters), types.int32(origin * QUARTERS)
+        workspace, k_first = (parts, counters), types.int32(origin * QUARTERS)
         if warpgroup == 0:
             fewer()
             if thread == 0:
@@ -198,13 +200,13 @@ def w4a16(config: W4A16Config) -> Kernel:
             if paired and tile < other_tiles:
                 tile, lap, parity, slot, slot_parity = consume_other(
                     other, bias, c, base, barriers, tile, step, last_round, other_token_tiles, others,
-                    other_tiles, half, blocks, nt, other_od, other_first, width, group, other_pitch, consumer,
-                    within, lap, parity, slot, slot_parity,
+                    other_tiles, workspace, blocks, nt, other_od, other_first, width, group, other_pitch,
+                    consumer, within, lap, parity, slot, slot_parity,
                 )  # fmt: skip
             if not paired or tile - other_tiles < tiles:
                 consume(
                     own, bias, c, base, barriers, types.int32(tile - other_tiles), step, last,
-                    token_tiles, output_tiles, wide, half, blocks, nt, od, first, width, group, pitch,
+                    token_tiles, output_tiles, wide, workspace, blocks, nt, od, first, width, group, pitch,
                     consumer, within, lap, parity, slot, slot_parity,
                 )  # fmt: skip
             if stored_by_tma and within == 0:
