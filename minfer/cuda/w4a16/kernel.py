@@ -37,9 +37,10 @@ us, sustained 108.8 and 104.9), for the same reason. Awaiting the next k-tile ri
 the assembler from moving unpacking between the four of a group: up to 2 % slower. Three slots for down's
 Q6_K: no gain. A k16 step unpacked and loaded behind each wgmma, evenly, four groups a k-tile: Q6_K 610 to 630
 kilocycles of down instead of 591, Q4_K as many as before. For 64 tokens 4 stages and more slots are up to 15
-% slower than 8 and 3; for 192 tokens 4 slots are no faster than 3. Wider tiles for v in boxes of one size for
-both matrices: 160 kilocycles instead of 147, a fifth more bytes for q and k. Two blocks a tile of 256 tokens
-for 3584 x 3584 at 512 tokens: 44 kilocycles instead of 39, the exchange is as long as what it saves.
+% slower than 8 and 3; more slots for 128, 176, 192 and 256 tokens at 512 tokens no faster. Wider tiles for v
+in boxes of one size for both matrices: 160 kilocycles instead of 147, a fifth more bytes for q and k. Two
+blocks a tile of 256 tokens for 3584 x 3584 at 512 tokens: 44 kilocycles instead of 39, the exchange is as
+long as what it saves.
 
 What holds Q6_K back is a consumer's time: it multiplies and unpacks by turns (`UNPACKING`), and an
 instruction of its warp takes some four cycles while the tensor cores use the registers. So it counts that the
@@ -50,8 +51,10 @@ percent more cycles than cuBLAS at a clock 5.2 percent lower, in Q4_K 0.5 percen
 
 Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B, in bursts and sustained: Q4_K 1.01 and 1.01 (qkv),
 1.07 and 1.13 (o), 1.02 and 1.02 (gate and up), 1.04 and 1.10 (down), Q6_K 0.98 and 1.07 (down), q and k in
-Q4_K with v in Q6_K 0.97 and 0.975 (0.96 with tiles dealt in order). A launch for v alone comes on top of one
-for q and k that is hardly shorter than one for all three.
+Q4_K with v in Q6_K 0.98 and 0.985 (0.97 and 0.97 with as many tokens a tile for v, 0.96 with tiles dealt in
+order). At 512 tokens: qkv 0.93 and 0.87, o 0.89 and 0.85, down 0.95 and 0.86, in Q6_K 0.92 and 0.84, the pair
+0.90 and 0.845: what is left is unpacking that takes longer than the products of few tokens, and the exchange.
+A launch for v alone comes on top of one for q and k that is hardly shorter than one for all three.
 """
 
 from __future__ import annotations
