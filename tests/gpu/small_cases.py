@@ -138,6 +138,9 @@ def _w4a16() -> Iterator[Case]:
     yield Product.random(W4A16Config(PAIR, 128, 4), 70, (128, 72), 3).case(1)
     # A narrow last column, and a last round in reverse.
     yield Product.random(W4A16Config(PAIR, 136, 4, narrow=True), 200, (256, 256), 1).case(3)
+    yield Product.random(W4A16Config(PAIR, 128, 4, other_tokens=72), 140, (128, 72), 1).case(3)
+    yield Product.random(W4A16Config("Q4_K", 80, 4, split_k=2), 140, 136, 3).case(12)
+    yield Product.random(W4A16Config("Q6_K", 128, 4, split_k=4), 70, 72, 5).case(8)
 
 
 def _w4a8() -> Iterator[Case]:
