@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
@@ -20,9 +20,24 @@ class Gate(Protocol):
     def name(self) -> str:
         """As records and `minfer probe show` call it."""
 
-    def check(self, trial: Trial) -> GateResult | None:
-        """Run what it takes; None: it takes a whole prefill, and there is none. Errors of kernels that cannot
-        run may be raised: they count as failed."""
+    def check(self, trial: Trial) -> GateResult | NotRun | None:
+        """Run what it takes; `NotRun` (or None, without a reason): it found nothing to check here. Errors of
+        kernels that cannot run may be raised: they count as failed."""
+
+
+NOTHING = "it found nothing to check here"
+"""Of a gate that gave no reason."""
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A gate that found nothing to check, and why: what it takes."""
+
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"gate {self.name}: not run: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -66,12 +81,14 @@ class SameOutputs:
     """The full outputs of both sides on the measured cases (on the small ones in the simulator).
 
     Attributes:
+        takes: what it takes to run on the measured cases.
         tolerance: largest difference relative to the largest value; 0: bit for bit; None: twice the
             workload's.
     """
 
     tolerance: float | None = None
     name: str = "outputs"
+    takes: ClassVar = "all outputs of the measured cases are compared on a GPU"
 
     def check(self, trial: Trial) -> GateResult:
         allowed = 2 * trial.workload.tolerance if self.tolerance is None else self.tolerance
@@ -101,9 +118,9 @@ class SameTokens:
     margin: float = 0.1
     name: str = "tokens"
 
-    def check(self, trial: Trial) -> GateResult | None:
+    def check(self, trial: Trial) -> GateResult | NotRun:
         if trial.prefills is None:
-            return None
+            return NotRun(self.name, no_tokens(trial))
         agreed, worst = 0, 0.0
         for i in range(self.prompts):
             a, b = (logits.astype(np.float64) for logits in trial.prefills.logits(self.tokens, seed=i))
@@ -117,6 +134,15 @@ class SameTokens:
         if worst:
             found += f"; tokens that differ lie within {worst:.3f} deviations of the logits"
         return GateResult(self.name, worst <= self.margin, f"{found} (allowed {self.margin:g})")
+
+
+def no_tokens(trial: Trial) -> str:
+    """Why a trial without a model has no tokens to compare."""
+    arch = trial.device.arch
+    missing = [label for label, config in trial.probe.sides if trial.workload.route(config, arch) is None]
+    if missing:
+        return f"no route of the engine on {arch} is made with {' or '.join(dict.fromkeys(missing))}"
+    return "takes a GPU and a model (-m)"
 
 
 DEFAULT_GATES: tuple[Gate, ...] = (Parity(), SameOutputs(), SameTokens())

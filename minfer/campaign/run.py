@@ -9,6 +9,7 @@ from typing import Any
 from minfer.campaign.ceilings import ceilings_of
 from minfer.campaign.decomposition import products_ms, products_us_per_gmac
 from minfer.campaign.environment import environment, stamps
+from minfer.campaign.gates import NOTHING, NotRun
 from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.prefills import REST_S, Prefills, SharedModel
 from minfer.campaign.probe import Probe
@@ -33,8 +34,8 @@ def run_gates(trial: Trial, say: Callable[[str], None]) -> list[GateResult]:
             result = gate.check(trial)
         except CANNOT_RUN as error:
             result = GateResult(gate.name, False, f"a config cannot run: {error}")
-        if result is None:
-            say(f"gate {gate.name}: not run: it takes a model, and a route with each config")
+        if result is None or isinstance(result, NotRun):
+            say(str(result or NotRun(gate.name, NOTHING)))
             continue
         found.append(result)
         say(f"gate {result.name}: {'passed' if result.passed else 'FAILED'}: {result.found}")

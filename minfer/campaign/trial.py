@@ -47,8 +47,12 @@ class Trial:
         return config if self.on_gpu else self.workload.shrunk(config)
 
     def arrays(self, config: Any, case: Case, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Inputs copied to the device, and poisoned outputs."""
-        return self.uploaded(inputs) | self.poisoned(config, case)
+        """Inputs as the config reads them, copied to the device, and poisoned outputs."""
+        return self.uploaded(self.read_by(config, case, inputs)) | self.poisoned(config, case)
+
+    def read_by(self, config: Any, case: Case, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The inputs with what is prepared for the config."""
+        return {**inputs, **self.workload.prepared(config, case, inputs)}
 
     def uploaded(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Copies on the device."""
@@ -93,7 +97,7 @@ class Trial:
             mode = runtime.checked()
         with mode:
             for launch in launches:
-                self.device.launch(launch.kernel, launch.grid, *launch.args)
+                self.device.launch(launch.kernel, launch.grid, *launch.args, pdl=launch.pdl)
 
     def inputs(self, case: Case) -> dict[str, np.ndarray]:
         """The inputs of a measured case, the same for every side, gate and timing."""
@@ -103,11 +107,12 @@ class Trial:
 
     def difference(self, case: Case) -> Difference:
         """The full outputs of both sides on the same inputs."""
-        inputs = self.uploaded(self.inputs(case))
-        sides = []
+        inputs = self.inputs(case)
+        shared, sides = self.uploaded(inputs), []
         for _, config in self.probe.sides:
             config = self.config(config)
-            arrays = inputs | self.poisoned(config, case)
+            own = self.uploaded(self.workload.prepared(config, case, inputs))
+            arrays = shared | own | self.poisoned(config, case)
             self.run(self.launches(config, case, arrays))
             sides.append({name: self.device.read(arrays[name]) for name in self.workload.compared})
         worst, elements = 0.0, 0

@@ -26,7 +26,7 @@ class Case:
     """One shape that is measured or checked.
 
     Attributes:
-        label: as tables show it. count: how often a prefill of the 7B runs it.
+        label: as tables show it. count: how often a prefill of the 7B runs it, or a decoded token.
         sizes: (name, size) pairs; `case["nt"]` is one of them.
     """
 
@@ -45,16 +45,18 @@ class Case:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its grid and arguments."""
+    """A kernel with its grid and arguments; pdl: begun while the kernel before still runs, as the engine
+    launches kernels that wait for it themselves (`minfer.cuda.dependent`)."""
 
     kernel: Kernel
     grid: tuple[int, int, int]
     args: tuple
+    pdl: bool = False
 
     @classmethod
-    def of(cls, made: Kernel, grid: tuple[int, int, int], *args: Any) -> Launch:
+    def of(cls, made: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> Launch:
         """With its arguments in a row."""
-        return cls(made, grid, args)
+        return cls(made, grid, args, pdl)
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,11 @@ class Workload(ABC):
             name: pooled_normal(shape, dtype, int(rng.integers(1 << 20)))
             for name, (shape, dtype) in self.input_shapes(case).items()
         }
+
+    def prepared(self, config: Any, case: Case, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What a config reads in a form of its own, made of the inputs once and not timed: weights that are
+        repacked, a workspace that begins as zeros. It takes the place of the inputs of the same name."""
+        return {}
 
     @abstractmethod
     def outputs(self, config: Any, case: Case) -> dict[str, tuple[tuple[int, ...], str]]:

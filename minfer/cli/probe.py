@@ -113,7 +113,7 @@ def examine(
                 "probe": found.probe,
                 "right": found.right,
                 "gates": [asdict(gate) for gate in found.gates],
-                "not_run": found.not_run,
+                "not_run": [asdict(gate) for gate in found.not_run],
                 "kernels": found.resource_rows(),
                 "instructions": found.instruction_rows(),
                 "memory": found.memory_rows(),
