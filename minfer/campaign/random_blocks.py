@@ -16,10 +16,15 @@ SCALES |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
 
 
 def random_rows(
-    format: str, rows: int, columns: int, rng: np.random.Generator, largest: float = 0.01
+    format: str,
+    rows: int,
+    columns: int,
+    rng: np.random.Generator,
+    lowest: float = 0.001,
+    largest: float = 0.01,
 ) -> np.ndarray:
-    """Rows as they lie in a file, uint8 (rows, bytes): scales from a tenth of `largest` to that, none below
-    zero; weights of F32, F16 and BF16 are normal numbers.
+    """Rows as they lie in a file, uint8 (rows, bytes): scales from `lowest` to `largest`; weights of F32, F16
+    and BF16 are normal numbers.
 
     Raises:
         ConfigRefused: no kernel reads the format, or rows are no whole blocks of it.
@@ -29,7 +34,7 @@ def random_rows(
     if format in SCALES:
         pool = rng.integers(0, 256, (count, columns // block.weights, block.size), dtype=np.uint8)
         for offset in SCALES[format]:
-            scales = rng.uniform(0.1 * largest, largest, pool.shape[:2]).astype(np.float16)
+            scales = rng.uniform(lowest, largest, pool.shape[:2]).astype(np.float16)
             pool[..., offset : offset + 2] = scales[..., None].view(np.uint8)
     else:
         values = rng.standard_normal((count, columns)).astype(np.float32)

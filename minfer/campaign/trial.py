@@ -15,6 +15,7 @@ from minfer.cuda.kernel import Kernel
 from minfer.engine.cuda.devices import DryDevice, GpuDevice
 
 if TYPE_CHECKING:
+    from minfer.campaign.decodes import Decodes
     from minfer.campaign.prefills import Prefills
     from minfer.campaign.probe import Probe
 
@@ -28,10 +29,10 @@ class Trial:
 
     Args:
         device: a `minfer.engine.cuda.devices.Device`: a GPU, or the simulator for the small cases.
-        prefills: both routes on a model, where there is one.
+        prefills: both routes on a model, where there is one: its prefills, or its decodes.
     """
 
-    def __init__(self, probe: Probe, device: Any, prefills: Prefills | None = None) -> None:
+    def __init__(self, probe: Probe, device: Any, prefills: Prefills | Decodes | None = None) -> None:
         self.probe, self.device, self.prefills = probe, device, prefills
         self.workload = probe.workload
         self.on_gpu = isinstance(device, GpuDevice)

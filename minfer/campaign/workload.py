@@ -88,11 +88,13 @@ class Workload(ABC):
         cases: measured on a GPU. small: ragged ones for the parity gate; the simulator runs them too.
         compared: the outputs that matter: the names that `reference` gives.
         tolerance: the largest error against the reference, relative to the reference's largest magnitude.
+        phase: of a model, that its routes differ in and that is timed as a whole: "prefill" or "decode".
     """
 
     cases: ClassVar[tuple[Case, ...]] = ()
     small: ClassVar[tuple[Case, ...]] = ()
     compared: ClassVar[tuple[str, ...]] = ("out",)
+    phase: ClassVar[str] = "prefill"
     tolerance: float = 2e-3
 
     @abstractmethod
@@ -136,8 +138,9 @@ class Workload(ABC):
         return None
 
     def route(self, config: Any, arch: str) -> Any:
-        """The engine's route (`minfer.engine.cuda.routes.Route`) that uses this config in a whole prefill on
-        an architecture ("sm_90a"); None: there is none, the wall clock's gain follows from the kernels."""
+        """The engine's route (`minfer.engine.cuda.routes.Route`) that uses this config in a whole prefill (or
+        decode, by `phase`) on an architecture ("sm_90a"); None: there is none, the wall clock's gain follows
+        from the kernels."""
         return None
 
     @property

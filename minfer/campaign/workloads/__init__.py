@@ -8,6 +8,7 @@ from minfer.campaign.workloads.gemm_hopper import GemmHopper
 from minfer.campaign.workloads.gemv import Gemv
 from minfer.campaign.workloads.mmq import Mmq, Quantize
 from minfer.campaign.workloads.packed import W4A8, W4A16
+from minfer.campaign.workloads.token import Rung, Token
 
 __all__ = [
     "W4A8",
@@ -20,4 +21,6 @@ __all__ = [
     "Passes",
     "PassesConfig",
     "Quantize",
+    "Rung",
+    "Token",
 ]
