@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minfer.campaign.gates import Difference
-from minfer.campaign.workload import Case, Launch
+from minfer.campaign.workload import Case, Launch, Workload
 from minfer.cuda.kernel import Kernel
 from minfer.engine.cuda.devices import DryDevice, GpuDevice
 
@@ -183,9 +183,25 @@ class _Nothing(dict):
 
     def __init__(self, trial: Trial, config: Any, case: Case) -> None:
         super().__init__()
-        self._trial = trial
+        self._trial, self._config, self._case = trial, config, case
         self._shapes = trial.workload.outputs(config, case) | trial.workload.input_shapes(case)
 
     def __missing__(self, name: str) -> Any:
+        if name not in self._shapes:
+            workload, case = self._trial.workload, self._case
+            prepared = workload.prepared(self._config, case, _WhenAsked(workload, case))
+            self._shapes = {key: (a.shape, str(a.dtype)) for key, a in prepared.items()} | self._shapes
         shape, dtype = self._shapes[name]
         return self._trial.device.empty(shape, np.dtype(dtype))
+
+
+class _WhenAsked(dict):
+    """Inputs that are computed when one of them is read."""
+
+    def __init__(self, workload: Workload, case: Case) -> None:
+        super().__init__()
+        self._made = lambda: workload.inputs(case, np.random.default_rng(0))
+
+    def __missing__(self, name: str) -> np.ndarray:
+        self.update(self._made())
+        return dict(self)[name]

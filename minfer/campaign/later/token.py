@@ -26,7 +26,7 @@ def _prefetch() -> Prediction:
 
 def _ahead() -> Prediction:
     text = (
-        "8 tiles of 32 KB a block are 35 MB of 132 blocks: they fit an L2 of 50 MB; memory works while a "
+        "8 tiles of 32 KB a block are 35 MB of 132 blocks: they fit L2; memory works while a "
         "block attends or waits with a full ring. Two tiles in flight keep the ring from being full: +1 % "
         "of a token at most."
     )
