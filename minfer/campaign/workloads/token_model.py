@@ -83,6 +83,11 @@ class TokenModel:
         last = self.matrices["output"]
         return last.offset + last.rows * BLOCKS[last.format].row_bytes(last.columns)
 
+    @property
+    def _padded_bytes(self) -> int:
+        """With what the last copy may read: whole lines of 16 bytes."""
+        return _aligned(self.weight_bytes)
+
     @cached_property
     def _vectors(self) -> tuple[dict[str, int], dict[str, int], int]:
         """Elements by name, offsets in bytes by name, and bytes of all."""
@@ -117,7 +122,7 @@ class TokenModel:
         """(shape, dtype) of `arrays` by name."""
         shape, cache = self.shape, (self.shape.layers, self.capacity, self.kv_dim)
         return {
-            "weights": ((self.weight_bytes,), "uint8"),
+            "weights": ((self._padded_bytes,), "uint8"),
             "vectors": ((self._vectors[2] // 4,), "float32"),
             "keys": (cache, "float16"),
             "values": (cache, "float16"),
@@ -132,7 +137,7 @@ class TokenModel:
         embedded tokens; ids, positions int32 [steps]; rope_table f32. Rows of the caches that no step before
         has filled are NaN."""
         shape, kv = self.shape, self.kv_dim
-        weights = np.zeros(self.weight_bytes, np.uint8)
+        weights = np.zeros(self._padded_bytes, np.uint8)
         for matrix in self.matrices.values():
             largest = 1.0 / SPREAD[matrix.format] / matrix.columns**0.5  # outputs as large as inputs
             rows = random_rows(matrix.format, matrix.rows, matrix.columns, rng, -largest, largest)
@@ -208,8 +213,12 @@ def _places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     places, end = {}, 0
     for name, size in sizes.items():
         places[name] = end
-        end += -(-size // ALIGNMENT) * ALIGNMENT
+        end += _aligned(size)
     return places, end
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _rows(weights: np.ndarray, matrix: Matrix) -> np.ndarray:
