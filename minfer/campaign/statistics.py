@@ -137,7 +137,7 @@ def unquiet(baseline: Sequence[float], dropped: int, busy: float | None) -> list
 def decide(
     *, gates_passed: bool, quiet: bool, prefill: Gain | None, kernels: Sequence[Gain] = (), bar: float
 ) -> str:
-    """The verdict. Only a whole prefill lands. What stays in the noise is "null": the prefill, or, where none
+    """The verdict. Only a whole prefill (or decode) lands. What stays in the noise is "null": it, or, where none
     was timed, every case of the kernels. Fewer rounds than `LEAST_ROUNDS` decide nothing.
 
     Args:

@@ -237,7 +237,7 @@ class TestLater:
         assert "11.6 us either way" in LATER["gemv-planes-down"].predicted().text
         assert "27 -> 11" in LATER["gemv-planes-lm-head"].predicted().text
         assert LATER["gemv-planes-down"].variant == PLANES_7B[0]
-        assert "o 512 -> 480" in LATER["w4a8-tokens"].predicted().text
+        assert "o: 512 -> 480" in LATER["w4a8-tokens"].predicted().text
         assert LATER["token-prefetch"].predicted().gain == pytest.approx(0.048, abs=1e-3)
 
 

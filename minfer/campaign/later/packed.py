@@ -33,7 +33,7 @@ def _tokens() -> Prediction:
             counts.append(-(-across * down // SMS) * config.tokens)
         rounds.append(counts)
     told = ", ".join(
-        f"{case.label.split()[0]} {before} -> {after}"
+        f"{case.label.split()[0]}: {before} -> {after}"
         for case, before, after in zip(W4A8().cases, *rounds, strict=True)
     )
     text = (

@@ -33,7 +33,7 @@ def packed_products(nt: int, pair: bool = False) -> tuple[Case, ...]:
     sizes = {
         "q+k+v": (q + 2 * kv, shape.hidden, 0),
         "o": (shape.hidden, q, 0),
-        "gate+up, gated": (shape.ffn, shape.hidden, 1),
+        "gate+up (gated)": (shape.ffn, shape.hidden, 1),
         "down": (shape.hidden, shape.ffn, 0),
     }
     return tuple(
