@@ -10,7 +10,6 @@ import pytest
 
 from minfer.campaign.discovery import find, later, shipped
 from minfer.campaign.examine import asked, simulate_small, traced
-from minfer.campaign.gates import Parity
 from minfer.campaign.probe import Prediction, Probe
 from minfer.campaign.random_blocks import SCALES, random_rows, values_of
 from minfer.campaign.trial import Trial, kernels_of
@@ -24,7 +23,6 @@ from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.token import LAST_STEP, TOKEN_STEPS
 from minfer.cuda.w4a8 import W4A8Config
 from minfer.cuda.w4a16 import PAIR, W4A16Config
-from minfer.engine.cuda.devices import SimulatedDevice
 
 LATER = {probe.name: probe for probe in later()}
 
@@ -166,10 +164,15 @@ class TestPacked:
 
 class TestToken:
     @pytest.mark.slow
-    def test_two_tokens_of_a_small_model(self):
-        probe = asks(Token(), Rung("half awaited"))
-        result = Parity().check(Trial(probe, SimulatedDevice("sm_90a", 4)))
-        assert result.passed, result.found
+    def test_a_token_of_a_small_model(self):
+        """By the engine's step: right, and no block of it races."""
+
+        class One(Token):
+            small = (Case.of("one", **dict(Token.small[0].sizes) | {"steps": 1}),)
+
+        found, (before, _) = simulate_small(asks(One(), Rung()))
+        assert [(gate.name, gate.passed) for gate in found] == RIGHT, found
+        assert [trace.info.kernel for trace in before] == ["embedding", "decode_token"]
 
     def test_arrays_are_as_they_are_said_to_be(self):
         workload = Token()
