@@ -11,7 +11,7 @@ import numpy as np
 
 from minfer.arithmetic.work import QWEN25_7B, ModelShape
 from minfer.campaign.workload import Case, Launch, Work, Workload, kernel
-from minfer.campaign.workloads.token_model import EPS, TokenModel
+from minfer.campaign.workloads.token_model import EPS, TABLE, TokenModel
 from minfer.cuda.elementwise import EmbeddingConfig, embedding
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.token import LAST_STEP, TOKEN_STEPS, TokenConfig, decode_token
@@ -115,7 +115,7 @@ class Token(Workload):
             "counters": (made.groups, np.uint32),
             "barriers": (3, np.uint32),
             "best": (2, np.uint32),
-            "state": (4, np.int32),
+            "state": (3, np.int32),
         }
         made_of = {name: np.zeros(size, dtype) for name, (size, dtype) in zeros.items()}
         return {"schedule": table(model.schedule(), made)} | made_of
@@ -130,8 +130,7 @@ class Token(Workload):
 
     def launches(self, config: Rung, case: Case, arrays: Mapping[str, Any], device: Any) -> list[Launch]:
         made = self._config(config, case, device.sms)
-        embed = EmbeddingConfig("F32", case["hidden"])
-        rows, found = arrays["x"].view(np.uint8), []
+        embed, found = EmbeddingConfig(TABLE, case["hidden"]), []
         embedded = arrays["embedded"][0]
         residual = arrays["residual"] if made.tagged else embedded
         names = ("schedule", "weights", "vectors", "keys", "values")
@@ -140,12 +139,12 @@ class Token(Workload):
         for step in range(case["steps"]):
             ids, positions = arrays["ids"][step : step + 1], arrays["positions"][step : step + 1]
             first = kernel(embedding, embed), embed.grid(1)
-            found.append(Launch.of(*first, rows, ids, arrays["embedded"], case["steps"]))
+            found.append(Launch.of(*first, arrays["embedding"], ids, arrays["embedded"], case["steps"]))
             found.append(
                 Launch.of(
                     kernel(decode_token, made), made.grid, *(arrays[name] for name in names), embedded,
                     residual, arrays["qkv"], arrays["attended"], arrays["activated"], arrays["logits"][step],
-                    positions, arrays["rope_table"], *work, state[:2], state[2:3], state[3:], EPS,
+                    positions, arrays["rope_table"], *work, state[:2], ids, state[2:], EPS,
                     case["head_dim"] ** -0.5, 0,
                 )
             )  # fmt: skip

@@ -24,6 +24,8 @@ ROPE_BASE = 1e6
 SPREAD = {"Q4_K": 186.0, "Q6_K": 790.0}
 """Deviation of weights whose bits are random, over the largest scale."""
 ALIGNMENT = 256
+TABLE = "Q4_K"
+"""The embedding's format."""
 
 
 @dataclass(frozen=True)
@@ -126,16 +128,16 @@ class TokenModel:
             "vectors": ((self._vectors[2] // 4,), "float32"),
             "keys": (cache, "float16"),
             "values": (cache, "float16"),
-            "x": ((self.steps, shape.hidden), "float32"),
+            "embedding": ((self.steps, BLOCKS[TABLE].row_bytes(shape.hidden)), "uint8"),
             "ids": ((self.steps,), "int32"),
             "positions": ((self.steps,), "int32"),
             "rope_table": ((self.capacity, shape.head_dim // 2, 2), "float32"),
         }
 
     def arrays(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """weights uint8; vectors f32; keys, values f16 [layers, capacity, kv_dim]; x f32 [steps, hidden]: the
-        embedded tokens; ids, positions int32 [steps]; rope_table f32. Rows of the caches that no step before
-        has filled are NaN."""
+        """weights uint8; vectors f32; keys, values f16 [layers, capacity, kv_dim]; embedding uint8 [steps,
+        row bytes]: a row a token; ids, positions int32 [steps]; rope_table f32. Rows of the caches that no
+        step before has filled are NaN."""
         shape, kv = self.shape, self.kv_dim
         weights = np.zeros(self._padded_bytes, np.uint8)
         for matrix in self.matrices.values():
@@ -150,13 +152,14 @@ class TokenModel:
             vectors[start : start + length] = drawn if name.endswith("bias") else 1 + 0.1 * drawn
         caches = rng.standard_normal((2, shape.layers, self.capacity, kv)).astype(np.float16)
         caches[:, :, self.position :] = np.nan
+        embedded = 1.0 / SPREAD[TABLE]
         frequencies = ROPE_BASE ** (-np.arange(shape.head_dim // 2) * 2 / shape.head_dim)
         return {
             "weights": weights,
             "vectors": vectors,
             "keys": caches[0],
             "values": caches[1],
-            "x": rng.standard_normal((self.steps, shape.hidden)).astype(np.float32),
+            "embedding": random_rows(TABLE, self.steps, shape.hidden, rng, -embedded, embedded),
             "ids": np.arange(self.steps, dtype=np.int32),
             "positions": np.arange(self.position, self.capacity, dtype=np.int32),
             "rope_table": rope_table(frequencies, self.capacity),
@@ -192,7 +195,7 @@ class TokenModel:
         def normed(x: np.ndarray, name: str) -> np.ndarray:
             return reference.rmsnorm(x, vector(name), EPS)[1]
 
-        x = arrays["x"][step].astype(np.float64)
+        x = values_of(TABLE, arrays["embedding"])[step].astype(np.float64)
         for layer in range(self.shape.layers):
             inner = normed(x, f"{layer} attn_norm")
             runs = [name for name in self.layer_matrices(layer) if name.startswith("qkv")]
