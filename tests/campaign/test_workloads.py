@@ -148,7 +148,11 @@ class TestPacked:
         ("workload", "config", "words"),
         [
             (W4A16(), W4A16Config("Q6_K", 64), "weights are Q4_K: take W4A16(format='Q6_K')"),
-            (W4A16(), W4A16Config("Q4_K", 64, bias=True, store="direct"), "has no bias: use bias=False"),
+            (
+                W4A16(format="Q6_K"),
+                W4A16Config("Q6_K", 64, bias=True, out="f32", store="direct"),
+                "this workload has no bias: take a config without",
+            ),
         ],
     )
     def test_configs_of_other_products(self, workload, config, words):

@@ -20,6 +20,8 @@ from minfer.cuda.w4a8.quantize import QuantizeGroupsConfig, quantize_groups
 from minfer.cuda.w4a16 import PAIR, W4A16Config, w4a16
 
 QUANTIZE = QuantizeGroupsConfig("f16")
+OPERANDS = {"a", "w", "other", "c", "nt", "od", "depth", "first", "width", "group", "other_od", "other_first"}
+"""Arguments of the W4A16 kernel that its workload has."""
 
 
 def packed_products(nt: int, pair: bool = False) -> tuple[Case, ...]:
@@ -132,9 +134,13 @@ class W4A16(_Packed):
                 f"w4a16 [{config}]: this workload's weights are {self.format}: take W4A16(format="
                 f"{config.format!r})"
             )
-        if config.bias:
-            raise ConfigRefused(f"w4a16 [{config}]: this workload has no bias: use bias=False")
         config = replace(config, gated=bool(case["gated"]))
+        made = kernel(w4a16, config)
+        others = [argument.name for argument in made.passed if argument.name not in OPERANDS]
+        if others:
+            raise ConfigRefused(
+                f"w4a16 [{config}]: this workload has no {', '.join(others)}: take a config without"
+            )
         nt, od, depth, other = case["nt"], case["od"], case["id"], case["other"]
         width, boxes = od + other, config.boxes
         config.check(nt, width, depth, width, od if other else 0)
@@ -145,7 +151,7 @@ class W4A16(_Packed):
         ]
         sizes = nt, od, depth, 0, width, config.group(nt), *((other, od) if other else ())
         grid = config.grid(nt, width, device.sms)
-        return [Launch.of(kernel(w4a16, config), grid, *seen, *sizes, pdl=config.pdl)]
+        return [Launch.of(made, grid, *seen, *sizes, pdl=config.pdl)]
 
     @property
     def wall_route(self) -> str:
