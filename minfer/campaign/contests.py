@@ -13,13 +13,12 @@ from functools import partial
 from typing import Any
 
 from minfer.campaign.against import ATTENTION, HEAD_DIM, HEADS, KINDS, KV_HEADS, SHAPES
+from minfer.campaign.random_blocks import SCALES
 
 COLD_BYTES = 160e6  # of weights that take turns: more than any L2 holds
 GRAPH_S = 1.5e-3  # of work in a graph
 BLOCKS = (*(("Q4_K", name) for name in SHAPES), ("Q6_K", "down"), ("Q4_K+Q6_K", "q+k+v"))
 """The products that a Q4_K_M file has blocks for, and W4A16 reads; the last one's v is in another format."""
-SCALES = {"Q4_K": (0, 2), "Q6_K": (208,)}
-"""Byte offsets of a block's f16 scales."""
 
 Call = Callable[[], Any]
 """Starts work on torch's current stream; gives the tensor that it fills."""

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import minfer.campaign.later
 import minfer.campaign.probes
 from minfer.campaign.probe import Probe, ProbeError
 
@@ -27,8 +28,17 @@ FOLDERS = "MINFER_PROBES"
 
 def shipped() -> list[Probe]:
     """The seeds' probes, in their order."""
-    names = sorted(found.name for found in pkgutil.iter_modules(minfer.campaign.probes.__path__))
-    modules = [importlib.import_module(f"minfer.campaign.probes.{name}") for name in names]
+    return _of_package(minfer.campaign.probes)
+
+
+def later() -> list[Probe]:
+    """The probes that minfer ships beside the seeds'."""
+    return _of_package(minfer.campaign.later)
+
+
+def _of_package(package: ModuleType) -> list[Probe]:
+    names = sorted(found.name for found in pkgutil.iter_modules(package.__path__))
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
     return [probe for module in modules for probe in _declared(module, module.__name__)]
 
 
@@ -124,7 +134,10 @@ def find(paths: Iterable[Path] = ()) -> dict[str, Probe]:
     files = {file.resolve(): file for path in (*more, *paths) for file in _files(path)}
     found: dict[str, Probe] = {}
     homes: dict[str, str] = {}
-    sources = [("minfer itself", shipped()), *((str(file), _of_file(file)) for file in files.values())]
+    sources = [
+        ("minfer itself", [*shipped(), *later()]),
+        *((str(file), _of_file(file)) for file in files.values()),
+    ]
     for home, probes in sources:
         for probe in probes:
             if probe.name in found and found[probe.name] is not probe:

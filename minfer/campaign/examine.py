@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from minfer.arithmetic.banks import SECTOR_BYTES
 from minfer.arithmetic.devices import DeviceSpec
 from minfer.arithmetic.occupancy import LIMITERS
 from minfer.campaign.blame import told
-from minfer.campaign.gates import DEFAULT_GATES, Parity
+from minfer.campaign.gates import NOTHING, NotRun, Parity, SameOutputs
 from minfer.campaign.probe import Probe, ProbeError
 from minfer.campaign.probe_record import GateResult
 from minfer.campaign.trial import Trial, side_kernels
@@ -54,7 +55,7 @@ class Asked:
     """What one instruction at one line of a kernel asked of memory.
 
     Attributes:
-        place: the innermost line in the kernel function's file. source: its text.
+        place: the innermost line in the kernel function's file or one beside it. source: its text.
         instruction: of `INSTRUCTIONS`. requests: executions by a warp.
         unit: "sectors" or "wavefronts". taken: how many; least: how many the same bytes need at least.
     """
@@ -96,6 +97,12 @@ class Side:
     resources: tuple[dict, ...]
     traces: tuple[Trace, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What to call the kernels: several of one name by their configs too."""
+        names = [kernel.name for kernel in self.kernels]
+        return tuple(str(kernel) if names.count(kernel.name) > 1 else kernel.name for kernel in self.kernels)
+
 
 @dataclass(frozen=True)
 class Examination:
@@ -107,7 +114,7 @@ class Examination:
             where the measured cases have none or fail. sides: baseline and variant.
         least: for each measured case whose work is known, the least time that it can take on the device, by
             its specified rates: rows of case, MB, GFLOP, memory and tensor cores (us), at least (us).
-        not_run: names of the probe's own gates that found nothing to check here; `minfer probe run` does.
+        not_run: gates that are left to a GPU (`minfer probe run`) or found nothing to check here, and why.
     """
 
     probe: str
@@ -117,7 +124,7 @@ class Examination:
     gates: tuple[GateResult, ...]
     sides: tuple[Side, ...]
     least: tuple[dict, ...]
-    not_run: tuple[str, ...] = ()
+    not_run: tuple[NotRun, ...] = ()
 
     @property
     def right(self) -> bool:
@@ -131,9 +138,9 @@ class Examination:
         """A row a kernel of each side: registers, spills, shared memory, threads, what an SM holds of it and
         what limits that, notes. None: it does not compile."""
         return [
-            _resource_row(side.label, kernel, found)
+            _resource_row(side.label, name, kernel, found)
             for side in self.sides
-            for kernel, found in zip(side.kernels, side.resources, strict=True)
+            for name, kernel, found in zip(side.names, side.kernels, side.resources, strict=True)
         ]
 
     def notes(self) -> list[str]:
@@ -143,8 +150,7 @@ class Examination:
         for row in self.resource_rows():
             if row["notes"]:
                 kernels.setdefault(row["notes"], []).append(f"{row['side']}, {row['kernel']}")
-        left = [f"gate {name}: not run: `minfer probe run` does" for name in self.not_run]
-        return left + [f"{'; '.join(of)}: {note}" for note, of in kernels.items()]
+        return [*map(str, self.not_run), *(f"{'; '.join(of)}: {note}" for note, of in kernels.items())]
 
     def instruction_rows(self) -> list[dict]:
         """Machine instructions by class, a column a side."""
@@ -230,21 +236,24 @@ def numbered(names: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def simulate_own(probe: Probe, arch: str = "sm_90a") -> tuple[list[GateResult], tuple[str, ...]]:
-    """The gates that a probe has beside the default ones, on the small cases in the simulator: results, and
-    the names of those that found nothing to check there. What one raises fails it."""
+def simulate_own(probe: Probe, arch: str = "sm_90a") -> tuple[list[GateResult], tuple[NotRun, ...]]:
+    """The gates that a probe has beside parity, on the small cases in the simulator: results, and those that
+    are left to a GPU or found nothing to check there. What one raises fails it."""
     trial, results, not_run = Trial(probe, SimulatedDevice(arch, SMS)), [], []
     for gate in probe.gates:
-        if gate in DEFAULT_GATES:
+        if isinstance(gate, Parity):
+            continue
+        if gate == SameOutputs():  # parity has seen both sides on the small cases
+            not_run.append(NotRun(gate.name, gate.takes))
             continue
         try:
             result = gate.check(trial)
         except Exception as error:
             result = GateResult(gate.name, False, told(error))
-        if result is None:
-            not_run.append(gate.name)
-        else:
+        if isinstance(result, GateResult):
             results.append(result)
+        else:
+            not_run.append(result or NotRun(gate.name, NOTHING))
     return results, tuple(not_run)
 
 
@@ -299,11 +308,13 @@ class TracedDevice(SimulatedDevice):
 
 
 def asked(traces: Sequence[Trace]) -> list[Asked]:
-    """What launches asked of memory by line of the kernel's file and instruction, the most wasteful first."""
+    """What launches asked of memory by line of the kernel's files and instruction, the most wasteful first.
+    Its files lie in one folder: what it calls in others (instructions, tiles) counts where it calls them."""
     sums: dict[tuple[Place, Op], list[int]] = {}
     for trace in traces:
         for line in (*global_lines(trace), *shared_lines(trace)):
-            own = next(place for place in line.chain if place.file == line.chain[-1].file)
+            folder = os.path.dirname(line.chain[-1].file)
+            own = next(place for place in line.chain if os.path.dirname(place.file) == folder)
             total = sums.setdefault((own, line.op), [0, 0, 0])
             if line.op in GLOBAL:
                 least = max(line.requests, -(-line.bytes_used // SECTOR_BYTES))
@@ -352,11 +363,11 @@ def _least_rows(probe: Probe, device: DeviceSpec) -> Iterator[dict]:
             }
 
 
-def _resource_row(label: str, kernel: Kernel, found: dict) -> dict:
+def _resource_row(label: str, name: str, kernel: Kernel, found: dict) -> dict:
     blocks = found["blocks_per_sm"]
     return {
         "side": label,
-        "kernel": kernel.name,
+        "kernel": name,
         "registers": found["registers"],
         "spilled (B)": found["spill_bytes"],
         "shared (B)": None if found["static_smem"] is None else found["static_smem"] + found["dynamic_smem"],

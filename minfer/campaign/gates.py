@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -20,9 +21,24 @@ class Gate(Protocol):
     def name(self) -> str:
         """As records and `minfer probe show` call it."""
 
-    def check(self, trial: Trial) -> GateResult | None:
-        """Run what it takes; None: it takes a whole prefill, and there is none. Errors of kernels that cannot
-        run may be raised: they count as failed."""
+    def check(self, trial: Trial) -> GateResult | NotRun | None:
+        """Run what it takes; `NotRun` (or None, without a reason): it found nothing to check here. Errors of
+        kernels that cannot run may be raised: they count as failed."""
+
+
+NOTHING = "it found nothing to check here"
+"""Of a gate that gave no reason."""
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A gate that found nothing to check, and why: what it takes."""
+
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"gate {self.name}: not run: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -66,12 +82,14 @@ class SameOutputs:
     """The full outputs of both sides on the measured cases (on the small ones in the simulator).
 
     Attributes:
+        takes: what it takes to run on the measured cases.
         tolerance: largest difference relative to the largest value; 0: bit for bit; None: twice the
             workload's.
     """
 
     tolerance: float | None = None
     name: str = "outputs"
+    takes: ClassVar = "all outputs of the measured cases are compared on a GPU"
 
     def check(self, trial: Trial) -> GateResult:
         allowed = 2 * trial.workload.tolerance if self.tolerance is None else self.tolerance
@@ -101,22 +119,64 @@ class SameTokens:
     margin: float = 0.1
     name: str = "tokens"
 
-    def check(self, trial: Trial) -> GateResult | None:
+    def check(self, trial: Trial) -> GateResult | NotRun:
         if trial.prefills is None:
-            return None
-        agreed, worst = 0, 0.0
+            return NotRun(self.name, no_tokens(trial))
+        pairs = (trial.prefills.logits(self.tokens, seed=i) for i in range(self.prompts))
+        return _agree(self.name, pairs, self.margin)
+
+
+@dataclass(frozen=True)
+class LikeSeparate:
+    """Both token kernels choose what the separate kernels do, of a model that is decoded; as `SameTokens`.
+
+    Attributes:
+        prompts, tokens: how many prompts, and their length. margin: in deviations of the logits.
+    """
+
+    prompts: int = 8
+    tokens: int = 128
+    margin: float = 0.1
+    name: str = "separate kernels"
+
+    def check(self, trial: Trial) -> GateResult | NotRun:
+        if trial.prefills is None:
+            return NotRun(self.name, no_tokens(trial))
+        if trial.prefills.phase != "decode":
+            return NotRun(self.name, f"a {trial.prefills.phase} has no token kernel")
+        return _agree(self.name, self._pairs(trial.prefills), self.margin)
+
+    def _pairs(self, decodes: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for i in range(self.prompts):
-            a, b = (logits.astype(np.float64) for logits in trial.prefills.logits(self.tokens, seed=i))
-            if not (np.isfinite(a).all() and np.isfinite(b).all()):
-                return GateResult(self.name, False, f"prompt {i}: logits that are no finite numbers")
-            first, second = int(a.argmax()), int(b.argmax())
-            agreed += first == second
-            apart = max(a[first] - a[second], b[second] - b[first]) / a.std()
-            worst = max(worst, float(apart))
-        found = f"{agreed} of {self.prompts} next tokens agree"
-        if worst:
-            found += f"; tokens that differ lie within {worst:.3f} deviations of the logits"
-        return GateResult(self.name, worst <= self.margin, f"{found} (allowed {self.margin:g})")
+            wanted = decodes.separate_logits(self.tokens, seed=i)
+            for found in decodes.logits(self.tokens, seed=i):
+                yield wanted, found
+
+
+def _agree(name: str, pairs: Iterable[tuple[np.ndarray, np.ndarray]], margin: float) -> GateResult:
+    """Whether both logits of each pair have the same largest, or two that are within the margin in both."""
+    agreed, count, worst = 0, 0, 0.0
+    for pair in pairs:
+        a, b = (logits.astype(np.float64) for logits in pair)
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            return GateResult(name, False, f"pair {count} of logits: no finite numbers")
+        first, second = int(a.argmax()), int(b.argmax())
+        agreed, count = agreed + (first == second), count + 1
+        apart = max(a[first] - a[second], b[second] - b[first]) / a.std()
+        worst = max(worst, float(apart))
+    found = f"{agreed} of {count} next tokens agree"
+    if worst:
+        found += f"; tokens that differ lie within {worst:.3f} deviations of the logits"
+    return GateResult(name, worst <= margin, f"{found} (allowed {margin:g})")
+
+
+def no_tokens(trial: Trial) -> str:
+    """Why a trial without a model has no tokens to compare."""
+    arch = trial.device.arch
+    missing = [label for label, config in trial.probe.sides if trial.workload.route(config, arch) is None]
+    if missing:
+        return f"no route of the engine on {arch} is made with {' or '.join(dict.fromkeys(missing))}"
+    return "takes a GPU and a model (-m)"
 
 
 DEFAULT_GATES: tuple[Gate, ...] = (Parity(), SameOutputs(), SameTokens())

@@ -19,14 +19,15 @@ from minfer.model.model import Model
 
 def routes_of(probes: Iterable[Probe], arch: str) -> list[Route]:
     """The engine's routes that probes' configs are part of on an architecture, each once, as their prefills
-    run them."""
+    or decodes run them."""
     found = [
-        probe.workload.route(config, arch)
+        route if probe.workload.phase == "decode" else separate(route)
         for probe in probes
         if probe.workload is not None
         for _, config in probe.sides
+        if (route := probe.workload.route(config, arch)) is not None
     ]
-    return list(dict.fromkeys(separate(route) for route in found if route is not None))
+    return list(dict.fromkeys(found))
 
 
 def route_kernels(

@@ -109,8 +109,16 @@ class _Sharing(CudaBackend):
         return made if self._wrap is None else self._wrap(made)
 
 
+def model_shape(model: Model) -> ModelShape:
+    """Its dimensions."""
+    c = model.config
+    return ModelShape(c.n_layers, c.hidden, c.n_heads, c.n_kv_heads, c.head_dim, c.ffn, c.vocab_size)
+
+
 class Prefills:
     """Two routes on a model: their logits, and their interleaved times."""
+
+    phase = "prefill"
 
     def __init__(self, shared: SharedModel, baseline: Route, variant: Route, tokens: int = 2048) -> None:
         self.shared, self.tokens = shared, min(tokens, shared.n_ctx)
@@ -120,9 +128,7 @@ class Prefills:
     @property
     def flop(self) -> float:
         """The least operations of a prefill: of its products and attention."""
-        c = self.shared.model.config
-        shape = ModelShape(c.n_layers, c.hidden, c.n_heads, c.n_kv_heads, c.head_dim, c.ffn, c.vocab_size)
-        return 2e9 * sum(prefill_gmac(shape, self.tokens).values())
+        return 2e9 * sum(prefill_gmac(model_shape(self.shared.model), self.tokens).values())
 
     def logits(self, tokens: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """The last token's logits of one random prompt, on both routes."""

@@ -141,7 +141,7 @@ class ProbeRun(Record):
         model: the file that the prefill was measured on, "" without one.
         settings: of the run: rounds, tokens, route.
         gates: in the order that they ran; a failed one ends the run.
-        kernels, wall: the A/B of the kernels by case, and of the whole prefill (or nothing).
+        kernels, wall: the A/B of the kernels by case, and of the whole prefill or decode (or nothing).
         bound: where no whole prefill was timed: the share of a wall that is at stake, if that is known.
         quiet, unquiet: whether the window was quiet, and what was not. rules: what quiet and outliers are.
         mechanism, retry: why it turned out so, and when to measure again.
@@ -224,8 +224,9 @@ class ProbeRun(Record):
         """Its figures in one line; "" where nothing was timed."""
         told = []
         if self.wall:
-            a, b = (self.settings["prefill tokens"] / ms * 1e3 for ms in self.wall[0].ms)
-            told.append(f"prefill {a:,.0f} -> {b:,.0f} tok/s")
+            phase = "decode" if "decode tokens" in self.settings else "prefill"
+            a, b = (self.settings[f"{phase} tokens"] / ms * 1e3 for ms in self.wall[0].ms)
+            told.append(f"{phase} {a:,.0f} -> {b:,.0f} tok/s")
         if self.kernels:
             a, b = self.kernel_ms()
             told.append(f"kernels {a:,.2f} -> {b:,.2f} ms")

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from minfer.campaign.ceilings import ceilings_of
+from minfer.campaign.decodes import Decodes
 from minfer.campaign.decomposition import products_ms, products_us_per_gmac
 from minfer.campaign.environment import environment, stamps
+from minfer.campaign.gates import NOTHING, NotRun
 from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.prefills import REST_S, Prefills, SharedModel
 from minfer.campaign.probe import Probe
@@ -21,6 +23,7 @@ from minfer.campaign.timing import compare_kernels
 from minfer.campaign.trial import Trial
 from minfer.campaign.workload import Work
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
+from minfer.engine.errors import EngineError
 
 CANNOT_RUN = (ConfigRefused, LaunchRefused, CompileError)
 
@@ -33,8 +36,8 @@ def run_gates(trial: Trial, say: Callable[[str], None]) -> list[GateResult]:
             result = gate.check(trial)
         except CANNOT_RUN as error:
             result = GateResult(gate.name, False, f"a config cannot run: {error}")
-        if result is None:
-            say(f"gate {gate.name}: not run: it takes a model, and a route with each config")
+        if result is None or isinstance(result, NotRun):
+            say(str(result or NotRun(gate.name, NOTHING)))
             continue
         found.append(result)
         say(f"gate {result.name}: {'passed' if result.passed else 'FAILED'}: {result.found}")
@@ -57,22 +60,24 @@ def run_probe(
     """Run an A/B probe on a GPU and return its record, not yet written.
 
     Args:
-        device: a `minfer.engine.cuda.devices.GpuDevice`. model: for the whole prefill; without it, or without
-            routes for both configs, the kernels alone are compared, and a decomposition among `records`
-            tells what share of a wall is at stake.
-        rounds, prefill_rounds: of the kernels' and the prefill's A/B. tokens: of the prefill.
+        device: a `minfer.engine.cuda.devices.GpuDevice`. model: for the whole prefill or decode; without it,
+            or without routes for both configs, the kernels alone are compared, and a decomposition among
+            `records` tells what share of a wall is at stake.
+        rounds, prefill_rounds: of the kernels' and the whole pass's A/B. tokens: of the pass.
 
     Raises:
         RuntimeError: outputs that changed while they were timed. AboveCeiling: an impossible rate.
     """
     watch = Watch(*reader_of(device.gpu))
     routes = [probe.workload.route(config, device.arch) for _, config in probe.sides]
+    phase = probe.workload.phase
     trial, gates = Trial(probe, device), []
     if model is not None and None not in routes:
         try:
-            trial = Trial(probe, device, Prefills(model, *routes, tokens=tokens))
-        except CANNOT_RUN as error:
-            gates = [GateResult("prefill", False, f"a route cannot run: {error}")]
+            whole = Decodes if phase == "decode" else Prefills
+            trial = Trial(probe, device, whole(model, *routes, tokens=tokens))
+        except (*CANNOT_RUN, EngineError) as error:
+            gates = [GateResult(phase, False, f"a route cannot run: {error}")]
     gates = gates or run_gates(trial, say)
     passed = all(gate.passed for gate in gates)
     kernels, wall = _measured(trial, rounds, prefill_rounds, watch, say) if passed else ([], [])
@@ -91,9 +96,9 @@ def run_probe(
         model="" if trial.prefills is None else model.name,
         settings={
             "rounds": rounds,
-            "prefill rounds": prefill_rounds if wall else 0,
-            "rest before a prefill (s)": REST_S if wall else 0.0,
-            "prefill tokens": trial.prefills.tokens if wall else 0,
+            f"{phase} rounds": prefill_rounds if wall else 0,
+            f"rest before a {phase} (s)": REST_S if wall else 0.0,
+            f"{phase} tokens": trial.prefills.tokens if wall else 0,
             "routes": [] if not wall else [route.settings() for route in routes],
         },
         telemetry=watch.summary(),

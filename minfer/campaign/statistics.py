@@ -137,8 +137,8 @@ def unquiet(baseline: Sequence[float], dropped: int, busy: float | None) -> list
 def decide(
     *, gates_passed: bool, quiet: bool, prefill: Gain | None, kernels: Sequence[Gain] = (), bar: float
 ) -> str:
-    """The verdict. Only a whole prefill lands. What stays in the noise is "null": the prefill, or, where none
-    was timed, every case of the kernels. Fewer rounds than `LEAST_ROUNDS` decide nothing.
+    """The verdict. Only a whole prefill (or decode) lands. What stays in the noise is "null": it, or, where
+    none was timed, every case of the kernels. Fewer rounds than `LEAST_ROUNDS` decide nothing.
 
     Args:
         prefill: the wall clock's gain; None: it was not measured. kernels: theirs, case by case.

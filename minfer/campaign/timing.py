@@ -37,8 +37,9 @@ def compare_kernels(
             impossible rate.
     """
     first, second = sides = [_Side(trial, config, case) for _, config in trial.probe.sides]
-    first.fill(trial.inputs(case))
-    second.share(first)
+    inputs = trial.inputs(case)
+    first.fill(inputs)
+    second.fill(inputs, first)
     before = [side.digest() for side in sides]
     runs = max(_runs(side) for side in sides)
     graphs = [side.capture(runs) for side in (first, second, first)]
@@ -84,35 +85,40 @@ class _Side:
 
     def __init__(self, trial: Trial, config: Any, case: Case) -> None:
         self.trial, self.config, self.case = trial, config, case
+        self.shared: list[dict[str, Any]] = []
         self.inputs: list[dict[str, Any]] = []
         self.outputs: list[dict[str, Any]] = []
         self._ran = False
 
-    def fill(self, inputs: Mapping[str, np.ndarray]) -> None:
-        """Copy the inputs to the device as often as it takes to keep them cold."""
-        device = self.trial.device
-        size = sum(value.nbytes for value in inputs.values())
-        size += sum(
-            int(np.prod(shape)) * np.dtype(dtype).itemsize
-            for shape, dtype in self.trial.workload.outputs(self.config, self.case).values()
-        )
-        count = min(MOST_SETS, max(2, -(-int(COLD * device.gpu.l2_bytes) // size)))
-        first = self.trial.uploaded(inputs)
-        self.inputs = [first]
+    def fill(self, inputs: Mapping[str, np.ndarray], other: _Side | None = None) -> None:
+        """Copy the inputs to the device as often as it takes to keep them cold, or as often as the other side
+        has; what is not prepared for one of the two is read by both."""
+        trial, device = self.trial, self.trial.device
+        own = trial.workload.prepared(self.config, self.case, inputs)
+        if other is None:
+            size = sum(value.nbytes for value in {**inputs, **own}.values())
+            size += sum(
+                int(np.prod(shape)) * np.dtype(dtype).itemsize
+                for shape, dtype in trial.workload.outputs(self.config, self.case).values()
+            )
+            count = min(MOST_SETS, max(2, -(-int(COLD * device.gpu.l2_bytes) // size)))
+            shared = self._copies(inputs, count)
+        else:
+            shared, count = other.shared, len(other.shared)
+        self.shared = shared
+        self.inputs = [common | mine for common, mine in zip(shared, self._copies(own, count), strict=True)]
+        self.outputs = [trial.poisoned(self.config, self.case) for _ in self.inputs]
+
+    def _copies(self, arrays: Mapping[str, np.ndarray], count: int) -> list[dict[str, Any]]:
+        """So many copies on the device."""
+        device, first = self.trial.device, self.trial.uploaded(arrays)
+        found = [first]
         for _ in range(count - 1):
             copies = {name: device.empty(value.shape, value.dtype) for name, value in first.items()}
             for name, copy in copies.items():
                 copy.copy_from(first[name], device.stream)
-            self.inputs.append(copies)
-        self._allocate()
-
-    def share(self, other: _Side) -> None:
-        """Read what the other side reads."""
-        self.inputs = other.inputs
-        self._allocate()
-
-    def _allocate(self) -> None:
-        self.outputs = [self.trial.poisoned(self.config, self.case) for _ in self.inputs]
+            found.append(copies)
+        return found
 
     def poison(self) -> None:
         """Set every byte of the outputs to 0xff again."""

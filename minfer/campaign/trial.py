@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minfer.campaign.gates import Difference
-from minfer.campaign.workload import Case, Launch
+from minfer.campaign.workload import Case, Launch, Workload
 from minfer.cuda.kernel import Kernel
 from minfer.engine.cuda.devices import DryDevice, GpuDevice
 
 if TYPE_CHECKING:
+    from minfer.campaign.decodes import Decodes
     from minfer.campaign.prefills import Prefills
     from minfer.campaign.probe import Probe
 
@@ -28,10 +29,10 @@ class Trial:
 
     Args:
         device: a `minfer.engine.cuda.devices.Device`: a GPU, or the simulator for the small cases.
-        prefills: both routes on a model, where there is one.
+        prefills: both routes on a model, where there is one: its prefills, or its decodes.
     """
 
-    def __init__(self, probe: Probe, device: Any, prefills: Prefills | None = None) -> None:
+    def __init__(self, probe: Probe, device: Any, prefills: Prefills | Decodes | None = None) -> None:
         self.probe, self.device, self.prefills = probe, device, prefills
         self.workload = probe.workload
         self.on_gpu = isinstance(device, GpuDevice)
@@ -47,8 +48,12 @@ class Trial:
         return config if self.on_gpu else self.workload.shrunk(config)
 
     def arrays(self, config: Any, case: Case, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Inputs copied to the device, and poisoned outputs."""
-        return self.uploaded(inputs) | self.poisoned(config, case)
+        """Inputs as the config reads them, copied to the device, and poisoned outputs."""
+        return self.uploaded(self.read_by(config, case, inputs)) | self.poisoned(config, case)
+
+    def read_by(self, config: Any, case: Case, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The inputs with what is prepared for the config."""
+        return {**inputs, **self.workload.prepared(config, case, inputs)}
 
     def uploaded(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Copies on the device."""
@@ -93,7 +98,7 @@ class Trial:
             mode = runtime.checked()
         with mode:
             for launch in launches:
-                self.device.launch(launch.kernel, launch.grid, *launch.args)
+                self.device.launch(launch.kernel, launch.grid, *launch.args, pdl=launch.pdl)
 
     def inputs(self, case: Case) -> dict[str, np.ndarray]:
         """The inputs of a measured case, the same for every side, gate and timing."""
@@ -103,11 +108,12 @@ class Trial:
 
     def difference(self, case: Case) -> Difference:
         """The full outputs of both sides on the same inputs."""
-        inputs = self.uploaded(self.inputs(case))
-        sides = []
+        inputs = self.inputs(case)
+        shared, sides = self.uploaded(inputs), []
         for _, config in self.probe.sides:
             config = self.config(config)
-            arrays = inputs | self.poisoned(config, case)
+            own = self.uploaded(self.workload.prepared(config, case, inputs))
+            arrays = shared | own | self.poisoned(config, case)
             self.run(self.launches(config, case, arrays))
             sides.append({name: self.device.read(arrays[name]) for name in self.workload.compared})
         worst, elements = 0.0, 0
@@ -177,9 +183,25 @@ class _Nothing(dict):
 
     def __init__(self, trial: Trial, config: Any, case: Case) -> None:
         super().__init__()
-        self._trial = trial
+        self._trial, self._config, self._case = trial, config, case
         self._shapes = trial.workload.outputs(config, case) | trial.workload.input_shapes(case)
 
     def __missing__(self, name: str) -> Any:
+        if name not in self._shapes:
+            workload, case = self._trial.workload, self._case
+            prepared = workload.prepared(self._config, case, _WhenAsked(workload, case))
+            self._shapes = {key: (a.shape, str(a.dtype)) for key, a in prepared.items()} | self._shapes
         shape, dtype = self._shapes[name]
         return self._trial.device.empty(shape, np.dtype(dtype))
+
+
+class _WhenAsked(dict):
+    """Inputs that are computed when one of them is read."""
+
+    def __init__(self, workload: Workload, case: Case) -> None:
+        super().__init__()
+        self._made = lambda: workload.inputs(case, np.random.default_rng(0))
+
+    def __missing__(self, name: str) -> np.ndarray:
+        self.update(self._made())
+        return dict(self)[name]

@@ -26,7 +26,7 @@ class Case:
     """One shape that is measured or checked.
 
     Attributes:
-        label: as tables show it. count: how often a prefill of the 7B runs it.
+        label: as tables show it. count: how often a prefill of the 7B runs it, or a decoded token.
         sizes: (name, size) pairs; `case["nt"]` is one of them.
     """
 
@@ -45,16 +45,18 @@ class Case:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its grid and arguments."""
+    """A kernel with its grid and arguments; pdl: begun while the kernel before still runs, as the engine
+    launches kernels that wait for it themselves (`minfer.cuda.dependent`)."""
 
     kernel: Kernel
     grid: tuple[int, int, int]
     args: tuple
+    pdl: bool = False
 
     @classmethod
-    def of(cls, made: Kernel, grid: tuple[int, int, int], *args: Any) -> Launch:
+    def of(cls, made: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> Launch:
         """With its arguments in a row."""
-        return cls(made, grid, args)
+        return cls(made, grid, args, pdl)
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,13 @@ class Workload(ABC):
         cases: measured on a GPU. small: ragged ones for the parity gate; the simulator runs them too.
         compared: the outputs that matter: the names that `reference` gives.
         tolerance: the largest error against the reference, relative to the reference's largest magnitude.
+        phase: of a model, that its routes differ in and that is timed as a whole: "prefill" or "decode".
     """
 
     cases: ClassVar[tuple[Case, ...]] = ()
     small: ClassVar[tuple[Case, ...]] = ()
     compared: ClassVar[tuple[str, ...]] = ("out",)
+    phase: ClassVar[str] = "prefill"
     tolerance: float = 2e-3
 
     @abstractmethod
@@ -103,6 +107,11 @@ class Workload(ABC):
             name: pooled_normal(shape, dtype, int(rng.integers(1 << 20)))
             for name, (shape, dtype) in self.input_shapes(case).items()
         }
+
+    def prepared(self, config: Any, case: Case, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What a config reads in a form of its own, made of the inputs once and not timed: weights that are
+        repacked, a workspace that begins as zeros. It takes the place of the inputs of the same name."""
+        return {}
 
     @abstractmethod
     def outputs(self, config: Any, case: Case) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -129,8 +138,9 @@ class Workload(ABC):
         return None
 
     def route(self, config: Any, arch: str) -> Any:
-        """The engine's route (`minfer.engine.cuda.routes.Route`) that uses this config in a whole prefill on
-        an architecture ("sm_90a"); None: there is none, the wall clock's gain follows from the kernels."""
+        """The engine's route (`minfer.engine.cuda.routes.Route`) that uses this config in a whole prefill (or
+        decode, by `phase`) on an architecture ("sm_90a"); None: there is none, the wall clock's gain follows
+        from the kernels."""
         return None
 
     @property

@@ -117,7 +117,7 @@ def examine(
                 "probe": found.probe,
                 "right": found.right,
                 "gates": [asdict(gate) for gate in found.gates],
-                "not_run": found.not_run,
+                "not_run": [asdict(gate) for gate in found.not_run],
                 "kernels": found.resource_rows(),
                 "instructions": found.instruction_rows(),
                 "memory": found.memory_rows(),
@@ -159,15 +159,18 @@ def run(
     model: Annotated[
         str | None,
         typer.Option(
-            "-m", "--model", help="Time whole prefills of this model too: a GGUF file or a pulled name."
+            "-m",
+            "--model",
+            help="Time whole prefills (of a token's kernels, decodes) of this model too: a GGUF file or a "
+            "pulled name.",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each kernel's A/B.")] = 30,
     prefill_rounds: Annotated[
         int,
-        typer.Option(min=1, help="Rounds of the prefill's A/B; fewer than 6 measure, and decide nothing."),
+        typer.Option(min=1, help="Rounds of the whole pass's A/B; fewer than 6 measure, and decide nothing."),
     ] = 15,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a prefill.")] = 2048,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a prefill; of a decode at most 128.")] = 2048,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the records [default: data/records of the repository].")
     ] = None,

@@ -186,7 +186,11 @@ class TestExamine:
         assert [(gate.name, gate.passed) for gate in found.gates] == [
             ("parity", True), ("races", True), ("own", True), ("bits", True), ("fails", False),
         ]  # fmt: skip
-        assert found.not_run == ("large",) and not found.right
+        left = {gate.name: gate.why for gate in found.not_run}
+        assert list(left) == ["outputs", "tokens", "large"] and not found.right
+        assert left["outputs"] == "all outputs of the measured cases are compared on a GPU"
+        assert left["tokens"] == "no route of the engine on sm_90a is made with baseline or variant"
+        assert left["large"] == "it found nothing to check here"
         assert found.gates[-1].found.startswith("KeyError: 'b' (test_examine.py:")
 
     def test_equal_labels_are_numbered(self, tmp_path):

@@ -316,7 +316,7 @@ def test_gates_in_the_simulator_use_the_small_cases():
     (passes,) = choose(["p5.1-vectorized-elementwise"])
     gates = run_gates(Trial(passes, SimulatedDevice("sm_90a", 4)), said.append)
     assert [(gate.name, gate.passed) for gate in gates] == [("parity", True), ("outputs", True)]
-    assert "gate tokens: not run: it takes a model, and a route with each config" in said
+    assert "gate tokens: not run: takes a GPU and a model (-m)" in said
 
 
 def test_outputs_that_differ_by_more_than_allowed(gpu):

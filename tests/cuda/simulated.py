@@ -13,7 +13,7 @@ _NUMBA = {
 }
 
 
-def make_kernel(function, *arguments, threads=32, shared_bytes=0, cluster=1):
+def make_kernel(function, *arguments, threads=32, shared_bytes=0, cluster=1, cooperative=False):
     """A `Kernel`; `arguments` are "name: dtype" for pointers, "name = dtype" for scalars, "name: map" for
     tensor maps."""
     parsed, numba_types = [], []
@@ -34,6 +34,7 @@ def make_kernel(function, *arguments, threads=32, shared_bytes=0, cluster=1):
         arguments=tuple(parsed),
         min_arch=90 if cluster > 1 else 80,
         cluster=cluster,
+        cooperative=cooperative,
     )
 
 

@@ -215,6 +215,59 @@ def test_two_lanes_write_one_byte():
     assert kinds(traced(make_kernel(kernel), 1)) == ["write-write race"]
 
 
+@pytest.mark.parametrize(("each", "found"), [(0, []), (1, ["write-write race"])])
+def test_lanes_that_store_one_value_to_one_place(each, found):
+    """With one instruction it does not matter whose comes last."""
+
+    def kernel(out, each):
+        base = u32(ptx.shared_address(cuda.shared.array(0, types.uint8)))
+        lane = cuda.threadIdx.x
+        ptx.st_shared_u32(base, u32(7 + lane * each))
+        ptx.syncwarp()
+        out[lane] = ptx.ld_shared_u32(base)
+
+    made = make_kernel(kernel, "out: uint32", "each = int32", shared_bytes=16)
+    assert kinds(traced(made, 1, np.zeros(32, np.uint32), each)) == found
+
+
+def test_the_same_value_by_two_instructions_is_a_race():
+    def kernel():
+        base = u32(ptx.shared_address(cuda.shared.array(0, types.uint8)))
+        if cuda.threadIdx.x == 0:
+            ptx.st_shared_u32(base, u32(7))
+        else:
+            ptx.st_shared_u32(base, u32(7))
+
+    assert kinds(traced(make_kernel(kernel, shared_bytes=16), 1)) == ["write-write race"]
+
+
+def test_blocks_that_wait_for_each_other():
+    """Each keeps the order of its own threads; what passes between them in memory is not checked."""
+
+    def kernel(counter, data, out, ordered):
+        base = u32(ptx.shared_address(cuda.shared.array(0, types.uint8)))
+        thread, block = cuda.threadIdx.x, cuda.blockIdx.x
+        if thread == 0:
+            ptx.st_shared_u32(base, u32(block))
+            data[block] = u32(block + 5)
+            ptx.red_add_release_u32(ptx.global_address(counter), u32(1))
+            ptx.wait_global_u32(ptx.global_address(counter), u32(2))
+        if ordered:
+            cuda.syncthreads()
+        if thread == 32:
+            out[block] = data[1 - block] + ptx.ld_shared_u32(base)
+
+    made = make_kernel(
+        kernel, "counter: uint32", "data: uint32", "out: uint32", "ordered = int32", threads=64,
+        shared_bytes=16, cooperative=True,
+    )  # fmt: skip
+    for ordered, found in ((1, []), (0, ["uninitialized read", "read-write race"])):
+        counter, data, out = (np.zeros(n, np.uint32) for n in (1, 2, 2))
+        trace = traced(made, 2, counter, data, out, ordered)
+        assert set(kinds(trace)) <= set(found) and bool(kinds(trace)) == bool(found)
+        assert not ordered or out.tolist() == [6 + 0, 5 + 1]
+
+
 def test_lanes_of_a_warp_need_syncwarp():
     def kernel(out, sync):
         shared = cuda.shared.array(32, types.uint32)

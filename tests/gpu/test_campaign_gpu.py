@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from minfer.campaign.counters import METRICS, NotCounted, read_counters
+from minfer.campaign.decodes import Decodes
 from minfer.campaign.decompose import decompose
 from minfer.campaign.discovery import choose
+from minfer.campaign.gates import LikeSeparate
 from minfer.campaign.observe import PRODUCTS
 from minfer.campaign.prefills import Prefills, SharedModel
 from minfer.campaign.probe import Prediction, Probe
@@ -18,13 +20,17 @@ from minfer.campaign.run import run_probe
 from minfer.campaign.telemetry import Watch, reader_of
 from minfer.campaign.trial import Trial
 from minfer.campaign.workload import Case
-from minfer.campaign.workloads import Gemm, GemmHopper, Passes
+from minfer.campaign.workloads import W4A8, W4A16, Gemm, GemmHopper, Gemv, Passes, Rung, Token
 from minfer.cuda.gemm_hopper import GemmHopperConfig
+from minfer.cuda.gemv import PLANES_7B, GemvConfig
+from minfer.cuda.w4a8 import W4A8Config
+from minfer.cuda.w4a16 import PAIR, W4A16Config
 from minfer.engine.cuda.devices import GpuDevice
 from minfer.engine.cuda.routes import choose_route
 from minfer.engine.errors import EngineError
 
 TINY = Path(__file__).parents[2] / "data" / "qwen2-tiny.gguf"
+DATA = Path(__file__).parents[1] / "data"
 
 
 class FewPasses(Passes):
@@ -63,6 +69,79 @@ def test_two_tiles_of_the_hopper_gemm(device):
     )  # fmt: skip
     run = run_probe(probe, device, rounds=6, say=lambda line: None)
     assert run.gates_passed and len(run.kernels) == 1 and min(run.kernels[0].variant) > 0
+
+
+def measured(workload, baseline, variant, device):
+    """A run of a few rounds, whose gates have passed."""
+    probe = Probe(
+        name="few", title="Few", hypothesis="They differ.", prediction=Prediction(None, "not said"),
+        workload=workload, baseline=baseline, variant=variant,
+    )  # fmt: skip
+    run = run_probe(probe, device, rounds=6, say=lambda line: None)
+    assert run.gates_passed, run.gates[-1].found
+    assert len(run.kernels) == len(workload.cases) and min(run.kernels[0].variant) > 0
+    return run
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q8_0", "F16"])
+def test_two_rings_of_the_gemv(device, format):
+    config = GemvConfig.for_shape(format, 3584, 2049)
+    measured(Gemv(format, 2049, 3584, "few"), config, replace(config, slots=1), device)
+
+
+def on_hopper(device):
+    if device.arch != "sm_90a":
+        pytest.skip(f"{device} is no Hopper")
+
+
+def test_the_gemv_from_blocks_and_planes(device):
+    on_hopper(device)
+    before = GemvConfig.for_shape("Q6_K", 18944, 300, pdl=True)
+    run = measured(Gemv("Q6_K", 300, 18944, "few"), before, PLANES_7B[0], device)
+    assert [len(side.facts) for side in (run.baseline, run.variant)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("workload", "baseline", "variant"),
+    [
+        (W4A16(100), W4A16Config("Q4_K", 128, 4, 4), W4A16Config("Q4_K", 64, 8, 3)),
+        (W4A16(100, format="Q6_K"), W4A16Config("Q6_K", 128, 4, 4), W4A16Config("Q6_K", 96, 8, 3)),
+        (W4A16(300, format=PAIR), W4A16Config(PAIR, 128, 4, 4), W4A16Config(PAIR, 192, 4, 3)),
+        (W4A8(100), W4A8Config(128, 5), W4A8Config(96, 6)),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_two_tiles_on_blocks(device, workload, baseline, variant):
+    on_hopper(device)
+    measured(workload, baseline, variant, device)
+
+
+@pytest.mark.parametrize("step", ["barriers", "tags", "half awaited"])
+def test_two_steps_of_the_token_kernel(device, step):
+    """One layer of the 7B, with all of its workspaces begun anew for each side."""
+    on_hopper(device)
+
+    class Few(Token):
+        @property
+        def cases(self):
+            (whole,) = super().cases
+            sizes = dict(whole.sizes) | {"layers": 1, "vocab": 1000, "steps": 2}
+            return (Case.of("a layer, two tokens", **sizes),)
+
+    run = measured(Few(), Rung(step), Rung(), device)
+    assert "decode_token" in {kernel.split()[0] for kernel in run.variant.facts}
+
+
+def test_whole_tokens_of_two_steps(device):
+    on_hopper(device)
+    shared = SharedModel(DATA / "qwen2-k.gguf", device, 128, tell=lambda line: None)
+    routes = [Token().route(rung, device.arch) for rung in (Rung.of(prefetch=False), Rung())]
+    decodes = Decodes(shared, *routes, tokens=16)
+    comparison = decodes.compare(6, Watch(*reader_of(device.gpu)))
+    assert comparison.ms[0] > 0 and "differ by at most" in comparison.outputs
+    (probe,) = choose(["token-prefetch"])
+    found = LikeSeparate(prompts=2, tokens=32).check(Trial(probe, device, decodes))
+    assert found.passed, found.found
 
 
 def test_a_wrong_variant_is_caught(device):

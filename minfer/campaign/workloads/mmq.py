@@ -7,31 +7,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from gguf import GGMLQuantizationType
 
 from minfer.arithmetic.work import QWEN25_7B
+from minfer.campaign.random_blocks import POOL_ROWS, random_rows, values_of
 from minfer.campaign.workload import Case, Launch, Work, Workload, kernel, pooled_normal
 from minfer.campaign.workloads.gemm import products
-from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.mmq import MmqConfig, mmq
 from minfer.cuda.quantize import QuantizePad40Config, quantize_q8_0_pad40
 from minfer.cuda.reference import dequantize_pad40, pack_pad40, quantize_pad40
 from minfer.engine.cuda.mmq import CHAINS
 from minfer.engine.cuda.routes import Route
-from minfer.model.quants import dequantize
 
 CHUNK = 32
-POOL_ROWS = 64
-"""Rows of random blocks that larger matrices repeat."""
-
-
-def q4_k_rows(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Random Q4_K blocks as they lie in a file: uint8 (rows, bytes); scales of ordinary size."""
-    count = min(rows, POOL_ROWS)
-    blocks = rng.integers(0, 256, (count, columns // 256, 144), dtype=np.uint8)
-    scales = rng.uniform(0.001, 0.01, (count, columns // 256, 2)).astype(np.float16)
-    blocks[..., :4] = scales.view(np.uint8)
-    return np.resize(blocks.reshape(count, -1), (rows, columns // 256 * 144))
 
 
 @dataclass(frozen=True)
@@ -58,7 +45,7 @@ class Mmq(Workload):
         few = min(nt, 4 * POOL_ROWS)
         chunks = pack_pad40(*quantize_pad40(pooled_normal((few, depth), "float32")))
         return {
-            "w": q4_k_rows(case["od"], depth, rng),
+            "w": random_rows("Q4_K", case["od"], depth, rng),
             "x": np.resize(chunks, (nt, depth // CHUNK, 40)),
         }
 
@@ -73,9 +60,7 @@ class Mmq(Workload):
         return [Launch.of(made, config.grid(nt, od), *operands, nt, od, depth)]
 
     def reference(self, case: Case, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        blocks = BLOCKS["Q4_K"]
-        rows = inputs["w"].reshape(case["od"], blocks.row_bytes(case["id"]))
-        weights = dequantize(rows, GGMLQuantizationType.Q4_K).astype(np.float64)
+        weights = values_of("Q4_K", inputs["w"]).astype(np.float64)
         return {"out": dequantize_pad40(inputs["x"]) @ weights.T}
 
     def work(self, case: Case) -> Work:

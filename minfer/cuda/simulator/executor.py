@@ -38,7 +38,7 @@ class _Barrier:
 class Block:
     """One CTA: its lanes, shared memory and barriers."""
 
-    def __init__(self, launch: Launch, index: tuple[int, int, int], rank: int) -> None:
+    def __init__(self, launch: Launch, index: tuple[int, int, int], rank: int, lanes: list[Lane]) -> None:
         self.launch = launch
         self.index = index
         self.rank = rank  # in the cluster
@@ -48,7 +48,7 @@ class Block:
         self.warpgroups = [
             Group(self, "warpgroup", n, WARPGROUP) for n in range(-(-launch.threads // WARPGROUP))
         ]
-        self.lanes = launch.lanes(rank)
+        self.lanes = lanes
         for thread, lane in enumerate(self.lanes):
             lane.assign(self, thread)
         self.live = launch.threads
@@ -187,12 +187,12 @@ class Launch:
         self.hub: greenlet = getcurrent()
         self._lanes: list[list[Lane]] = []
 
-    def lanes(self, rank: int) -> list[Lane]:
-        """The greenlets for the threads of block `rank` of a cluster."""
-        while len(self._lanes) <= rank:
+    def lanes(self, place: int) -> list[Lane]:
+        """The greenlets for the threads of a block, the `place`-th of those that run together."""
+        while len(self._lanes) <= place:
             with np.errstate(all="ignore"):  # lanes keep the context that they are made in
                 self._lanes.append([Lane(self) for _ in range(self.threads)])
-        return self._lanes[rank]
+        return self._lanes[place]
 
     def close(self) -> None:
         """End the greenlets."""
@@ -201,13 +201,17 @@ class Launch:
                 lane.throw(GreenletExit)
 
     def run(self, indices: list[tuple[int, int, int]]) -> None:
-        """Run the blocks of one cluster together."""
-        blocks = [Block(self, index, rank) for rank, index in enumerate(indices)]
+        """Run the blocks of one cluster together; those of several, one behind the other, where these wait
+        for each other."""
+        blocks = [
+            Block(self, index, place % self.cluster, self.lanes(place)) for place, index in enumerate(indices)
+        ]
         self.ready.clear()
-        cluster = Cluster(self, blocks)
-        for block in blocks:
-            block.cluster = cluster
-            self.ready.extend(block.lanes)
+        for first in range(0, len(blocks), self.cluster):
+            cluster = Cluster(self, blocks[first : first + self.cluster])
+            for block in cluster.blocks:
+                block.cluster = cluster
+                self.ready.extend(block.lanes)
         self._schedule()
         if any(block.live for block in blocks):
             raise self._deadlock(blocks)

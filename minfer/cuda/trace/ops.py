@@ -9,7 +9,7 @@ class Op(enum.IntEnum):
     """What a record says. `address` and `width` (bytes) mean memory where nothing else is said."""
 
     LOAD_SHARED = 1
-    STORE_SHARED = 2
+    STORE_SHARED = 2  # extra: a checksum of what is stored, or 0
     LOAD_GLOBAL = 3
     STORE_GLOBAL = 4
     LDMATRIX = 5  # one record for a lane that gives a row; extra: matrices

@@ -5,7 +5,11 @@ mbarriers order what came before them before what comes after. Two accesses of o
 them a write, must be ordered. Shuffles, votes and matrix instructions order nothing. An asynchronous copy
 writes from its issue until it has landed: accesses before its issue must be ordered before the issue, those
 after it after the landing. Asynchronous readers (wgmma, TMA stores) likewise, and what ordinary stores wrote
-for them needs a fence.proxy.async of the writer. Blocks of different clusters are never ordered.
+for them needs a fence.proxy.async of the writer. Blocks of different clusters are never ordered; where they
+ran at the same time (a cooperative launch) they order each other by memory, and what passes between them
+there is not checked.
+
+Lanes of a warp may store one value to one place with one instruction: it does not matter whose comes last.
 
 Limits: data that wgmma and TMA move in global memory, and atomics, are not checked; a phase of an mbarrier
 that TMA bytes complete orders only that data, not what the issuing thread did before.
@@ -48,8 +52,8 @@ class _Memory:
     """What is known of one address space's granules."""
 
     def __init__(self) -> None:
-        # thread, clock, site, fences of the thread then
-        self.writes: dict[int, tuple[int, int, int, int]] = {}
+        # thread, clock, site, fences of the thread then, request
+        self.writes: dict[int, tuple[int, int, int, int, tuple]] = {}
         self.reads: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # thread -> clock, site
         self.landing: dict[int, tuple[int, int]] = {}  # thread, site of a copy in flight
         # (thread or warpgroup, number) -> site of a reader in flight
@@ -80,16 +84,17 @@ class _Checker:
         blocks = self.table["block"]
         width = self.info.grid[0]
         cluster_of = blocks // width * width + blocks % width // self.info.cluster * self.info.cluster
-        bounds = np.flatnonzero(np.diff(cluster_of)) + 1
-        for rows in np.split(self.table, bounds):
-            if len(rows):
-                self.cluster(rows)
+        runs, clusters = np.count_nonzero(np.diff(cluster_of)) + 1, np.unique(cluster_of)
+        self.together = runs > len(clusters)
+        for cluster in clusters:
+            self.cluster(np.flatnonzero(cluster_of == cluster))
         return sorted(self.found.values(), key=lambda finding: (-finding.count, str(finding)))
 
     # ---- one cluster
 
-    def cluster(self, rows: np.ndarray) -> None:
-        info = self.info
+    def cluster(self, places: np.ndarray) -> None:
+        """Its rows of the table, in order."""
+        info, rows = self.info, self.table[places]
         self.first_block = int(rows["block"].min() // info.cluster * info.cluster)
         threads = info.cluster * info.threads
         landings = {unpack_mbarrier(int(e))[:2] for e in np.unique(rows["extra"][rows["op"] == Op.TMA_LAND])}
@@ -102,8 +107,11 @@ class _Checker:
         self.fences = [0] * size
         self.shared = [_Memory() for _ in range(info.cluster)]
         self.mbarriers: dict[tuple[int, int], tuple[int, int, int]] = {}  # thread, clock, site that made it
-        for op, block, thread, site, _, _, address, length, extra in rows.tolist():
-            self.row += 1
+        for self.row, row in zip(places.tolist(), rows.tolist(), strict=True):
+            op, block, thread, site, sync, occurrence, address, length, extra = row
+            # what lanes of a warp that store the same with one instruction have in common; else nobody's
+            twins = extra and op == Op.STORE_SHARED
+            self.request = (thread // 32, site, sync, occurrence, address, extra) if twins else (self.row,)
             handler = _HANDLERS.get(op)
             if handler is not None:
                 rank = block - self.first_block
@@ -151,7 +159,7 @@ class _Checker:
             if write is None:
                 self.report("uninitialized read", "shared", where, thread, site, None)
                 break
-            writer, at, write_site, fences = write
+            writer, at, write_site, fences, _ = write
             if writer != thread and clock[writer] < at:
                 self.report("read-write race", "shared", where, thread, site, (writer, write_site))
                 break
@@ -175,7 +183,8 @@ class _Checker:
             if flight is not None:
                 self.report("write-write race", "shared", where, thread, site, flight)
                 break
-            if write is not None and write[0] != thread and clock[write[0]] < write[1]:
+            unordered = write is not None and write[0] != thread and clock[write[0]] < write[1]
+            if unordered and write[4] != self.request:
                 self.report("write-write race", "shared", where, thread, site, (write[0], write[2]))
                 break
             readers = memory.reads.get(granule)
@@ -210,7 +219,7 @@ class _Checker:
         self.written(rank, thread, site, address, length)
 
     def written(self, rank, thread, site, address, length):
-        entry = (thread, self.clocks.now(thread), site, self.fences[thread])
+        entry = (thread, self.clocks.now(thread), site, self.fences[thread], self.request)
         writes = self.shared[rank].writes
         for granule in self.granules(address, length):
             writes[granule] = entry
@@ -340,7 +349,9 @@ class _Checker:
 
     def unordered(self, thread: int, clock: Sequence[int], other: tuple[int, int, int, int]) -> bool:
         block, other_thread, at, _ = other
-        return block != self.first_block or (other_thread != thread and clock[other_thread] < at)
+        if block != self.first_block:
+            return not self.together
+        return other_thread != thread and clock[other_thread] < at
 
 
 def _granule(rows: np.ndarray) -> int:

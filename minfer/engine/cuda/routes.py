@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from minfer.cuda.attention import seed_steps
 from minfer.cuda.gemm import GemmConfig, seed_config
@@ -75,6 +76,7 @@ class Route:
             kernels do, from f16 results.
         token_kernel: a decoded token is one kernel, where the device and the model's formats allow: a step of
             `minfer.cuda.token.TOKEN_STEPS`. None, or elsewhere: one kernel an operation.
+        token_changes: (name, value) of fields of that step that are to be others.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Route:
     mmq: str | None = None
     w4a16: bool = False
     w4a8: bool = False
+    token_changes: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if self.convert not in CONVERTS:
@@ -115,6 +118,11 @@ class Route:
             raise InputError(
                 "the wgmma GEMM writes f16, the last token's queries are f32: give a small config"
             )
+
+    @property
+    def token_fields(self) -> dict[str, Any]:
+        """Fields of `minfer.cuda.token.TokenConfig` of the step, where there is one."""
+        return {} if self.token_kernel is None else TOKEN_STEPS[self.token_kernel] | dict(self.token_changes)
 
     @property
     def keeps_f32(self) -> bool:

@@ -90,8 +90,9 @@ class CudaRuntime:
         """How a token is decoded, as records keep it."""
         if self._token is None:
             return "one kernel an operation"
-        step = self.route.token_kernel
-        return "one kernel a token" + ("" if step == LAST_STEP else f", {step}")
+        route = self.route
+        told = ["one kernel a token", *([] if route.token_kernel == LAST_STEP else [route.token_kernel])]
+        return ", ".join([*told, *(f"{name}={value}" for name, value in route.token_changes)])
 
     def _token_step(self, tell: Callable[[str], None]) -> TokenStep | None:
         """The kernel for a whole token, where the route wants it. What it does not take is told, and left to
@@ -101,7 +102,7 @@ class CudaRuntime:
         state = TokenState(*self._state_of_one, self._chooser.chosen)
         caches = self._rope_table, self._keys, self._values
         try:
-            return TokenStep(self.config, self.weights, self.device, state, *caches, self.route.token_kernel)
+            return TokenStep(self.config, self.weights, self.device, state, *caches, self.route.token_fields)
         except (ConfigRefused, CompileError, LaunchRefused) as error:
             tell(f"decode takes one kernel an operation; {error}")
             return None

@@ -6,12 +6,13 @@ The forward states its operations one by one; all but the embedding are only not
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.token import TOKEN_STEPS, TokenConfig, decode_token
+from minfer.cuda.token import TokenConfig, decode_token
 from minfer.cuda.token.config import most_blocks
 from minfer.cuda.token.schedule import Layer, Matrix, model_schedule, table
 from minfer.engine.backend import Weights
@@ -35,8 +36,9 @@ class TokenState(NamedTuple):
 
 
 class TokenStep:
-    """One token through all layers, by a step of the kernel's ladder (`TOKEN_STEPS`). Raises ConfigRefused
-    where the kernel has no place for the model, and CompileError or LaunchRefused where it cannot run."""
+    """One token through all layers, by a kernel with these fields (`Route.token_fields`). Raises
+    ConfigRefused where the kernel has no place for the model, and CompileError or LaunchRefused where it
+    cannot run."""
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class TokenStep:
         rope_table: Any,
         keys: list[Any],
         values: list[Any],
-        step: str,
+        fields: Mapping[str, Any],
     ):
         self.config, self.device = config, device
         _check(weights, device)
@@ -61,7 +63,7 @@ class TokenStep:
         self._config = made = TokenConfig(
             config.n_heads, config.n_kv_heads, config.head_dim, rope.dimension_count, config.hidden,
             config.ffn, len(entries), rope.interleaved, weights.layers[0].qkv.bias is not None,
-            min(device.sms, most_blocks(config.hidden, q_dim, config.ffn)), **TOKEN_STEPS[step],
+            min(device.sms, most_blocks(config.hidden, q_dim, config.ffn)), **fields,
         )  # fmt: skip
         device.load(kernel(decode_token, made))
         schedule = table(entries, made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from zlib import crc32
 
 import numpy as np
 
@@ -83,7 +84,8 @@ def _make_store(name: str, space: str, kind: str, count: int):
         if len(values) != count:
             raise TypeError(f"{name} stores {count} values, got {len(values)}")
         if lane.trace is not None:
-            lane.trace.record(lane, op, address, size)
+            what = 1 + crc32(np.array([*map(cast, values)])) if shared else 0
+            lane.trace.record(lane, op, address, size, what)
         if not region.writable:
             check_writable(region)
         first = (address - region.base) // width

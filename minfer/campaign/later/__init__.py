@@ -1,0 +1,1 @@
+"""Probes of what came after the seeds, declared as data: a module a kernel of the engine."""
