@@ -168,6 +168,16 @@ class GemmHopperConfig:
         return 128 * (self.warpgroups.consumers + self.producer)
 
     @property
+    def block_sums(self) -> int:
+        """f32 sums that a consumer's thread has of a block of 64 tokens."""
+        return self.tile_m // 2
+
+    @property
+    def sums(self) -> int:
+        """f32 sums of a consumer's thread."""
+        return self.warpgroups.row_blocks * self.block_sums
+
+    @property
     def warps(self) -> int:
         """That multiply."""
         return 4 * self.warpgroups.consumers

@@ -57,10 +57,6 @@ class Halves:
     ring: MbarrierRing
 
     @property
-    def functions(self) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
-        return self.place, self.give, self.fetch, self.add
-
-    @property
     def rows(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(first row, rows) of a consumer's sums in the workspace that each of two stages takes."""
         every = self.accumulators // 4
