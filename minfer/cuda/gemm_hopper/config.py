@@ -84,6 +84,7 @@ class GemmHopperConfig:
     heads: Heads | None = None
     pdl: bool = False
     split_k: bool = False
+    skew: int = 0
 
     tile_k = BOX_COLUMNS
 
@@ -151,6 +152,7 @@ class GemmHopperConfig:
             text += f" {self.heads}"
         text += f" -> {self.out}" if self.out != "f16" else ""
         text += " split" if self.split_k else ""
+        text += f" skew {self.skew}" if self.skew else ""
         return text + (" pdl" if self.pdl else "")
 
     @property

@@ -81,6 +81,7 @@ from minfer.cuda.gemm_hopper.config import SPLIT_TILES, TILES, GemmHopperConfig
 from minfer.cuda.gemm_hopper.consumer import make_consumer
 from minfer.cuda.gemm_hopper.heads import Heads
 from minfer.cuda.gemm_hopper.loads import make_loads
+from minfer.cuda.gemm_hopper.skewed import make_skewed_consumer
 from minfer.cuda.gemm_hopper.split import share
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT
@@ -117,7 +118,9 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     pdl, place_start, split_k = config.pdl, config.place_start, config.split_k
     heads = config.heads
     rotated, biased = heads is not None, heads is not None and heads.bias
-    address, produce, consume = ptx.global_address, make_loads(config).produce, make_consumer(config)
+    address, produce = ptx.global_address, make_loads(config).produce
+    consume = make_skewed_consumer(config) if config.skew else make_consumer(config)
+    least_k_tiles = 2 * config.skew
 
     def gemm_hopper(
         a, b, c, bias, table, q, k_cache, v_cache, nt, od, depth, group, position, seats, parts, ready
@@ -145,6 +148,8 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         rows = types.int32((nt + (tile_n - 1)) // tile_n)
         columns = types.int32((od + (out_m - 1)) // out_m)
         k_tiles = types.int32((depth + (tile_k - 1)) // tile_k)
+        if least_k_tiles:
+            k_tiles = types.int32(max(k_tiles, types.int32(least_k_tiles)))
         tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
         if pdl:
             tile = ptx.uniform(types.int32(ptx.ld_shared_u32(base + place_start)))

@@ -178,16 +178,17 @@ def wgmma(
 
 
 @functools.cache
-def wgmma_wait(pending: int, count: int, dtype: str = "f32") -> Instruction:
+def wgmma_wait(pending: int, count: int = 0, dtype: str = "f32") -> Instruction:
     """Factory: wait until at most `pending` groups are in flight. Its operand is a local array of `count`
-    accumulators (f32 or s32) that passes through unchanged, so that no read of it moves above the wait."""
+    accumulators (f32 or s32) that passes through unchanged, so that no read of it moves above the wait. With
+    no count it has none: what is waited for is that shared memory has been read."""
     check_whole("wgmma_wait: pending groups", pending, 0)
-    check_whole("wgmma_wait: registers", count, 1)
+    check_whole("wgmma_wait: registers", count, 0)
     scalar = {"f32": f32, "s32": s32}[dtype]
     return _block(
         "wgmma_wait",
         lambda places: f"wgmma.wait_group.sync.aligned {pending};",
-        {"d": Registers(scalar, count)},
+        {"d": Registers(scalar, count)} if count else {},
         section="9.7.15.7.3 wgmma.wait_group",
         parameters={"pending": pending, "count": count, "dtype": dtype},
         documentation=f"Wait until at most {pending} wgmma groups are pending.",

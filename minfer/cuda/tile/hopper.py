@@ -129,6 +129,45 @@ def store_tile(columns: int, buffers: int, out: str = "f16", add: bool = False) 
     return store
 
 
+@functools.cache
+def store_chunk(columns: int, buffers: int, out: str = "f16", add: bool = False) -> DeviceFunction:
+    """Factory: as `store_tile`, but one chunk of its `chunk_starts`, without a branch: (array, tensor map
+    address, buffer, row, column, lane, chunk). For what runs under wgmma in flight; chunks go in order."""
+    from numba.cuda import types
+
+    width = chunk_columns(out)
+    chunks = len(chunk_starts(columns, width))
+    # Buffers are used in turn, if a tile's chunks are a whole number of rounds.
+    wait_oldest, wait_all = ptx.bulk_wait_group_read(buffers - 1), ptx.bulk_wait_group_read(0)
+    in_turn = chunks % buffers == 0
+    send = ptx.tma_add_2d_if if add else ptx.tma_store_2d_if
+    held = (width - columns % width) % width // 8 if add else 0
+    write, write_last = (
+        (write_chunk_f16, write_chunk_f16) if out == "f16" else (_write_f32(0), _write_f32(held))
+    )
+
+    @device_function
+    @unrolled
+    def store(array, tensor_map, buffer, row, column, lane, chunk):
+        if chunk == 0 and not in_turn:
+            wait_all()
+        elif chunk >= buffers or in_turn:
+            wait_oldest()
+        ptx.syncwarp()
+        start = min(types.int32(chunk * width), types.int32(columns - width))
+        place = buffer + (chunk % buffers) * BUFFER_BYTES
+        if chunk == chunks - 1:
+            write_last(array, start // 2, place, lane)
+        else:
+            write(array, start // 2, place, lane)
+        ptx.fence_proxy_async()
+        ptx.syncwarp()
+        send(tensor_map, place, column + start, row, types.uint32(lane == 0))
+        ptx.bulk_commit_group()
+
+    return store
+
+
 @device_function
 @unrolled
 def write_chunk_f16(array, first, place, lane):
