@@ -74,7 +74,8 @@ class GemmHopperConfig:
     """Tile of `tile_n` tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight; C as `out`, by an
     epilogue ("rope": for a product with q, k and v of `heads`). pdl: a dependent launch, which loads B before
     the kernel before it has ended, and whose blocks take seats (`minfer.cuda.tile.seats`). split_k: two
-    blocks a tile, each with half of the depth (`minfer.cuda.gemm_hopper.split`)."""
+    blocks a tile, each with half of the depth (`minfer.cuda.gemm_hopper.split`). skew: k-tiles by which a
+    consumer's two blocks of rows are apart at the ends of a tile (`minfer.cuda.gemm_hopper.skewed`)."""
 
     tile_m: int = 256
     stages: int = 4
@@ -115,6 +116,7 @@ class GemmHopperConfig:
                 f"gemm_hopper: split_k with {self.tile_n} tokens: its two blocks finish the rows of one "
                 "consumer each, so take 128"
             )
+        self._check_skew()
         if self.stages < 2:
             raise ConfigRefused(f"gemm_hopper: {self.stages} stages: to copy ahead of computing takes 2")
         if self.store_buffers < 1:
@@ -122,6 +124,18 @@ class GemmHopperConfig:
                 f"gemm_hopper: {self.stages} stages of {self.stage_bytes} bytes leave no room for "
                 f"the epilogue's {self.warps * BUFFER_BYTES} bytes in {MAX_SHARED_BYTES} of shared memory: "
                 "use fewer stages"
+            )
+
+    def _check_skew(self) -> None:
+        if self.skew and self.warpgroups.row_blocks != 2:
+            raise ConfigRefused(
+                f"gemm_hopper: skew with {self.tile_n} tokens: it is between two blocks of 64 rows, which a "
+                "consumer has with 256"
+            )
+        if not 0 <= self.skew <= self.stages:
+            raise ConfigRefused(
+                f"gemm_hopper: skew = {self.skew}: must be from 0 to {self.stages}, the stages that hold the "
+                "k-tiles between two blocks of rows"
             )
 
     def _check_heads(self) -> None:

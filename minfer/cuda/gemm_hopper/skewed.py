@@ -1,5 +1,12 @@
-"""Consumers whose two blocks of rows are apart at the ends of a tile, so that each is finished under the
-other's wgmmas."""
+"""Consumers that finish one half of a tile under the wgmmas of the other.
+
+A consumer of 256-token tiles holds the sums of two blocks of 64 rows, the top and the bottom one. wgmma is
+asynchronous: the tensor cores go on while a warp rounds and stores sums that no wgmma in flight writes. So
+the blocks part at the ends of a tile. Of its last `skew` k-tiles the top multiplies all first, then the
+bottom, and under the bottom's wgmmas the top is finished; of the next tile's first ones the top multiplies
+all, and the last tile's bottom is finished under that. Then the bottom catches up, and both go on together.
+The ring holds the k-tiles between them.
+"""
 
 from __future__ import annotations
 
@@ -15,41 +22,46 @@ from minfer.cuda.tile.hopper import BUFFER_BYTES, chunk_columns, chunk_starts, s
 
 @cache
 def make_skewed_consumer(config: GemmHopperConfig) -> DeviceFunction:
-    """As `minfer.cuda.gemm_hopper.consumer.make_consumer`."""
+    """What a consumer does, as `minfer.cuda.gemm_hopper.consumer.make_consumer`, of a config with `skew`. A
+    tile has 2 * skew k-tiles at least: TMA fills those past the depth with zeros."""
     from numba import cuda
     from numba.cuda import types
 
-    tile_k, stages, stage_bytes, a_bytes = config.tile_k, config.stages, config.stage_bytes, config.a_bytes
+    stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
     ring_bytes, store_bytes = stages * stage_bytes, config.store_buffers * BUFFER_BYTES
-    consumer_rows, block_bytes, block_sums = 128, 64 * tile_k * 2, config.block_sums
-    consumer_bytes, skew = 2 * block_bytes, config.skew
-    gated = config.epilogue == "swiglu"
-    k_steps = tile_k // 16
-    top_of = {"k_steps": k_steps, "high": "operand"}
-    bottom_of = top_of | {"a_offsets": tuple(block_bytes + 32 * k for k in range(k_steps))}
-    n = config.tile_m
-    top_first, top_next, top_behind = (
-        ptx.wgmma(n, accumulate=False, **top_of), ptx.wgmma(n, **top_of), ptx.wgmma(n, wait=1, **top_of)
-    )
-    bottom_first, bottom_next, bottom_behind, bottom_both = (
-        ptx.wgmma(n, accumulate=False, **bottom_of), ptx.wgmma(n, **bottom_of),
-        ptx.wgmma(n, wait=1, **bottom_of), ptx.wgmma(n, wait=2, **bottom_of),
-    )
+    skew, block_sums, block_bytes = config.skew, config.block_sums, 64 * config.tile_k * 2
+    gated, stage_units = config.epilogue == "swiglu", stage_bytes >> 4
+    k_steps = config.tile_k // 16
+
+    def product(block: int, **options):
+        """wgmma of a k-tile with a block of rows."""
+        offsets = tuple(block * block_bytes + 32 * k for k in range(k_steps))
+        return ptx.wgmma(config.tile_m, k_steps=k_steps, a_offsets=offsets, high="operand", **options)
+
+    # A tile's first k-tiles, with the first of which the sums begin; those between; the last ones. Who gives
+    # a stage back waits with the next k-tile's wgmmas for the last one's.
+    top, bottom = product(0), product(1)
+    top_first = (product(0, accumulate=False), *[top] * (skew - 1))
+    bottom_first = (product(1, accumulate=False), *[product(1, wait=1)] * (skew - 1))
+    bottom_beside = product(1, wait=2)
+    top_last = (product(0, wait=1), *[top] * (skew - 1))
     wait_top, wait_bottom = ptx.wgmma_wait(skew, block_sums), ptx.wgmma_wait(0, block_sums)
-    waits = [ptx.wgmma_wait(skew - 1 - i) for i in range(skew)]
-    wait_a, wait_b, wait_c = (waits + 3 * [None])[:3]
+    wait_stage = tuple(ptx.wgmma_wait(pending) for pending in range(skew - 1, 0, -1))
     chunks = len(chunk_starts(config.out_m, chunk_columns(config.out)))
-    store = store_chunk(config.out_m, config.store_buffers, config.out, config.epilogue == "add")
-    # Chunks of the epilogue between two wgmmas of the other block.
+    # The chunks of the epilogue that leave behind each of the other block's k-tiles.
     bounds = tuple(round(chunks * i / skew) for i in range(skew + 1))
+    store = store_chunk(config.out_m, config.store_buffers, config.out, config.epilogue == "add")
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
     descriptor, advance, pin = ptx.wgmma_descriptor, config.ring.advance, ptx.pin(block_sums, "f32")
     rows_of, begin, feed, _ = make_loads(config)
 
     @device_function
-    def release(empty, thread):
-        """A consumer's arrival: it has read the stage."""
-        ptx.mbarrier_arrive_if(empty, thread == 0)
+    def give_back(stage, parity, maps, base, barriers, work, shape, thread, feeds):
+        """A consumer has read a stage; the warp that loads fills it when all have."""
+        ptx.mbarrier_arrive_if(barriers + 8 * (stages + stage), thread == 0)
+        if feeds:
+            work = feed(maps, base, barriers, stage, parity, work, shape, types.uint32(thread == 0))
+        return work
 
     @device_function
     def finish(sums):
@@ -63,106 +75,89 @@ def make_skewed_consumer(config: GemmHopperConfig) -> DeviceFunction:
     def consume(target, maps, base, barriers, tile, shape, consumer, thread, high, half):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         rows, columns, step, _, k_tiles, _, _ = shape
-        top = cuda.local.array(block_sums, dtype=types.float32)
-        bottom = cuda.local.array(block_sums, dtype=types.float32)
-        a_start = descriptor(base + consumer * consumer_bytes, 16)
+        above = cuda.local.array(block_sums, dtype=types.float32)
+        below = cuda.local.array(block_sums, dtype=types.float32)
+        a_start = descriptor(base + consumer * (2 * block_bytes), 16)
         b_start = descriptor(base + a_bytes, 16)
         buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
-        feeds, one = consumer * 4 + warp == 0, types.uint32(lane == 0)
+        feeds = consumer * 4 + warp == 0
         work = tile, types.int32(0), types.int32(0), types.int32(0), types.int32(0)
         if feeds:
+            one = types.uint32(lane == 0)
             work = begin(maps[1], base, barriers, tile, shape, one)
             for early in range(stages):
                 work = feed(maps, base, barriers, types.uint32(early), types.uint32(1), work, shape, one)
+        # In the ring: where the top is, where the bottom is while they are apart, what is given back next.
         stage, parity = types.uint32(0), types.uint32(0)
-        low, low_parity = stage, parity
+        low, low_parity = last, last_parity = stage, parity
         if tile < rows * columns:
             for i in unroll(skew):
                 ptx.mbarrier_wait(barriers + 8 * stage, parity)
-                offset = stage * (stage_bytes >> 4)
-                if i == 0:
-                    top_first(top, a_start + offset, b_start + offset, high[0], high[1])
-                else:
-                    top_next(top, a_start + offset, b_start + offset, high[0], high[1])
+                at = stage * stage_units
+                top_first[i](above, a_start + at, b_start + at, high[0], high[1])
                 stage, parity = advance(stage, parity)
             while True:
-                # The other block catches up.
-                offset = low * (stage_bytes >> 4)
-                bottom_first(bottom, a_start + offset, b_start + offset, high[0], high[1])
-                a_row, b_row = rows_of(tile, shape)
-                row, column = ptx.uniform(a_row), ptx.uniform(b_row)
-                first_row = row + consumer * consumer_rows + warp * 16
-                last, last_parity = low, low_parity
-                for i in unroll(1, skew):
-                    low, low_parity = advance(low, low_parity)
-                    offset = low * (stage_bytes >> 4)
-                    bottom_behind(bottom, a_start + offset, b_start + offset, high[0], high[1])
-                    release(barriers + 8 * (stages + last), thread)
-                    if feeds:
-                        work = feed(maps, base, barriers, last, last_parity, work, shape, one)
+                for i in unroll(skew):
+                    at = low * stage_units
+                    bottom_first[i](below, a_start + at, b_start + at, high[0], high[1])
+                    if i == 0:
+                        # Divisions that run under the tensor cores' work.
+                        a_row, b_row = rows_of(tile, shape)
+                        row, column = ptx.uniform(a_row), ptx.uniform(b_row)
+                    else:
+                        work = give_back(last, last_parity, maps, base, barriers, work, shape, thread, feeds)
                     last, last_parity = low, low_parity
+                    low, low_parity = advance(low, low_parity)
                 k = types.int32(2 * skew)
                 while k < k_tiles:
                     ptx.mbarrier_wait(barriers + 8 * stage, parity)
-                    offset = stage * (stage_bytes >> 4)
-                    top_next(top, a_start + offset, b_start + offset, high[0], high[1])
-                    bottom_both(bottom, a_start + offset, b_start + offset, high[0], high[1])
-                    release(barriers + 8 * (stages + last), thread)
-                    if feeds:
-                        work = feed(maps, base, barriers, last, last_parity, work, shape, one)
+                    at = stage * stage_units
+                    top(above, a_start + at, b_start + at, high[0], high[1])
+                    bottom_beside(below, a_start + at, b_start + at, high[0], high[1])
+                    work = give_back(last, last_parity, maps, base, barriers, work, shape, thread, feeds)
                     last, last_parity = stage, parity
                     stage, parity = advance(stage, parity)
                     k = types.int32(k + 1)
                 low, low_parity = stage, parity
                 for i in unroll(skew):
                     ptx.mbarrier_wait(barriers + 8 * stage, parity)
-                    offset = stage * (stage_bytes >> 4)
+                    at = stage * stage_units
+                    top_last[i](above, a_start + at, b_start + at, high[0], high[1])
                     if i == 0:
-                        top_behind(top, a_start + offset, b_start + offset, high[0], high[1])
-                        release(barriers + 8 * (stages + last), thread)
-                        if feeds:
-                            work = feed(maps, base, barriers, last, last_parity, work, shape, one)
-                    else:
-                        top_next(top, a_start + offset, b_start + offset, high[0], high[1])
+                        work = give_back(last, last_parity, maps, base, barriers, work, shape, thread, feeds)
                     stage, parity = advance(stage, parity)
                 last, last_parity = low, low_parity
-                for i in unroll(skew):
-                    offset = last * (stage_bytes >> 4)
-                    bottom_next(bottom, a_start + offset, b_start + offset, high[0], high[1])
+                for _ in unroll(skew):
+                    at = last * stage_units
+                    bottom(below, a_start + at, b_start + at, high[0], high[1])
                     last, last_parity = advance(last, last_parity)
-                wait_top(top)
-                finish(top)
+                wait_top(above)
+                finish(above)
+                first_row = row + consumer * 128 + warp * 16
                 for i in unroll(skew):
-                    for c in unroll(bounds[i], bounds[i + 1]):
-                        store(top, target, buffer, first_row, column, lane, c)
-                    if i == skew - 1:
-                        wait_bottom(bottom)
-                    elif i == 0:
-                        wait_a()
-                    elif i == 1:
-                        wait_b()
-                    release(barriers + 8 * (stages + low), thread)
-                    if feeds:
-                        work = feed(maps, base, barriers, low, low_parity, work, shape, one)
+                    for chunk in unroll(bounds[i], bounds[i + 1]):
+                        store(above, target, buffer, first_row, column, lane, chunk)
+                    if i < skew - 1:
+                        wait_stage[i]()
+                    else:
+                        wait_bottom(below)
+                    work = give_back(low, low_parity, maps, base, barriers, work, shape, thread, feeds)
                     low, low_parity = advance(low, low_parity)
                 tile = types.int32(tile + step)
                 if tile >= rows * columns:
                     break
-                low, low_parity = stage, parity
                 for i in unroll(skew):
                     ptx.mbarrier_wait(barriers + 8 * stage, parity)
-                    offset = stage * (stage_bytes >> 4)
-                    if i == 0:
-                        top_first(top, a_start + offset, b_start + offset, high[0], high[1])
-                        finish(bottom)
-                    else:
-                        top_next(top, a_start + offset, b_start + offset, high[0], high[1])
+                    at = stage * stage_units
+                    top_first[i](above, a_start + at, b_start + at, high[0], high[1])
                     stage, parity = advance(stage, parity)
-                    for c in unroll(bounds[i], bounds[i + 1]):
-                        store(bottom, target, buffer, first_row + 64, column, lane, c)
-            finish(bottom)
-            for c in unroll(chunks):
-                store(bottom, target, buffer, first_row + 64, column, lane, c)
+                    if i == 0:
+                        finish(below)
+                    for chunk in unroll(bounds[i], bounds[i + 1]):
+                        store(below, target, buffer, first_row + 64, column, lane, chunk)
+            finish(below)
+            for chunk in unroll(chunks):
+                store(below, target, buffer, first_row + 64, column, lane, chunk)
         wait_stores()
 
     return consume
