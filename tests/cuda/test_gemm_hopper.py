@@ -121,6 +121,7 @@ def test_grids_are_persistent():
 def test_choice_fills_whole_waves(nt, od, depth, tile_n, tile_m):
     config = choose(nt, od, depth)
     assert (config.tile_n, config.tile_m) == (tile_n, tile_m)
+    assert config.skew == (2 if tile_n == 256 else 0)
 
 
 def test_few_tokens_share_the_depth_of_long_products():
@@ -207,9 +208,9 @@ ASSEMBLED = (
     GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256),
     GemmHopperConfig(224, 3, epilogue="swiglu", tile_n=256),
     GemmHopperConfig(224, 3, out="f32", epilogue="add", tile_n=256, pdl=True),
-    GemmHopperConfig(224, 3, out="f32", epilogue="add", tile_n=256, pdl=True, skew=3),
+    GemmHopperConfig(224, 3, out="f32", epilogue="add", tile_n=256, pdl=True, skew=2),
     GemmHopperConfig(224, 3, tile_n=256, skew=3),
-    GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256, skew=3),
+    GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256, skew=2),
     GemmHopperConfig(192, 4, epilogue="rope", tile_n=192, heads=Heads(28, 4, 128, bias=True)),
 )
 

@@ -34,19 +34,21 @@ class Warpgroups:
         registers: of a thread of the producer and of a consumer, after setmaxnreg: together what a block of
             so many warpgroups starts with. None: there is no producer, the first consumer loads, and a thread
             has 255 (240 beside a producer hold 208 sums: the assembler's begin at register 24).
+        skew: k-tiles by which the blocks are apart at the ends of a tile in what `choose` picks.
     """
 
     consumers: int
     row_blocks: int
     largest_m: int
     registers: tuple[int, int] | None
+    skew: int = 0
 
 
 #: By the tokens of a tile.
 WARPGROUPS = {
     128: Warpgroups(2, 1, 256, (40, 232)),
     192: Warpgroups(3, 1, 200, (32, 160)),
-    256: Warpgroups(2, 2, 224, None),
+    256: Warpgroups(2, 2, 224, None, skew=2),
 }
 #: Cycles up to which a product is a dependent launch: what that saves, a microsecond, is lost in longer ones.
 DEPENDENT_CYCLES = 300_000
@@ -348,4 +350,5 @@ def choose(
         options += [(*tile, True) for tile in fit if tile[1] >= 64 * halves]
     tile_n, tile_m, stages, split = best = min(options, key=cost)
     dependent = cost(best) <= DEPENDENT_CYCLES
-    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=dependent, split_k=split)
+    skew = WARPGROUPS[tile_n].skew
+    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=dependent, split_k=split, skew=skew)

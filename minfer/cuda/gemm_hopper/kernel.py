@@ -224,7 +224,7 @@ def shipped() -> list[Kernel]:
         for n, m, stages in ((192, 192, 4), (128, 256, 4), (128, 64, 8))
     ]
     rotated.append(GemmHopperConfig(128, 6, "f16", "rope", 128, Heads(9, 3, 64, interleaved=True)))
-    every = (*plain, *sums, *gates, *rotated)
+    every = [replace(config, skew=config.warpgroups.skew) for config in (*plain, *sums, *gates, *rotated)]
     dependent = [replace(config, pdl=True) for config in every]
     for out, epilogue in (("f16", "store"), ("f32", "add")):
         dependent += [
