@@ -45,12 +45,11 @@ def make_skewed_consumer(config: GemmHopperConfig) -> DeviceFunction:
     bottom_first = (product(1, accumulate=False), *[product(1, wait=1)] * (skew - 1))
     bottom_beside = product(1, wait=2)
     top_last = (product(0, wait=1), *[top] * (skew - 1))
-    wait_top, wait_bottom = ptx.wgmma_wait(skew, block_sums), ptx.wgmma_wait(1, block_sums)
-    wait_last = ptx.wgmma_wait(0, block_sums)
+    wait_top, wait_bottom = ptx.wgmma_wait(skew, block_sums), ptx.wgmma_wait(0, block_sums)
     wait_stage = tuple(ptx.wgmma_wait(pending) for pending in range(skew - 1, 0, -1))
     chunks = len(chunk_starts(config.out_m, chunk_columns(config.out)))
     # The chunks of the epilogue that leave behind each of the other block's k-tiles.
-    bounds = (*(min(i, chunks) for i in range(skew)), chunks)
+    bounds = tuple(round(chunks * i / skew) for i in range(skew + 1))
     store = store_chunk(config.out_m, config.store_buffers, config.out, config.epilogue == "add")
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
     descriptor, advance, pin = ptx.wgmma_descriptor, config.ring.advance, ptx.pin(block_sums, "f32")
@@ -73,40 +72,6 @@ def make_skewed_consumer(config: GemmHopperConfig) -> DeviceFunction:
 
     @device_function
     @unrolled
-    def part(
-        above, below, ring, operands, stage, parity, last, last_parity, work, shape, thread, feeds, leave
-    ):
-        """The last k-tiles: the top's, then the bottom's, under which the top is finished. Returns what is
-        loaded next, where the top is in the ring, and the last stage that the bottom reads."""
-        maps, base, barriers = ring
-        a_start, b_start, high_a, high_b = operands
-        target, buffer, row, column, lane = leave
-        low, low_parity = stage, parity
-        for i in unroll(skew):
-            ptx.mbarrier_wait(barriers + 8 * stage, parity)
-            at = stage * stage_units
-            top_last[i](above, a_start + at, b_start + at, high_a, high_b)
-            if i == 0:
-                work = give_back(last, last_parity, maps, base, barriers, work, shape, thread, feeds)
-            stage, parity = advance(stage, parity)
-        last, last_parity = low, low_parity
-        for _ in unroll(skew):
-            at = last * stage_units
-            bottom(below, a_start + at, b_start + at, high_a, high_b)
-            last, last_parity = advance(last, last_parity)
-        wait_top(above)
-        finish(above)
-        for i in unroll(skew):
-            for chunk in unroll(bounds[i], bounds[i + 1]):
-                store(above, target, buffer, row, column, lane, chunk)
-            if i < skew - 1:
-                wait_stage[i]()
-                work = give_back(low, low_parity, maps, base, barriers, work, shape, thread, feeds)
-                low, low_parity = advance(low, low_parity)
-        return work, stage, parity, low, low_parity
-
-    @device_function
-    @unrolled
     def consume(target, maps, base, barriers, tile, shape, consumer, thread, high, half):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
         rows, columns, step, _, k_tiles, _, _ = shape
@@ -122,7 +87,6 @@ def make_skewed_consumer(config: GemmHopperConfig) -> DeviceFunction:
             work = begin(maps[1], base, barriers, tile, shape, one)
             for early in range(stages):
                 work = feed(maps, base, barriers, types.uint32(early), types.uint32(1), work, shape, one)
-        ring, operands = (maps, base, barriers), (a_start, b_start, high[0], high[1])
         # In the ring: where the top is, where the bottom is while they are apart, what is given back next.
         stage, parity = types.uint32(0), types.uint32(0)
         low, low_parity = last, last_parity = stage, parity
@@ -154,34 +118,43 @@ def make_skewed_consumer(config: GemmHopperConfig) -> DeviceFunction:
                     last, last_parity = stage, parity
                     stage, parity = advance(stage, parity)
                     k = types.int32(k + 1)
+                low, low_parity = stage, parity
+                for i in unroll(skew):
+                    ptx.mbarrier_wait(barriers + 8 * stage, parity)
+                    at = stage * stage_units
+                    top_last[i](above, a_start + at, b_start + at, high[0], high[1])
+                    if i == 0:
+                        work = give_back(last, last_parity, maps, base, barriers, work, shape, thread, feeds)
+                    stage, parity = advance(stage, parity)
+                last, last_parity = low, low_parity
+                for _ in unroll(skew):
+                    at = last * stage_units
+                    bottom(below, a_start + at, b_start + at, high[0], high[1])
+                    last, last_parity = advance(last, last_parity)
+                wait_top(above)
+                finish(above)
                 first_row = row + consumer * 128 + warp * 16
-                leave = target, buffer, first_row, column, lane
+                for i in unroll(skew):
+                    for chunk in unroll(bounds[i], bounds[i + 1]):
+                        store(above, target, buffer, first_row, column, lane, chunk)
+                    if i < skew - 1:
+                        wait_stage[i]()
+                    else:
+                        wait_bottom(below)
+                    work = give_back(low, low_parity, maps, base, barriers, work, shape, thread, feeds)
+                    low, low_parity = advance(low, low_parity)
                 tile = types.int32(tile + step)
-                # Not later: the assembler serialises wgmmas that two paths wait for.
                 if tile >= rows * columns:
                     break
-                work, stage, parity, last, last_parity = part(
-                    above, below, ring, operands, stage, parity, last, last_parity, work, shape, thread,
-                    feeds, leave,
-                )  # fmt: skip
-                low, low_parity = stage, parity
                 for i in unroll(skew):
                     ptx.mbarrier_wait(barriers + 8 * stage, parity)
                     at = stage * stage_units
                     top_first[i](above, a_start + at, b_start + at, high[0], high[1])
                     stage, parity = advance(stage, parity)
                     if i == 0:
-                        # The next tile's first wgmmas are queued when the bottom's last ones end.
-                        wait_bottom(below)
-                        work = give_back(last, last_parity, maps, base, barriers, work, shape, thread, feeds)
                         finish(below)
                     for chunk in unroll(bounds[i], bounds[i + 1]):
                         store(below, target, buffer, first_row + 64, column, lane, chunks + chunk)
-            part(
-                above, below, ring, operands, stage, parity, last, last_parity, work, shape, thread, feeds,
-                leave,
-            )  # fmt: skip
-            wait_last(below)
             finish(below)
             for chunk in unroll(chunks):
                 store(below, target, buffer, first_row + 64, column, lane, chunks + chunk)
