@@ -181,6 +181,7 @@ from minfer.cuda.ptx.wgmma import (
     wgmma_descriptor,
     wgmma_high_word,
     wgmma_wait,
+    wgmma_wait_read,
 )
 
 __all__ = [
@@ -346,4 +347,5 @@ __all__ = [
     "wgmma_descriptor",
     "wgmma_high_word",
     "wgmma_wait",
+    "wgmma_wait_read",
 ]
