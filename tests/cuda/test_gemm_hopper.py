@@ -88,6 +88,9 @@ def test_names_tell_variants_apart():
         GemmHopperConfig(192, tile_n=192),
         GemmHopperConfig(192, tile_n=192, pdl=True),
         GemmHopperConfig(192, split_k=True),
+        GemmHopperConfig(192, 3, tile_n=256),
+        GemmHopperConfig(192, 3, tile_n=256, skew=2),
+        GemmHopperConfig(192, 3, tile_n=256, skew=3),
         GemmHopperConfig(epilogue="rope", heads=Heads(2, 1, 64)),
         GemmHopperConfig(epilogue="rope", heads=Heads(2, 1, 64, interleaved=True)),
         GemmHopperConfig(epilogue="rope", heads=Heads(2, 1, 64, bias=True)),
@@ -118,6 +121,7 @@ def test_grids_are_persistent():
 def test_choice_fills_whole_waves(nt, od, depth, tile_n, tile_m):
     config = choose(nt, od, depth)
     assert (config.tile_n, config.tile_m) == (tile_n, tile_m)
+    assert config.skew == (2 if tile_n == 256 else 0)
 
 
 def test_few_tokens_share_the_depth_of_long_products():
@@ -183,6 +187,9 @@ def test_a_group_holds_about_2048_tokens():
         ((144, 5, "f16", "rope", 128, Heads(2, 1, 64)), "a tile of 128 x 144: tile_m must be a multiple"),
         ((192, 3, "f16", "rope", 256, Heads(2, 1, 64)), "a tile of 256 x 192"),
         ((192, 3, "f16", "store", 256, None, False, True), "split_k with 256 tokens"),
+        ((256, 4, "f16", "store", 128, None, False, False, 2), "skew with 128 tokens"),
+        ((224, 3, "f16", "store", 256, None, False, False, 4), "skew = 4: must be from 0 to 3"),
+        ((224, 3, "f16", "store", 256, None, False, False, -1), "skew = -1"),
         ((256, 1), "1 stages"),
         ((256, 5), "use fewer stages"),
     ],
@@ -201,6 +208,9 @@ ASSEMBLED = (
     GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256),
     GemmHopperConfig(224, 3, epilogue="swiglu", tile_n=256),
     GemmHopperConfig(224, 3, out="f32", epilogue="add", tile_n=256, pdl=True),
+    GemmHopperConfig(224, 3, out="f32", epilogue="add", tile_n=256, pdl=True, skew=2),
+    GemmHopperConfig(224, 3, tile_n=256, skew=3),
+    GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256, skew=2),
     GemmHopperConfig(192, 4, epilogue="rope", tile_n=192, heads=Heads(28, 4, 128, bias=True)),
 )
 

@@ -251,6 +251,7 @@ def test_a_float_is_not_an_address():
         (lambda: ptx.wgmma_wait(0, 0), "registers: 0"),
         (lambda: ptx.cp_async_wait_group(-1), "pending groups: -1"),
         (lambda: ptx.cp_async_wait_group(1.5), "pending groups: 1.5"),
+        (lambda: ptx.wgmma_wait_read(-1), "pending groups: -1"),
         (lambda: ptx.bulk_wait_group_read(-1), "pending groups: -1"),
         (lambda: ptx.bulk_wait_group_read(1.5), "pending groups: 1.5"),
         (lambda: ptx.lop3(256), "lut 256"),

@@ -30,6 +30,14 @@ from tests.cuda.gemm_hopper_cases import check_bits, hopper_case, rope_case
         (GemmHopperConfig(72, 2, tile_n=192), (200, 80, 136), 1),  # three consumers
         (GemmHopperConfig(200, 2, tile_n=256), (300, 208, 200), 1),  # no producer, a ring that wraps
         (GemmHopperConfig(208, 3, epilogue="swiglu", tile_n=256, pdl=True), (140, 112, 72), 3),
+        # Blocks of rows apart: one k-tile only, as few as they need, more; one tile a block and several
+        (GemmHopperConfig(80, 3, tile_n=256, skew=3), (300, 88, 8), 1),
+        (GemmHopperConfig(80, 3, tile_n=256, skew=3), (520, 168, 384), 2),
+        (GemmHopperConfig(224, 3, tile_n=256, skew=3, pdl=True), (300, 240, 520), 3),
+        (GemmHopperConfig(80, 2, tile_n=256, skew=1), (300, 168, 200), 1),
+        (GemmHopperConfig(80, 4, tile_n=256, skew=2), (300, 168, 456), 1),
+        (GemmHopperConfig(80, 2, "f32", "add", tile_n=256, skew=2), (270, 168, 328), 1),
+        (GemmHopperConfig(144, 3, epilogue="swiglu", tile_n=256, skew=3), (270, 168, 504), 1),
         (
             GemmHopperConfig(64, 3, pdl=True),
             (140, 136, 264),
@@ -82,6 +90,17 @@ def test_traced_run_has_no_race_and_no_conflict():
     assert check(trace) == []
     assert (c == depth).all()
     assert {line.degree for line in shared_lines(trace) if line.op is Op.STMATRIX} == {1}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [GemmHopperConfig(64, 3, tile_n=256, skew=3), GemmHopperConfig(72, 3, "f32", "add", 256, skew=2)],
+    ids=str,
+)
+def test_traced_blocks_of_rows_apart_have_no_race(config):
+    trace = Trace()
+    hopper_case(config, 512, 136, 512, multiprocessors=1).run_simulated(trace=trace)
+    assert check(trace) == []
 
 
 def test_a_tile_of_two_blocks_may_be_rotated():

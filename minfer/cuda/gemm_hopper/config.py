@@ -34,19 +34,21 @@ class Warpgroups:
         registers: of a thread of the producer and of a consumer, after setmaxnreg: together what a block of
             so many warpgroups starts with. None: there is no producer, the first consumer loads, and a thread
             has 255 (240 beside a producer hold 208 sums: the assembler's begin at register 24).
+        skew: k-tiles by which the blocks are apart at the ends of a tile in what `choose` picks.
     """
 
     consumers: int
     row_blocks: int
     largest_m: int
     registers: tuple[int, int] | None
+    skew: int = 0
 
 
 #: By the tokens of a tile.
 WARPGROUPS = {
     128: Warpgroups(2, 1, 256, (40, 232)),
     192: Warpgroups(3, 1, 200, (32, 160)),
-    256: Warpgroups(2, 2, 224, None),
+    256: Warpgroups(2, 2, 224, None, skew=2),
 }
 #: Cycles up to which a product is a dependent launch: what that saves, a microsecond, is lost in longer ones.
 DEPENDENT_CYCLES = 300_000
@@ -76,7 +78,8 @@ class GemmHopperConfig:
     """Tile of `tile_n` tokens x `tile_m` rows of B, `stages` k-tiles of 64 in flight; C as `out`, by an
     epilogue ("rope": for a product with q, k and v of `heads`). pdl: a dependent launch, which loads B before
     the kernel before it has ended, and whose blocks take seats (`minfer.cuda.tile.seats`). split_k: two
-    blocks a tile, each with half of the depth (`minfer.cuda.gemm_hopper.split`)."""
+    blocks a tile, each with half of the depth (`minfer.cuda.gemm_hopper.split`). skew: k-tiles by which a
+    consumer's two blocks of rows are apart at the ends of a tile (`minfer.cuda.gemm_hopper.skewed`)."""
 
     tile_m: int = 256
     stages: int = 4
@@ -86,6 +89,7 @@ class GemmHopperConfig:
     heads: Heads | None = None
     pdl: bool = False
     split_k: bool = False
+    skew: int = 0
 
     tile_k = BOX_COLUMNS
 
@@ -116,6 +120,7 @@ class GemmHopperConfig:
                 f"gemm_hopper: split_k with {self.tile_n} tokens: its two blocks finish the rows of one "
                 "consumer each, so take 128"
             )
+        self._check_skew()
         if self.stages < 2:
             raise ConfigRefused(f"gemm_hopper: {self.stages} stages: to copy ahead of computing takes 2")
         if self.store_buffers < 1:
@@ -123,6 +128,18 @@ class GemmHopperConfig:
                 f"gemm_hopper: {self.stages} stages of {self.stage_bytes} bytes leave no room for "
                 f"the epilogue's {self.warps * BUFFER_BYTES} bytes in {MAX_SHARED_BYTES} of shared memory: "
                 "use fewer stages"
+            )
+
+    def _check_skew(self) -> None:
+        if self.skew and self.warpgroups.row_blocks != 2:
+            raise ConfigRefused(
+                f"gemm_hopper: skew with {self.tile_n} tokens: it is between two blocks of 64 rows, which a "
+                "consumer has with 256"
+            )
+        if not 0 <= self.skew <= self.stages:
+            raise ConfigRefused(
+                f"gemm_hopper: skew = {self.skew}: must be from 0 to {self.stages}, the stages that hold the "
+                "k-tiles between two blocks of rows"
             )
 
     def _check_heads(self) -> None:
@@ -153,6 +170,7 @@ class GemmHopperConfig:
             text += f" {self.heads}"
         text += f" -> {self.out}" if self.out != "f16" else ""
         text += " split" if self.split_k else ""
+        text += f" skew {self.skew}" if self.skew else ""
         return text + (" pdl" if self.pdl else "")
 
     @property
@@ -168,6 +186,16 @@ class GemmHopperConfig:
     def threads(self) -> int:
         """Of a block: the consumers, and the producer's warpgroup."""
         return 128 * (self.warpgroups.consumers + self.producer)
+
+    @property
+    def block_sums(self) -> int:
+        """f32 sums that a consumer's thread has of a block of 64 tokens."""
+        return self.tile_m // 2
+
+    @property
+    def sums(self) -> int:
+        """f32 sums of a consumer's thread."""
+        return self.warpgroups.row_blocks * self.block_sums
 
     @property
     def warps(self) -> int:
@@ -324,4 +352,5 @@ def choose(
         options += [(*tile, True) for tile in fit if tile[1] >= 64 * halves]
     tile_n, tile_m, stages, split = best = min(options, key=cost)
     dependent = cost(best) <= DEPENDENT_CYCLES
-    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=dependent, split_k=split)
+    skew = WARPGROUPS[tile_n].skew
+    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=dependent, split_k=split, skew=skew)

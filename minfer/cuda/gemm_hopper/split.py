@@ -72,11 +72,6 @@ class Exchange:
     parts: int = 2
 
     @property
-    def halves(self) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
-        """place, give, fetch and add, of two parts."""
-        return self.place, self.give(0), self.fetch, self.add(0)
-
-    @property
     def fractions(self) -> int:
         """Of a consumer's sums, each finished by another part."""
         return self.parts // 2

@@ -80,10 +80,12 @@ from minfer.cuda.ptx.hopper import (
     setmaxnreg,
     st_cluster_v4_f32,
     tma_add_2d,
+    tma_add_2d_if,
     tma_load_2d,
     tma_load_2d_if,
     tma_load_2d_multicast,
     tma_store_2d,
+    tma_store_2d_if,
 )
 from minfer.cuda.ptx.memory import (
     atom_add_global_u32,
@@ -179,6 +181,7 @@ from minfer.cuda.ptx.wgmma import (
     wgmma_descriptor,
     wgmma_high_word,
     wgmma_wait,
+    wgmma_wait_read,
 )
 
 __all__ = [
@@ -327,10 +330,12 @@ __all__ = [
     "syncwarp",
     "tensor_map_address",
     "tma_add_2d",
+    "tma_add_2d_if",
     "tma_load_2d",
     "tma_load_2d_if",
     "tma_load_2d_multicast",
     "tma_store_2d",
+    "tma_store_2d_if",
     "udiv_u32",
     "uniform",
     "unpack_f16x2_hi",
@@ -342,4 +347,5 @@ __all__ = [
     "wgmma_descriptor",
     "wgmma_high_word",
     "wgmma_wait",
+    "wgmma_wait_read",
 ]

@@ -8,6 +8,9 @@ from minfer.cuda.instruction import Instruction, f32, instruction, s32, u32, u64
 
 _TENSOR = "9.7.9.25.5.2 cp.async.bulk.tensor"
 _TMA_LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+_TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"
+_TMA_ADD = "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group"
+_REDUCE = "9.7.9.25.5.4 cp.reduce.async.bulk.tensor"
 _ARRIVE = "9.7.13.15.13 mbarrier.arrive"
 
 
@@ -140,21 +143,33 @@ def tma_load_2d_multicast(shared: u32, tensor_map: u64, mbarrier: u32, x: s32, y
     block's own mbarrier counts."""
 
 
-@instruction(
-    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$2, $3}], [$1];", section=_TENSOR, arch=90
-)
+@instruction(f"{_TMA_STORE} [$0, {{$2, $3}}], [$1];", section=_TENSOR, arch=90)
 def tma_store_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
     """Store a box from shared memory at column x, row y; out of range is clipped. Part of the next bulk
     group."""
 
 
 @instruction(
-    "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [$0, {$2, $3}], [$1];",
-    section="9.7.9.25.5.4 cp.reduce.async.bulk.tensor",
+    f"{{\n.reg .pred p;\nsetp.ne.u32 p, $4, 0;\n@p {_TMA_STORE} [$0, {{$2, $3}}], [$1];\n}}",
+    section=_TENSOR,
     arch=90,
 )
+def tma_store_2d_if(tensor_map: u64, shared: u32, x: s32, y: s32, condition: u32):
+    """As `tma_store_2d`, where the condition is nonzero, without a branch."""
+
+
+@instruction(f"{_TMA_ADD} [$0, {{$2, $3}}], [$1];", section=_REDUCE, arch=90)
 def tma_add_2d(tensor_map: u64, shared: u32, x: s32, y: s32):
     """As `tma_store_2d`, but L2 adds the box to what is there, each element rounded once."""
+
+
+@instruction(
+    f"{{\n.reg .pred p;\nsetp.ne.u32 p, $4, 0;\n@p {_TMA_ADD} [$0, {{$2, $3}}], [$1];\n}}",
+    section=_REDUCE,
+    arch=90,
+)
+def tma_add_2d_if(tensor_map: u64, shared: u32, x: s32, y: s32, condition: u32):
+    """As `tma_add_2d`, where the condition is nonzero, without a branch."""
 
 
 @instruction(

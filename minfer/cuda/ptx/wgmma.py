@@ -24,6 +24,7 @@ _DTYPES = {
     "s8": ("s32.s8.s8", "k32", s32),
     "u8": ("s32.u8.s8", "k32", s32),
 }
+_WAIT = "9.7.15.7.3 wgmma.wait_group"
 _SWIZZLE_CODES = {0: 0, 128: 1, 64: 2, 32: 3}
 
 
@@ -188,9 +189,24 @@ def wgmma_wait(pending: int, count: int, dtype: str = "f32") -> Instruction:
         "wgmma_wait",
         lambda places: f"wgmma.wait_group.sync.aligned {pending};",
         {"d": Registers(scalar, count)},
-        section="9.7.15.7.3 wgmma.wait_group",
+        section=_WAIT,
         parameters={"pending": pending, "count": count, "dtype": dtype},
         documentation=f"Wait until at most {pending} wgmma groups are pending.",
+    )
+
+
+@functools.cache
+def wgmma_wait_read(pending: int) -> Instruction:
+    """Factory: wait until at most `pending` groups are in flight, so that the shared memory which the others
+    have read may be overwritten. It has no operands: what reads their accumulators takes `wgmma_wait`."""
+    check_whole("wgmma_wait_read: pending groups", pending, 0)
+    return _block(
+        "wgmma_wait_read",
+        lambda places: f"wgmma.wait_group.sync.aligned {pending};",
+        {},
+        section=_WAIT,
+        parameters={"pending": pending},
+        documentation=f"Wait until all but {pending} wgmma groups have read their operands.",
     )
 
 

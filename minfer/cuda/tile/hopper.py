@@ -96,11 +96,7 @@ def store_tile(columns: int, buffers: int, out: str = "f16", add: bool = False) 
     firsts, ends = tuple(first for first, _ in batches), tuple(end for _, end in batches)
     wait_all, wait_one = ptx.bulk_wait_group_read(0), ptx.bulk_wait_group_read(max(0, buffers - 1))
     send = ptx.tma_add_2d if add else ptx.tma_store_2d
-    # Of the last chunk, what the one before holds already: in groups of 8 columns.
-    held = (width - columns % width) % width // 8 if add else 0
-    write, write_last = (
-        (write_chunk_f16, write_chunk_f16) if out == "f16" else (_write_f32(0), _write_f32(held))
-    )
+    write, write_last = _writers(columns, out, add)
 
     @device_function
     @unrolled
@@ -127,6 +123,51 @@ def store_tile(columns: int, buffers: int, out: str = "f16", add: bool = False) 
                 ptx.bulk_commit_group()
 
     return store
+
+
+@functools.cache
+def store_chunk(columns: int, buffers: int, out: str = "f16", add: bool = False) -> DeviceFunction:
+    """Factory: one chunk of what `store_tile` stores, without a branch, for what runs under wgmma in flight.
+
+    (array, tensor map address, buffer, row, column, lane, number): chunks of several arrays that follow each
+    other have numbers from 0 on, those of the second array behind the first one's. Buffers take turns; number
+    0 waits for all of them. All lanes must execute `ptx.bulk_wait_group_read(0)` before the block ends."""
+    from numba.cuda import types
+
+    width = chunk_columns(out)
+    chunks = len(chunk_starts(columns, width))
+    wait_all, wait_oldest = ptx.bulk_wait_group_read(0), ptx.bulk_wait_group_read(buffers - 1)
+    send = ptx.tma_add_2d_if if add else ptx.tma_store_2d_if
+    write, write_last = _writers(columns, out, add)
+
+    @device_function
+    def store(array, tensor_map, buffer, row, column, lane, number):
+        if number == 0:
+            wait_all()
+        elif number >= buffers:
+            wait_oldest()
+        ptx.syncwarp()
+        chunk, place = number % chunks, buffer + (number % buffers) * BUFFER_BYTES
+        start = min(types.int32(chunk * width), types.int32(columns - width))
+        if chunk == chunks - 1:
+            write_last(array, start // 2, place, lane)
+        else:
+            write(array, start // 2, place, lane)
+        ptx.fence_proxy_async()
+        ptx.syncwarp()
+        send(tensor_map, place, column + start, row, types.uint32(lane == 0))
+        ptx.bulk_commit_group()
+
+    return store
+
+
+def _writers(columns: int, out: str, add: bool) -> tuple[DeviceFunction, DeviceFunction]:
+    """What writes a chunk, and the last chunk: of that one, what the chunk before holds already is zeros if
+    it is added."""
+    if out == "f16":
+        return write_chunk_f16, write_chunk_f16
+    width = chunk_columns(out)
+    return _write_f32(0), _write_f32((width - columns % width) % width // 8 if add else 0)
 
 
 @device_function

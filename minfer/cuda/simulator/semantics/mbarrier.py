@@ -290,8 +290,20 @@ def tma_store_2d(tensor_map, shared, x, y):
 
 
 @semantics
+def tma_store_2d_if(tensor_map, shared, x, y, condition):
+    if int(condition) & _MASK:
+        tma_store_2d(tensor_map, shared, x, y)
+
+
+@semantics
 def tma_add_2d(tensor_map, shared, x, y):
     _bulk_store("tma_add_2d", tensor_map, shared, x, y, TensorMap.add_box)
+
+
+@semantics
+def tma_add_2d_if(tensor_map, shared, x, y, condition):
+    if int(condition) & _MASK:
+        tma_add_2d(tensor_map, shared, x, y)
 
 
 def _bulk_store(name, tensor_map, shared, x, y, put):

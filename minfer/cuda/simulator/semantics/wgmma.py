@@ -263,6 +263,11 @@ def wgmma(accumulators, a, b, /, *accumulate, **parameters):
 
 @semantics
 def wgmma_wait(accumulators, /, pending, count, dtype):
+    wgmma_wait_read(pending)
+
+
+@semantics
+def wgmma_wait_read(pending):
     lane = current_lane("wgmma_wait")
     lane.warp.collective(lane, "wgmma_wait", None, lambda group, arguments: None)
     _wait(lane, pending)
