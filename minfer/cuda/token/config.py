@@ -52,6 +52,8 @@ class TokenConfig:
         blocks: the grid, all of it resident at once: one block a multiprocessor.
         warps: warps that multiply; one more streams the weights.
         lanes: lanes that share a block of weights, 4 or 2 (`minfer.cuda.token.dots`).
+        minima: how Q4_K's are multiplied with the sums of activations: "floats", one by one, or "dp2a", four at
+            a time with integers of 15 bits (`minfer.cuda.token.dots`).
         spread: how activations lie in shared memory (`minfer.cuda.token.records`).
         exchange: how blocks hand them on, "barrier", "tags" or "bits" (`minfer.cuda.token.exchange`).
         early: percent of the blocks that one does not wait for before it looks for tags.
@@ -76,6 +78,7 @@ class TokenConfig:
     blocks: int = 132
     warps: int = 11
     lanes: int = 2
+    minima: str = "dp2a"
     spread: bool = True
     exchange: str = "bits"
     early: int = 50
@@ -91,6 +94,7 @@ class TokenConfig:
         check_choice("decode_token", "head_dim", self.head_dim, (64, 128))
         check_choice("decode_token", "warps", self.warps, tuple(range(1, 32)))
         check_choice("decode_token", "lanes", self.lanes, (2, 4))
+        check_choice("decode_token", "minima", self.minima, ("floats", "dp2a"))
         check_choice("decode_token", "exchange", self.exchange, EXCHANGES)
         check_whole("decode_token: early", self.early, 0, 100)
         check_whole("decode_token: ahead", self.ahead, 0)
@@ -145,7 +149,7 @@ class TokenConfig:
             slots += f" in flight={self.in_flight}"
         if self.hushed:
             slots += f" quiet={self.quiet}"
-        ring = f"warps={self.warps} lanes={self.lanes} slots={slots} {self.exchange}"
+        ring = f"warps={self.warps} lanes={self.lanes} minima={self.minima} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"
         for name in ("prefetch", "spare_o", "spare", "spread"):

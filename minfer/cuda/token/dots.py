@@ -30,6 +30,7 @@ from minfer.cuda.token.records import Layout
 
 MAGIC_BITS = 0x4B400000
 MAGIC = 12582912.0  # 1.5 * 2**23
+LARGEST_SUM = 16383  # of a sub-block's activations as an integer: four times 63 of them stay below 2**22
 
 
 @device_function
@@ -66,11 +67,14 @@ def _half_scales(header_low, header_middle, header_high, half):
     return uint32(scales), uint32(minima)
 
 
-def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable, int, int]:
+def make_dots(lanes: int, layout: Layout, halves: bool) -> tuple[Callable, Callable, Callable, int, int]:
     """Device functions load_activations (words, factors, record, lane, six) and, of Q4_K and Q6_K, dot
     (block, lane, words, factors) -> f32: `lane` of those that share the block, `record` and `block` shared
-    addresses; and the lengths of the local arrays `words` (u32) and `factors` (f32)."""
+    addresses; and the lengths of the local arrays `words` (u32) and `factors` (f32). With `halves` a lane's
+    sums of activations, of Q4_K, are integers of 15 bits, two in a word, that minima are multiplied with by
+    dp2a."""
     parts = 4 // lanes  # of a lane
+    sub_blocks, run_words, run_factors = 2 * parts, 16 * parts, 8 * parts
     run_at, load_factors, fma = layout.run_at, layout.load_factors, ptx.fma_rn_f32
     scales_of = k4_scales if lanes == 4 else _half_scales
 
@@ -92,6 +96,7 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
         nibbles' 16 times smaller, then of Q4_K the sums of each sub-block's two runs, which minima are
         multiplied with, and what MAGIC makes of them; of Q6_K both together, of a run, which all weights are
         32 too large for."""
+        offsets = cuda.local.array(sub_blocks, float32)
         for p in unroll(parts):
             half, odd = part_of(lane, p)
             first = half * 8 + odd * 4
@@ -117,9 +122,25 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
                     factors[8 * p + 4 + i] = sums[i] * float32(-32) - factors[8 * p + i] * float32(MAGIC)
             else:
                 for i in unroll(2):
-                    factors[8 * p + 4 + i] = sums[2 * i] + sums[2 * i + 1]
+                    offsets[2 * p + i] = sums[2 * i] + sums[2 * i + 1]
+                    factors[8 * p + 4 + i] = offsets[2 * p + i]
                     both = factors[8 * p + 2 * i] + factors[8 * p + 2 * i + 1]
                     factors[8 * p + 6 + i] = both * float32(-MAGIC)
+
+        if halves and not six:
+            largest = float32(0)
+            for i in unroll(sub_blocks):
+                largest = ptx.max_f32(largest, abs(offsets[i]))
+            inverse = float32(0)
+            if largest != float32(0):
+                inverse = float32(LARGEST_SUM) * ptx.rcp_approx(largest)
+            scale = largest * float32(1.0 / LARGEST_SUM)
+            factors[run_factors] = scale
+            factors[run_factors + 1] = scale * float32(-MAGIC)
+            for p in unroll(parts):
+                low = uint32(ptx.cvt_rni_s32_f32(offsets[2 * p] * inverse))
+                high = uint32(ptx.cvt_rni_s32_f32(offsets[2 * p + 1] * inverse))
+                words[run_words + p] = ptx.prmt(low, high, uint32(0x5410))
 
     @device_function
     @unrolled
@@ -129,6 +150,11 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
         scales, minima = scales_of(h1, h2, h3, lane)
         products = float32(0)
         offsets = float32(0)
+        if halves:
+            whole = ptx.dp2a_lo_s16u8(words[run_words], minima, int32(MAGIC_BITS))
+            if parts == 2:
+                whole = ptx.dp2a_hi_s16u8(words[run_words + 1], minima, whole)
+            offsets = fma(_above(whole), factors[run_factors], factors[run_factors + 1])
         for p in unroll(parts):
             at = block + uint32(16 + lane * (32 * parts) + p * 32)
             quants = cuda.local.array(8, uint32)
@@ -149,8 +175,11 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
             f = 8 * p
             lows = fma(factors[f], _above(sums[0]), fma(factors[f + 1], _above(sums[1]), factors[f + 6]))
             highs = fma(factors[f + 2], _above(sums[2]), fma(factors[f + 3], _above(sums[3]), factors[f + 7]))
-            products += _byte(scales, 2 * p) * lows + _byte(scales, 2 * p + 1) * highs
-            offsets += _byte(minima, 2 * p) * factors[f + 4] + _byte(minima, 2 * p + 1) * factors[f + 5]
+            products = fma(_byte(scales, 2 * p), lows, products)
+            products = fma(_byte(scales, 2 * p + 1), highs, products)
+            if not halves:
+                offsets = fma(_byte(minima, 2 * p), factors[f + 4], offsets)
+                offsets = fma(_byte(minima, 2 * p + 1), factors[f + 5], offsets)
         return ptx.unpack_f16x2_lo(h0) * products - ptx.unpack_f16x2_hi(h0) * offsets
 
     @device_function
@@ -173,14 +202,14 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
             place = uint32(odd * 2)  # where in a byte the two bits above the low nibble are
             low_bits = uint32(0x03030303) << place
             high_bits = uint32(0x30303030) << place
-            weight = float32(16)
+            weight = int32(16)
             if odd:
-                weight = float32(4)
+                weight = int32(4)
             sums = cuda.local.array(4, int32)
             tops = cuda.local.array(4, int32)
             for i in unroll(4):
                 sums[i] = int32(MAGIC_BITS)
-                tops[i] = int32(MAGIC_BITS)
+                tops[i] = int32(0)
             for i in unroll(8):
                 n = i // 4
                 low = words[16 * p + i]
@@ -191,9 +220,8 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
                 tops[2 + n] = ptx.dp4a_u8s8(bits[i] & high_bits, high, tops[2 + n])
             for i in unroll(4):
                 scale = _signed_byte(scales[i // 2], odd * 2 + i % 2)
-                value = fma(weight, _above(tops[i]) - float32(MAGIC), _above(sums[i]))
-                total += scale * fma(factors[8 * p + i], value, factors[8 * p + 4 + i])
+                value = _above(int32(sums[i] + tops[i] * weight))
+                total = fma(scale, fma(factors[8 * p + i], value, factors[8 * p + 4 + i]), total)
         return ptx.unpack_f16x2_lo(ptx.ld_shared_u16(block + uint32(208))) * total
 
-    x_words, x_factors = 16 * parts, 8 * parts
-    return load_activations, dot_q4_k, dot_q6_k, x_words, x_factors
+    return load_activations, dot_q4_k, dot_q6_k, run_words + parts * halves, run_factors + 2 * halves

@@ -39,7 +39,9 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     slot_bytes, hushed, quiet_at = config.slot_bytes, config.hushed, config.quiet_at
     write = make_outputs(config, exchange)
     row_groups = make_groups(config.group_units)
-    load_activations, dot_q4_k, dot_q6_k, x_words, x_factors = make_dots(lanes, config.layout)
+    load_activations, dot_q4_k, dot_q6_k, x_words, x_factors = make_dots(
+        lanes, config.layout, config.minima == "dp2a"
+    )
 
     @device_function
     def take_share(share, flags, rows, shape, block, warp):
@@ -72,7 +74,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         index = (before + row) * pieces
         if row >= count:  # of up
             index = (before + row - count) * 2 + 1
-        return sums + uint32(index * groups * 4)
+        return uint32(sums + uint32(index * groups * 4))
 
     @device_function
     def hush(shared, flags):

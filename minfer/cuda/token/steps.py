@@ -12,6 +12,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "spread": False,
         "early": 0,
         "lanes": 4,
+        "minima": "floats",
         "ahead": 0,
         "prefetch": False,
         "spare": False,
@@ -30,6 +31,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "quiet exchanges": {"quiet": 1},
     "spared of o too": {"spare_o": True},
     "L2 in the gaps": {"ahead": 8},
+    "minima by dp2a": {"minima": "dp2a"},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}
