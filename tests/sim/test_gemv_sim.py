@@ -34,6 +34,12 @@ def test_planes(dim, od, rows, slices, slots):
     gemv_case(config, od, grid=1).run_simulated()
 
 
+@pytest.mark.parametrize(("dim", "od", "slots"), [(256, 33, 2), (1024, 16, 1), (1792, 5, 1)])
+def test_tensor_cores(dim, od, slots):
+    config = GemvConfig("Q4_K", dim, rows=16, warps=2, slots=slots, dots="mma")
+    gemv_case(config, od, grid=1).run_simulated()
+
+
 def test_sixteen_bytes_a_lane_are_read_without_conflicts():
     """Weights in planes, and the activations of either layout; in blocks weights come word by word."""
 

@@ -52,8 +52,8 @@ class TokenConfig:
         blocks: the grid, all of it resident at once: one block a multiprocessor.
         warps: warps that multiply; one more streams the weights.
         lanes: lanes that share a block of weights, 4 or 2 (`minfer.cuda.token.dots`).
-        minima: how Q4_K's are multiplied with the sums of activations: "floats", one by one, or "dp2a", four at
-            a time with integers of 15 bits (`minfer.cuda.token.dots`).
+        minima: how Q4_K's are multiplied with the sums of activations: "floats", one by one, or "dp2a", four
+            at a time with integers of 15 bits (`minfer.cuda.token.dots`).
         spread: how activations lie in shared memory (`minfer.cuda.token.records`).
         exchange: how blocks hand them on, "barrier", "tags" or "bits" (`minfer.cuda.token.exchange`).
         early: percent of the blocks that one does not wait for before it looks for tags.
