@@ -18,7 +18,8 @@ from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.dots import make_dots
 from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.outputs import make_outputs
-from minfer.cuda.token.schedule import ARRIVE, PAIRS, SIX_BIT
+from minfer.cuda.token.schedule import ARRIVE, PAIRS, SIX_BIT, TENSOR
+from minfer.cuda.token.tensor_dots import MMA_FACTORS, MMA_WORDS, make_tensor_dots
 from minfer.cuda.token.tiles import make_block_rows, make_groups, tile_shape, unit_bytes
 
 NUMBER, PARITY = range(2)  # of a state: slot, its phase's parity
@@ -36,17 +37,29 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     slots, warps, block_rows = config.slots, config.warps, make_block_rows(config)
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
     most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
+    gated_at, most_gated = config.gated_at, config.gated_sums
     slot_bytes, hushed, quiet_at = config.slot_bytes, config.hushed, config.quiet_at
     write = make_outputs(config, exchange)
     row_groups = make_groups(config.group_units)
+    tensor = config.dots == "mma"
+    load_fragments, dot_rows = make_tensor_dots(config.layout)
     load_activations, dot_q4_k, dot_q6_k, x_words, x_factors = make_dots(
         lanes, config.layout, config.minima == "dp2a"
     )
+    if tensor:
+        x_words, x_factors = max(x_words, MMA_WORDS), max(x_factors, MMA_FACTORS)
+
+    @device_function
+    def unit_of(flags, lane):
+        """Which of its warp's blocks of weights a lane takes."""
+        if flags & TENSOR:
+            return lane & 3
+        return lane // lanes
 
     @device_function
     def take_share(share, flags, rows, shape, block, warp):
         units, _ = tile_shape(shape)
-        groups, inverse = row_groups(units), int32(shape) >> 14
+        groups, inverse = row_groups(flags, units), int32(shape) >> 14
         first, last = block_rows(flags, rows, block)
         team = (warp * inverse) >> 16
         group = warp - team * groups
@@ -55,7 +68,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         share[TEAMS] = (warps * inverse) >> 16
         share[TEAM] = team
         share[GROUP] = group
-        share[UNIT] = ((group * units * inverse) >> 16) + int32(ptx.lane_id()) // lanes
+        share[UNIT] = ((group * units * inverse) >> 16) + unit_of(flags, int32(ptx.lane_id()))
         share[END] = ((group + 1) * units * inverse) >> 16
 
     @device_function
@@ -77,6 +90,30 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         return uint32(sums + uint32(index * groups * 4))
 
     @device_function
+    @unrolled
+    def put_tile(sums, tile, pitch, rows, count, before, pieces, groups, lane, far, words, factors):
+        """A tile's products on tensor cores to shared memory. Lanes 0 to 3 and 4 to 7 load at once: their
+        rows are so many apart (2**far) that they meet different banks."""
+        g = lane >> 2
+        t = lane & 3
+        differ = (g ^ (g >> far)) & 1
+        row = int32(g ^ differ ^ (differ << far))
+        values = cuda.local.array(2, float32)
+        first = uint32(tile + uint32(min(row, int32(rows - 1)) * pitch))
+        second = uint32(tile + uint32(min(int32(row + 8), int32(rows - 1)) * pitch))
+        dot_rows(values, first, second, words, factors)
+        total = values[0]
+        sent = values[1]
+        if t >= 2:
+            total = values[1]
+            sent = values[0]
+            row = int32(row + 8)
+        total += ptx.shfl_xor_f32(sent, uint32(2))
+        total += ptx.shfl_xor_f32(total, uint32(1))
+        if t & 1 == 0 and row < rows:
+            ptx.st_shared_f32(sum_at(sums, row, count, before, pieces, groups), total)
+
+    @device_function
     def hush(shared, flags):
         """What is handed on will soon be: the stream may ask for less."""
         if hushed and flags & ARRIVE and cuda.threadIdx.x == 0:
@@ -88,7 +125,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         lane = int32(ptx.lane_id())
         part = lane & (lanes - 1)
         units, each = tile_shape(shape)
-        groups = row_groups(units)
+        groups = row_groups(flags, units)
         six = flags & SIX_BIT
         pieces = int32(1)
         if flags & PAIRS:
@@ -96,7 +133,10 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         unit = int32(min(share[UNIT], share[END] - 1))
         words = cuda.local.array(x_words, uint32)
         factors = cuda.local.array(x_factors, float32)
-        load_activations(words, factors, region + uint32(unit * pitch_of_records), part, six)
+        if tensor and flags & TENSOR:
+            load_fragments(words, factors, region + uint32(unit * pitch_of_records), lane)
+        else:
+            load_activations(words, factors, region + uint32(unit * pitch_of_records), part, six)
         if share[UNIT] >= share[END]:  # this lane does the last block again, times nothing
             for i in unroll(x_words):
                 words[i] = uint32(0)
@@ -111,7 +151,16 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         begin = share[FIRST]
         first = begin  # of the outputs whose sums are in shared memory
         sums = shared + uint32(sums_at + share[GROUP] * 4)
+        room = int32(most)
+        if flags & PAIRS:
+            sums = shared + uint32(gated_at + share[GROUP] * 4)
+            room = int32(most_gated)
 
+        far = int32(0)
+        if units & 1:
+            far = int32(2)
+        elif units & 2:
+            far = int32(1)
         kept = float32(0)  # of the rows before, whose sums are put together behind the next ones' loads
         sent = float32(0)
         at = uint32(0)
@@ -129,8 +178,27 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             quiet_from = int32(last - QUIET_TILES * each)
             if quiet_from <= begin and (begin == share[FIRST] or begin < quiet_from + each):
                 hush(shared, flags)
+            on_tensor_cores = tensor and flags & TENSOR
+            if on_tensor_cores:  # a team takes whole tiles; next_row: of tiles until its next one
+                if next_row == 0:
+                    put_tile(
+                        sums,
+                        tile,
+                        pitch,
+                        rows,
+                        count,
+                        begin - first,
+                        pieces,
+                        groups,
+                        lane,
+                        far,
+                        words,
+                        factors,
+                    )
+                    next_row = teams
+                next_row = int32(next_row - 1 + rows)
             second = int32(next_row + teams)
-            while second < rows:
+            while not on_tensor_cores and second < rows:
                 if six:
                     a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
                     b = dot_q6_k(tile + uint32(second * pitch), part, words, factors)
@@ -147,7 +215,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                     at = sum_at(sums, second, count, begin - first, pieces, groups)
                 next_row = int32(second + teams)
                 second = int32(next_row + teams)
-            if next_row < rows:
+            if not on_tensor_cores and next_row < rows:
                 if six:
                     a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
                 else:
@@ -167,7 +235,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 state[PARITY] ^= uint32(1)
             begin = int32(begin + count)
             following = int32(min(int32(begin + each), last))
-            if begin == last or int32((following - first) * pieces * groups) > most:
+            if begin == last or int32((following - first) * pieces * groups) > room:
                 put(kept, sent, at, lane)
                 at = uint32(0)
                 sync()

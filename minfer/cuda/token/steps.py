@@ -13,6 +13,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "early": 0,
         "lanes": 4,
         "minima": "floats",
+        "dots": "dp4a",
         "ahead": 0,
         "prefetch": False,
         "spare": False,
@@ -32,6 +33,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "spared of o too": {"spare_o": True},
     "L2 in the gaps": {"ahead": 8},
     "minima by dp2a": {"minima": "dp2a"},
+    "tensor cores": {"dots": "mma"},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}
