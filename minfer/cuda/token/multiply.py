@@ -91,9 +91,14 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
 
     @device_function
     @unrolled
-    def put_tile(sums, tile, pitch, rows, count, before, pieces, groups, lane, far, words, factors):
+    def put_tile(sums, tile, pitch, rows, count, before, pieces, groups, lane, words, factors):
         """A tile's products on tensor cores to shared memory. Lanes 0 to 3 and 4 to 7 load at once: their
         rows are so many apart (2**far) that they meet different banks."""
+        far = int32(0)
+        if pitch & 16:  # an odd number of blocks
+            far = int32(2)
+        elif pitch & 32:
+            far = int32(1)
         g = lane >> 2
         t = lane & 3
         differ = (g ^ (g >> far)) & 1
@@ -112,6 +117,13 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         total += ptx.shfl_xor_f32(total, uint32(1))
         if t & 1 == 0 and row < rows:
             ptx.st_shared_f32(sum_at(sums, row, count, before, pieces, groups), total)
+
+    @device_function
+    def room(flags):
+        """Most sums that are kept."""
+        if flags & PAIRS:
+            return int32(most_gated)
+        return int32(most)
 
     @device_function
     def hush(shared, flags):
@@ -151,16 +163,9 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         begin = share[FIRST]
         first = begin  # of the outputs whose sums are in shared memory
         sums = shared + uint32(sums_at + share[GROUP] * 4)
-        room = int32(most)
         if flags & PAIRS:
             sums = shared + uint32(gated_at + share[GROUP] * 4)
-            room = int32(most_gated)
 
-        far = int32(0)
-        if units & 1:
-            far = int32(2)
-        elif units & 2:
-            far = int32(1)
         kept = float32(0)  # of the rows before, whose sums are put together behind the next ones' loads
         sent = float32(0)
         at = uint32(0)
@@ -191,7 +196,6 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                         pieces,
                         groups,
                         lane,
-                        far,
                         words,
                         factors,
                     )
@@ -235,7 +239,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 state[PARITY] ^= uint32(1)
             begin = int32(begin + count)
             following = int32(min(int32(begin + each), last))
-            if begin == last or int32((following - first) * pieces * groups) > room:
+            if begin == last or int32((following - first) * pieces * groups) > room(flags):
                 put(kept, sent, at, lane)
                 at = uint32(0)
                 sync()
