@@ -37,8 +37,8 @@ def test_whole_models(made, formats, position):
 
 def test_tensor_cores():
     """Rows of five blocks of weights by two warps of three: the second has three lanes without one."""
-    made = small(hidden=1280, ffn=256, entries=6, blocks=16, warps=3)
-    assert made.mma_groups(1280) == 2 and made.mma_groups(256) == 1
+    made = small(hidden=1280, ffn=256, entries=6, blocks=16, warps=5)
+    assert made.mma_groups(1280) == 4 and made.mma_groups(256) == 2
     token_case(made, [("Q4_K", "Q4_K")], vocab=40).run_simulated()
 
 

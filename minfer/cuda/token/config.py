@@ -208,7 +208,7 @@ class TokenConfig:
 
     def mma_groups(self, columns: int) -> int:
         """Warps that share 16 rows of so many Q4_K weights on tensor cores; 0: they take dp4a."""
-        groups = _ceil(columns // WEIGHTS, MMA_UNITS)
+        groups = 2 * _ceil(columns // WEIGHTS, MMA_UNITS)
         enough = self.tile_rows(BLOCKS["Q4_K"].row_bytes(columns)) > MMA_ROWS // 2
         return groups if self.dots == "mma" and enough and groups <= self.warps else 0
 

@@ -68,8 +68,11 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         share[TEAMS] = (warps * inverse) >> 16
         share[TEAM] = team
         share[GROUP] = group
-        share[UNIT] = ((group * units * inverse) >> 16) + unit_of(flags, int32(ptx.lane_id()))
-        share[END] = ((group + 1) * units * inverse) >> 16
+        part, parts = group, int32(1)
+        if flags & TENSOR:  # two warps share blocks, a half of each
+            part, parts = group >> 1, int32(2)
+        share[UNIT] = ((part * parts * units * inverse) >> 16) + unit_of(flags, int32(ptx.lane_id()))
+        share[END] = ((part + 1) * parts * units * inverse) >> 16
 
     @device_function
     def put(kept, sent, at, lane):
@@ -91,7 +94,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
 
     @device_function
     @unrolled
-    def put_tile(sums, tile, pitch, rows, count, before, pieces, groups, lane, words, factors):
+    def put_tile(sums, tile, pitch, rows, count, before, pieces, groups, lane, half, words, factors):
         """A tile's products on tensor cores to shared memory. Lanes 0 to 3 and 4 to 7 load at once: their
         rows are so many apart (2**far) that they meet different banks."""
         far = int32(0)
@@ -106,7 +109,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         values = cuda.local.array(2, float32)
         first = uint32(tile + uint32(min(row, int32(rows - 1)) * pitch))
         second = uint32(tile + uint32(min(int32(row + 8), int32(rows - 1)) * pitch))
-        dot_rows(values, first, second, words, factors)
+        dot_rows(values, first, second, words, factors, half)
         total = values[0]
         sent = values[1]
         if t >= 2:
@@ -146,7 +149,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         words = cuda.local.array(x_words, uint32)
         factors = cuda.local.array(x_factors, float32)
         if tensor and flags & TENSOR:
-            load_fragments(words, factors, region + uint32(unit * pitch_of_records), lane)
+            load_fragments(words, factors, region + uint32(unit * pitch_of_records), lane, share[GROUP] & 1)
         else:
             load_activations(words, factors, region + uint32(unit * pitch_of_records), part, six)
         if share[UNIT] >= share[END]:  # this lane does the last block again, times nothing
@@ -196,6 +199,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                         pieces,
                         groups,
                         lane,
+                        share[GROUP] & 1,
                         words,
                         factors,
                     )

@@ -22,12 +22,11 @@ from numba.cuda.types import float32, int32, uint32
 from minfer.cuda import ptx
 from minfer.cuda.block_dots import HIGH, LOW
 from minfer.cuda.instruction import device_function, unroll, unrolled
-from minfer.cuda.token.dots import MAGIC, MAGIC_BITS, above, byte_of, half_scales, make_put_sums
+from minfer.cuda.token.dots import LARGEST_SUM, MAGIC, MAGIC_BITS, above, byte_of, half_scales, make_put_sums
 from minfer.cuda.token.records import Layout
 
-MMA_WORDS, MMA_FACTORS = 36, 26
-"""Of the local arrays: 32 words of B and 4 of sums of activations; 16 scales, 8 of MAGIC, 2 of minima."""
-LARGEST_SUM = 8191  # of a sub-block's activations as an integer: eight times 63 of them stay below 2**22
+MMA_WORDS, MMA_FACTORS = 18, 14
+"""Of the local arrays: 16 words of B and 2 of sums of activations; 8 scales, 4 of MAGIC, 2 of minima."""
 
 
 def make_tensor_dots(layout: Layout) -> tuple[Callable, Callable]:
@@ -35,22 +34,23 @@ def make_tensor_dots(layout: Layout) -> tuple[Callable, Callable]:
     words, factors): `record` the shared address of the lane's block's activations, `first` and `second` those
     of its block in two rows, `values` their products."""
     run_at, load_factors, fma = layout.run_at, layout.load_factors, ptx.fma_rn_f32
-    put_sums = make_put_sums(8, LARGEST_SUM, 32, 24)
+    put_sums = make_put_sums(4, LARGEST_SUM, 16, 12)
 
     @device_function
     @unrolled
-    def load_fragments(words, factors, record, lane):
+    def load_fragments(words, factors, record, lane, half):
         odd = (lane >> 2) & 1
         mine = (lane >> 3) == (lane & 3)
-        sums = cuda.local.array(8, float32)
-        for p in unroll(4):
+        sums = cuda.local.array(4, float32)
+        for p in unroll(2):
+            run = int32(8 * half + 4 * p)
             for h in unroll(2):
                 w0 = uint32(0)
                 w1 = uint32(0)
                 w2 = uint32(0)
                 w3 = uint32(0)
                 if mine:
-                    w0, w1, w2, w3 = ptx.ld_shared_v4_u32(record + uint32(run_at(4 * p + 2 * odd + h)))
+                    w0, w1, w2, w3 = ptx.ld_shared_v4_u32(record + uint32(run_at(run + 2 * odd + h)))
                 words[8 * p + 4 * h] = w0
                 words[8 * p + 4 * h + 1] = w1
                 words[8 * p + 4 * h + 2] = w2
@@ -59,21 +59,21 @@ def make_tensor_dots(layout: Layout) -> tuple[Callable, Callable]:
                 total = float32(0)
                 scales = float32(0)
                 for h in unroll(2):
-                    scale, part = load_factors(record, 4 * p + 2 * j + h)
+                    scale, part = load_factors(record, run + 2 * j + h)
                     if j == 1:
                         scale *= float32(0.0625)
                     factors[4 * p + 2 * j + h] = scale
                     scales += scale
                     total += part
-                factors[16 + 2 * p + j] = scales * float32(-MAGIC)
+                factors[8 + 2 * p + j] = scales * float32(-MAGIC)
                 sums[2 * p + j] = total
         put_sums(words, factors, sums)
 
     @device_function
     @unrolled
-    def dot_rows(values, first, second, words, factors):
+    def dot_rows(values, first, second, words, factors, half):
         heads = cuda.local.array(2, uint32)
-        scales = cuda.local.array(4, uint32)  # of a row, then of the other
+        scales = cuda.local.array(2, uint32)
         products = cuda.local.array(2, float32)
         offsets = cuda.local.array(2, float32)
         for r in unroll(2):
@@ -82,19 +82,17 @@ def make_tensor_dots(layout: Layout) -> tuple[Callable, Callable]:
                 at = second
             h0, h1, h2, h3 = ptx.ld_shared_v4_u32(at)
             heads[r] = h0
-            whole = int32(MAGIC_BITS)
-            for half in unroll(2):
-                s, minima = half_scales(h1, h2, h3, half)
-                scales[2 * r + half] = s
-                whole = ptx.dp2a_lo_s16u8(words[32 + 2 * half], minima, whole)
-                whole = ptx.dp2a_hi_s16u8(words[33 + 2 * half], minima, whole)
-            offsets[r] = fma(above(whole), factors[24], factors[25])
+            s, minima = half_scales(h1, h2, h3, half)
+            scales[r] = s
+            whole = ptx.dp2a_lo_s16u8(words[16], minima, int32(MAGIC_BITS))
+            whole = ptx.dp2a_hi_s16u8(words[17], minima, whole)
+            offsets[r] = fma(above(whole), factors[12], factors[13])
             products[r] = float32(0)
         a = cuda.local.array(8, uint32)
         sums = cuda.local.array(8, int32)  # of a run and of the next: low and high nibbles of two rows
-        for p in unroll(4):
+        for p in unroll(2):
             for h in unroll(2):
-                at = uint32(16 + p * 32 + h * 16)
+                at = uint32(16 + p * 32 + h * 16) + uint32(half * 64)
                 w0, w1, w2, w3 = ptx.ld_shared_v4_u32(first + at)
                 a[0] = w0
                 a[1] = w1
@@ -127,9 +125,9 @@ def make_tensor_dots(layout: Layout) -> tuple[Callable, Callable]:
             for r in unroll(2):
                 for j in unroll(2):
                     f = 4 * p + 2 * j
-                    value = fma(factors[f + 1], above(sums[4 + 2 * r + j]), factors[16 + 2 * p + j])
+                    value = fma(factors[f + 1], above(sums[4 + 2 * r + j]), factors[8 + 2 * p + j])
                     value = fma(factors[f], above(sums[2 * r + j]), value)
-                    scale = byte_of(scales[2 * r + p // 2], p % 2 * 2 + j)
+                    scale = byte_of(scales[r], 2 * p + j)
                     products[r] = fma(scale, value, products[r])
         for r in unroll(2):
             d = ptx.unpack_f16x2_lo(heads[r])

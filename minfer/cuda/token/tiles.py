@@ -64,7 +64,7 @@ def make_groups(group_units: int) -> Callable:
     @device_function
     def row_groups(flags, units):
         if flags & TENSOR:
-            return int32((units + (MMA_UNITS - 1)) // MMA_UNITS)
+            return int32(2 * ((units + (MMA_UNITS - 1)) // MMA_UNITS))
         return int32((units + (group_units - 1)) // group_units)
 
     return row_groups
