@@ -6,9 +6,8 @@ places alone. There column 2 t has the activations of a sub-block 2 p and column
 whose weights are the low and the high nibbles of the same bytes. So sums of different blocks and sub-blocks
 meet in one mma and come out apart, with lane t those of block t, of which it has read header and weights.
 
-Weights go in twice: as they are, low + 16 high, and masked, 16 high. Both meet both columns; column 2 t of
-the first less that of the second is the low nibbles' sum, column 2 t + 1 of the second 16 times the high
-ones'. An instruction masks eight weights, four multiply 64 a lane.
+Low and high nibbles go in one masked as the other, high ones 16 times too large; each meets both columns, of
+which the other's sum is not used. Sums begin at MAGIC: they are floats then.
 """
 
 from __future__ import annotations
@@ -102,33 +101,30 @@ def make_multiply(config: GemvConfig) -> Callable:
             products[r] = float32(0)
             offsets[r] = float32(0)
         for p in unroll(4):
-            w0 = w1 = w2 = w3 = int32(0)
-            m0 = m1 = m2 = m3 = int32(MAGIC_BITS)
+            low0 = low1 = low2 = low3 = int32(MAGIC_BITS)
+            high0 = high1 = high2 = high3 = int32(MAGIC_BITS)
             for h in unroll(2):
                 at = uint32(16 + p * 32 + h * 16)
                 load_four(a, 0, first + at)
                 load_four(a, 4, second + at)
                 load_four(b, 0, activations + uint32(p * 80 + h * 16))
                 for i in unroll(2):
-                    a0 = a[2 * i]
-                    a1 = a[4 + 2 * i]
-                    a2 = a[2 * i + 1]
-                    a3 = a[5 + 2 * i]
                     b0 = b[2 * i]
                     b1 = b[2 * i + 1]
-                    w0, w1, w2, w3 = ptx.mma_m16n8k32_u8s8(a0, a1, a2, a3, b0, b1, w0, w1, w2, w3)
+                    mask = uint32(LOW)
+                    low0, low1, low2, low3 = ptx.mma_m16n8k32_u8s8(
+                        a[2 * i] & mask, a[4 + 2 * i] & mask, a[2 * i + 1] & mask, a[5 + 2 * i] & mask,
+                        b0, b1, low0, low1, low2, low3,
+                    )  # fmt: skip
                     mask = uint32(HIGH)
-                    m0, m1, m2, m3 = ptx.mma_m16n8k32_u8s8(
-                        a0 & mask, a1 & mask, a2 & mask, a3 & mask, b0, b1, m0, m1, m2, m3
-                    )
+                    high0, high1, high2, high3 = ptx.mma_m16n8k32_u8s8(
+                        a[2 * i] & mask, a[4 + 2 * i] & mask, a[2 * i + 1] & mask, a[5 + 2 * i] & mask,
+                        b0, b1, high0, high1, high2, high3,
+                    )  # fmt: skip
             d0, d1, s0, s1 = ptx.ld_shared_v4_f32(record + uint32(p * 80 + 64))
             d1 *= float32(0.0625)
-            # What is above MAGIC in the masked sums goes off twice.
-            lows = (
-                int32(w0 - m0 + int32(2 * MAGIC_BITS - 2**32)),
-                int32(w2 - m2 + int32(2 * MAGIC_BITS - 2**32)),
-            )
-            highs = m1, m3
+            lows = low0, low2
+            highs = high1, high3
             for r in unroll(2):
                 n = 2 * p
                 scale0 = _byte(scales[4 * r + n // 4], n % 4)
