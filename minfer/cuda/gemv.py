@@ -22,7 +22,7 @@ from minfer.cuda.gemv_copies import copies
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 
-__all__ = ["PLANES_7B", "GemvConfig", "gemv", "shipped"]
+__all__ = ["MMA_7B", "PLANES_7B", "GemvConfig", "gemv", "shipped"]
 
 
 def _make_multiply(config: GemvConfig) -> Callable:
@@ -184,16 +184,20 @@ PLANES_7B = (
     GemvConfig("Q6_K", 3584, rows=4, warps=8, pdl=True, resident=1, layout="planes"),
 )
 
+# Q4_K on tensor cores, at the 7B's stacked q, k, v.
+MMA_7B = (GemvConfig("Q4_K", 3584, rows=16, warps=3, slots=1, pdl=True, resident=1, dots="mma"),)
+
 
 KERNELS = ("gemv",)
 
 
 def shipped() -> list[Kernel]:
-    """Every config that minfer ships: each shape plain, the 7B's with an addend, with pdl and repacked."""
+    """Every config that minfer ships: each shape plain, the 7B's with an addend, with pdl, repacked and
+    on tensor cores."""
     kernels = [gemv(GemvConfig.for_shape(*shape)) for shape in _SHAPES]
     kernels += [
         gemv(GemvConfig.for_shape(*shape, addend=True, pdl=pdl))
         for shape in _SHAPES[:4]
         for pdl in (False, True)
     ]
-    return kernels + [gemv(config) for config in PLANES_7B]
+    return kernels + [gemv(config) for config in PLANES_7B + MMA_7B]
