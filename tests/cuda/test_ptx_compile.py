@@ -160,8 +160,6 @@ SASS = {
         "cp_async_commit": "LDGDEPBAR",
         "cp_async_wait_group": "DEPBAR.LE SB0, 0x1",
         "dp4a": "IDP.4A.S8.S8",
-        "dp2a_lo_s16u8": "IDP.2A.LO.S16.U8",
-        "dp2a_hi_s16u8": "IDP.2A.HI.S16.U8",
         "shfl_xor_f32": "SHFL.BFLY",
         "shfl_idx_u32": "SHFL.IDX",
         "shfl_down_f32": "SHFL.DOWN",

@@ -47,14 +47,6 @@ def test_dp4a(a, b, c):
     assert ptx.dp4a(a, b, c) == (total + 2**31) % 2**32 - 2**31
 
 
-@given(words, words, signed)
-def test_dp2a(a, b, c):
-    halves = np.array([a], np.uint32).view(np.int16).astype(np.int64)
-    low, high = np.array([b], np.uint32).view(np.uint8).reshape(2, 2).astype(np.int64)
-    for got, two in ((ptx.dp2a_lo_s16u8(a, b, c), low), (ptx.dp2a_hi_s16u8(a, b, c), high)):
-        assert got == (int(halves @ two) + c + 2**31) % 2**32 - 2**31
-
-
 @given(words, words, st.integers(0, 0xFFFF))
 def test_prmt(a, b, selector):
     source = a.to_bytes(4, "little") + b.to_bytes(4, "little")

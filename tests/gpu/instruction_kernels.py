@@ -88,8 +88,6 @@ def _bits_of_warps(rng) -> np.ndarray:
 # the PTX ISA gives; a tensor core adds in an order and precision of its own.
 _REGISTER_CASES: dict[str, tuple[Callable, float, float]] = {
     "dp4a": (lambda g: [_words(g), _words(g), _words(g)], 0, 0),
-    "dp2a_lo_s16u8": (lambda g: [_words(g), _words(g), _words(g)], 0, 0),
-    "dp2a_hi_s16u8": (lambda g: [_words(g), _words(g), _words(g)], 0, 0),
     "udiv_u32": (lambda g: [_words(g), _words(g, 1000) + np.uint32(1)], 0, 0),
     "pack_f16x2": (lambda g: [_floats(g, 3e4), _floats(g, 1e-4)], 0, 0),
     "pack_bf16x2": (lambda g: [_floats(g), _floats(g)], 0, 0),

@@ -35,13 +35,6 @@ def test_whole_models(made, formats, position):
     token_case(made, formats, position=position).run_simulated()
 
 
-def test_tensor_cores():
-    """Rows of five blocks of weights by two warps of three: the second has three lanes without one."""
-    made = small(hidden=1280, ffn=256, entries=6, blocks=16, warps=5)
-    assert made.mma_groups(1280) == 4 and made.mma_groups(256) == 2
-    token_case(made, [("Q4_K", "Q4_K")], vocab=40).run_simulated()
-
-
 def test_rows_of_several_warps(monkeypatch):
     """Rows of two blocks of weights by two warps of three: one is left over."""
     monkeypatch.setattr(TokenConfig, "group_units", 1)

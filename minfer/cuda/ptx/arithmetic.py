@@ -17,16 +17,6 @@ def dp4a_u8s8(a: u32, b: u32, c: s32) -> s32:
     """c + the sum of the products of the four unsigned bytes of a and the four signed bytes of b."""
 
 
-@instruction("dp2a.lo.s32.u32 $0, $1, $2, $3;", section="9.7.1.24 dp2a", arch=61, pure=True)
-def dp2a_lo_s16u8(a: u32, b: u32, c: s32) -> s32:
-    """c + the sum of the products of the two signed halves of a and the two low unsigned bytes of b."""
-
-
-@instruction("dp2a.hi.s32.u32 $0, $1, $2, $3;", section="9.7.1.24 dp2a", arch=61, pure=True)
-def dp2a_hi_s16u8(a: u32, b: u32, c: s32) -> s32:
-    """As `dp2a_lo_s16u8` with the two high bytes of b."""
-
-
 @instruction("div.u32 $0, $1, $2;", section="9.7.1.8 div", pure=True)
 def udiv_u32(a: u32, b: u32) -> u32:
     """a // b in 32 bits. (numba's // is a call of a 64-bit division.)"""

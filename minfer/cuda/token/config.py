@@ -15,8 +15,6 @@ from minfer.cuda.token.records import RUN, WEIGHTS, Layout, record_layout, recor
 TILE_ROWS = 16  # most of a tile: of what is copied, waited for and multiplied at once
 ROW_BYTES = 2016  # of 14 blocks of Q4_K: a row that tiles are made for
 LINES = 32  # from a tile's beginning or end to that of a 16-byte line, twice
-MMA_ROWS = 16  # of an mma's A
-MMA_UNITS = 4  # blocks of weights of a row that a warp takes on tensor cores
 MOST_SLOTS = 8
 MOST_HEADS = 8  # query heads that a block attends with: columns of an mma fragment
 MOST_SPLITS = 64
@@ -54,10 +52,6 @@ class TokenConfig:
         blocks: the grid, all of it resident at once: one block a multiprocessor.
         warps: warps that multiply; one more streams the weights.
         lanes: lanes that share a block of weights, 4 or 2 (`minfer.cuda.token.dots`).
-        minima: how Q4_K's are multiplied with the sums of activations: "floats", one by one, or "dp2a", four
-            at a time with integers of 15 bits (`minfer.cuda.token.dots`).
-        dots: of Q4_K, "dp4a" or "mma", on tensor cores where a tile has rows enough for them
-            (`minfer.cuda.token.tensor_dots`).
         spread: how activations lie in shared memory (`minfer.cuda.token.records`).
         exchange: how blocks hand them on, "barrier", "tags" or "bits" (`minfer.cuda.token.exchange`).
         early: percent of the blocks that one does not wait for before it looks for tags.
@@ -82,8 +76,6 @@ class TokenConfig:
     blocks: int = 132
     warps: int = 11
     lanes: int = 2
-    minima: str = "dp2a"
-    dots: str = "mma"
     spread: bool = True
     exchange: str = "bits"
     early: int = 50
@@ -99,8 +91,6 @@ class TokenConfig:
         check_choice("decode_token", "head_dim", self.head_dim, (64, 128))
         check_choice("decode_token", "warps", self.warps, tuple(range(1, 32)))
         check_choice("decode_token", "lanes", self.lanes, (2, 4))
-        check_choice("decode_token", "minima", self.minima, ("floats", "dp2a"))
-        check_choice("decode_token", "dots", self.dots, ("dp4a", "mma"))
         check_choice("decode_token", "exchange", self.exchange, EXCHANGES)
         check_whole("decode_token: early", self.early, 0, 100)
         check_whole("decode_token: ahead", self.ahead, 0)
@@ -155,8 +145,7 @@ class TokenConfig:
             slots += f" in flight={self.in_flight}"
         if self.hushed:
             slots += f" quiet={self.quiet}"
-        ring = f"warps={self.warps} lanes={self.lanes} minima={self.minima} dots={self.dots} slots={slots}"
-        ring += f" {self.exchange}"
+        ring = f"warps={self.warps} lanes={self.lanes} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"
         for name in ("prefetch", "spare_o", "spare", "spread"):
@@ -201,20 +190,6 @@ class TokenConfig:
     def row_groups(self, columns: int) -> int:
         """Warps that share a row of so many weights."""
         return _ceil(columns // WEIGHTS, self.group_units)
-
-    def tile_rows(self, pitch: int) -> int:
-        """Rows of a tile of rows of so many bytes."""
-        return min(TILE_ROWS, self.tile_bytes // pitch)
-
-    def mma_groups(self, columns: int) -> int:
-        """Warps that share 16 rows of so many Q4_K weights on tensor cores; 0: they take dp4a."""
-        groups = 2 * _ceil(columns // WEIGHTS, MMA_UNITS)
-        enough = self.tile_rows(BLOCKS["Q4_K"].row_bytes(columns)) > MMA_ROWS // 2
-        return groups if self.dots == "mma" and enough and groups <= self.warps else 0
-
-    def most_groups(self, columns: int) -> int:
-        """Sums of a row of so many weights, whatever its format."""
-        return max(self.row_groups(columns), self.mma_groups(columns))
 
     # ---- activations
 
@@ -356,24 +331,8 @@ class TokenConfig:
     def sums(self) -> int:
         """Sums of rows' groups that are kept: what a block gates, and what it adds to the residual stream, is
         written at once."""
-        added = self.most_added * max(self.most_groups(n) for n in (self.attended, self.ffn))
-        gated = 0 if self.gated_in_region else self.gated_sums
-        return max(gated, added, TILE_ROWS * self.warps)
-
-    @property
-    def gated_sums(self) -> int:
-        """Sums of gate and up that are kept."""
-        return 2 * self.outputs * self.most_groups(self.hidden)
-
-    @property
-    def gated_in_region(self) -> bool:
-        """Whether they find room behind the gains, where longer rows have activations."""
-        return self.gains_at + self.hidden * 4 + self.gated_sums * 4 <= self.region_bytes
-
-    @property
-    def gated_at(self) -> int:
-        """Where they are."""
-        return self.region_at + self.gains_at + self.hidden * 4 if self.gated_in_region else self.sums_at
+        added = self.most_added * self.row_groups(self.widest)
+        return max(2 * self.outputs * self.row_groups(self.hidden), added, TILE_ROWS * self.warps)
 
     full_at = 0
     done_at = full_at + MOST_SLOTS * 8

@@ -30,18 +30,17 @@ from minfer.cuda.token.records import Layout
 
 MAGIC_BITS = 0x4B400000
 MAGIC = 12582912.0  # 1.5 * 2**23
-LARGEST_SUM = 16383  # of a sub-block's activations as an integer: four times 63 of them stay below 2**22
 
 
 @device_function
-def above(bits):
+def _above(bits):
     """The sum in an accumulator, and MAGIC."""
     return ptx.bitcast_f32_u32(uint32(bits))
 
 
 @device_function
 @unrolled
-def byte_of(word, n):
+def _byte(word, n):
     """Byte n of a word: the last one of 2**23 and it."""
     return ptx.bitcast_f32_u32(ptx.prmt(word, uint32(0x4B000000), uint32(0x7440 + n))) - float32(8388608.0)
 
@@ -53,7 +52,7 @@ def _signed_byte(word, n):
 
 
 @device_function
-def half_scales(header_low, header_middle, header_high, half):
+def _half_scales(header_low, header_middle, header_high, half):
     """(scales, minima) of the four sub-blocks of a half of Q4_K, in the bytes of a word each."""
     shift = uint32(0)
     low = uint32(0x3F3F3F3F)
@@ -67,42 +66,13 @@ def half_scales(header_low, header_middle, header_high, half):
     return uint32(scales), uint32(minima)
 
 
-def make_put_sums(count: int, most: int, word: int, factor: int) -> Callable:
-    """Device function (words, factors, sums): `count` sums of activations as integers up to `most`, for dp2a,
-    two in a word from words[word]; their scale, and what MAGIC makes of it, to factors[factor] and the
-    next."""
-
-    @device_function
-    @unrolled
-    def put_sums(words, factors, sums):
-        largest = float32(0)
-        for i in unroll(count):
-            largest = ptx.max_f32(largest, abs(sums[i]))
-        inverse = float32(0)
-        if largest != float32(0):
-            inverse = float32(most) * ptx.rcp_approx(largest)
-        scale = largest * float32(1.0 / most)
-        factors[factor] = scale
-        factors[factor + 1] = scale * float32(-MAGIC)
-        for i in unroll(count // 2):
-            low = uint32(ptx.cvt_rni_s32_f32(sums[2 * i] * inverse))
-            high = uint32(ptx.cvt_rni_s32_f32(sums[2 * i + 1] * inverse))
-            words[word + i] = ptx.prmt(low, high, uint32(0x5410))
-
-    return put_sums
-
-
-def make_dots(lanes: int, layout: Layout, halves: bool) -> tuple[Callable, Callable, Callable, int, int]:
+def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable, int, int]:
     """Device functions load_activations (words, factors, record, lane, six) and, of Q4_K and Q6_K, dot
     (block, lane, words, factors) -> f32: `lane` of those that share the block, `record` and `block` shared
-    addresses; and the lengths of the local arrays `words` (u32) and `factors` (f32). With `halves` a lane's
-    sums of activations, of Q4_K, are integers of 15 bits, two in a word, that minima are multiplied with by
-    dp2a."""
+    addresses; and the lengths of the local arrays `words` (u32) and `factors` (f32)."""
     parts = 4 // lanes  # of a lane
-    sub_blocks, run_words, run_factors = 2 * parts, 16 * parts, 8 * parts
     run_at, load_factors, fma = layout.run_at, layout.load_factors, ptx.fma_rn_f32
-    scales_of = k4_scales if lanes == 4 else half_scales
-    put_sums = make_put_sums(sub_blocks, LARGEST_SUM, run_words, run_factors)
+    scales_of = k4_scales if lanes == 4 else _half_scales
 
     @device_function
     @unrolled
@@ -122,7 +92,6 @@ def make_dots(lanes: int, layout: Layout, halves: bool) -> tuple[Callable, Calla
         nibbles' 16 times smaller, then of Q4_K the sums of each sub-block's two runs, which minima are
         multiplied with, and what MAGIC makes of them; of Q6_K both together, of a run, which all weights are
         32 too large for."""
-        offsets = cuda.local.array(sub_blocks, float32)
         for p in unroll(parts):
             half, odd = part_of(lane, p)
             first = half * 8 + odd * 4
@@ -148,13 +117,9 @@ def make_dots(lanes: int, layout: Layout, halves: bool) -> tuple[Callable, Calla
                     factors[8 * p + 4 + i] = sums[i] * float32(-32) - factors[8 * p + i] * float32(MAGIC)
             else:
                 for i in unroll(2):
-                    offsets[2 * p + i] = sums[2 * i] + sums[2 * i + 1]
-                    factors[8 * p + 4 + i] = offsets[2 * p + i]
+                    factors[8 * p + 4 + i] = sums[2 * i] + sums[2 * i + 1]
                     both = factors[8 * p + 2 * i] + factors[8 * p + 2 * i + 1]
                     factors[8 * p + 6 + i] = both * float32(-MAGIC)
-
-        if halves and not six:
-            put_sums(words, factors, offsets)
 
     @device_function
     @unrolled
@@ -164,11 +129,6 @@ def make_dots(lanes: int, layout: Layout, halves: bool) -> tuple[Callable, Calla
         scales, minima = scales_of(h1, h2, h3, lane)
         products = float32(0)
         offsets = float32(0)
-        if halves:
-            whole = ptx.dp2a_lo_s16u8(words[run_words], minima, int32(MAGIC_BITS))
-            if parts == 2:
-                whole = ptx.dp2a_hi_s16u8(words[run_words + 1], minima, whole)
-            offsets = fma(above(whole), factors[run_factors], factors[run_factors + 1])
         for p in unroll(parts):
             at = block + uint32(16 + lane * (32 * parts) + p * 32)
             quants = cuda.local.array(8, uint32)
@@ -187,13 +147,12 @@ def make_dots(lanes: int, layout: Layout, halves: bool) -> tuple[Callable, Calla
                 sums[i // 4] = ptx.dp4a_u8s8(quants[i] & uint32(LOW), low, sums[i // 4])
                 sums[2 + i // 4] = ptx.dp4a_u8s8(quants[i] & uint32(HIGH), high, sums[2 + i // 4])
             f = 8 * p
-            lows = fma(factors[f], above(sums[0]), fma(factors[f + 1], above(sums[1]), factors[f + 6]))
-            highs = fma(factors[f + 2], above(sums[2]), fma(factors[f + 3], above(sums[3]), factors[f + 7]))
-            products = fma(byte_of(scales, 2 * p), lows, products)
-            products = fma(byte_of(scales, 2 * p + 1), highs, products)
-            if not halves:
-                offsets = fma(byte_of(minima, 2 * p), factors[f + 4], offsets)
-                offsets = fma(byte_of(minima, 2 * p + 1), factors[f + 5], offsets)
+            lows = fma(factors[f], _above(sums[0]), fma(factors[f + 1], _above(sums[1]), factors[f + 6]))
+            highs = fma(factors[f + 2], _above(sums[2]), fma(factors[f + 3], _above(sums[3]), factors[f + 7]))
+            products = fma(_byte(scales, 2 * p), lows, products)
+            products = fma(_byte(scales, 2 * p + 1), highs, products)
+            offsets = fma(_byte(minima, 2 * p), factors[f + 4], offsets)
+            offsets = fma(_byte(minima, 2 * p + 1), factors[f + 5], offsets)
         return ptx.unpack_f16x2_lo(h0) * products - ptx.unpack_f16x2_hi(h0) * offsets
 
     @device_function
@@ -234,8 +193,9 @@ def make_dots(lanes: int, layout: Layout, halves: bool) -> tuple[Callable, Calla
                 tops[2 + n] = ptx.dp4a_u8s8(bits[i] & high_bits, high, tops[2 + n])
             for i in unroll(4):
                 scale = _signed_byte(scales[i // 2], odd * 2 + i % 2)
-                value = above(int32(sums[i] + tops[i] * weight))
+                value = _above(sums[i] + tops[i] * weight)
                 total = fma(scale, fma(factors[8 * p + i], value, factors[8 * p + 4 + i]), total)
         return ptx.unpack_f16x2_lo(ptx.ld_shared_u16(block + uint32(208))) * total
 
-    return load_activations, dot_q4_k, dot_q6_k, run_words + parts * halves, run_factors + 2 * halves
+    x_words, x_factors = 16 * parts, 8 * parts
+    return load_activations, dot_q4_k, dot_q6_k, x_words, x_factors

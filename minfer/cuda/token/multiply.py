@@ -18,8 +18,7 @@ from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.dots import make_dots
 from minfer.cuda.token.exchange import Exchange
 from minfer.cuda.token.outputs import make_outputs
-from minfer.cuda.token.schedule import ARRIVE, PAIRS, SIX_BIT, TENSOR
-from minfer.cuda.token.tensor_dots import MMA_FACTORS, MMA_WORDS, make_tensor_dots
+from minfer.cuda.token.schedule import ARRIVE, PAIRS, SIX_BIT
 from minfer.cuda.token.tiles import make_block_rows, make_groups, tile_shape, unit_bytes
 
 NUMBER, PARITY = range(2)  # of a state: slot, its phase's parity
@@ -37,29 +36,15 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
     slots, warps, block_rows = config.slots, config.warps, make_block_rows(config)
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
     most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
-    gated_at, most_gated = config.gated_at, config.gated_sums
     slot_bytes, hushed, quiet_at = config.slot_bytes, config.hushed, config.quiet_at
     write = make_outputs(config, exchange)
     row_groups = make_groups(config.group_units)
-    tensor = config.dots == "mma"
-    load_fragments, dot_rows = make_tensor_dots(config.layout)
-    load_activations, dot_q4_k, dot_q6_k, x_words, x_factors = make_dots(
-        lanes, config.layout, config.minima == "dp2a"
-    )
-    if tensor:
-        x_words, x_factors = max(x_words, MMA_WORDS), max(x_factors, MMA_FACTORS)
-
-    @device_function
-    def unit_of(flags, lane):
-        """Which of its warp's blocks of weights a lane takes."""
-        if flags & TENSOR:
-            return lane & 3
-        return lane // lanes
+    load_activations, dot_q4_k, dot_q6_k, x_words, x_factors = make_dots(lanes, config.layout)
 
     @device_function
     def take_share(share, flags, rows, shape, block, warp):
         units, _ = tile_shape(shape)
-        groups, inverse = row_groups(flags, units), int32(shape) >> 14
+        groups, inverse = row_groups(units), int32(shape) >> 14
         first, last = block_rows(flags, rows, block)
         team = (warp * inverse) >> 16
         group = warp - team * groups
@@ -68,11 +53,8 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         share[TEAMS] = (warps * inverse) >> 16
         share[TEAM] = team
         share[GROUP] = group
-        part, parts = group, int32(1)
-        if flags & TENSOR:  # two warps share blocks, a half of each
-            part, parts = group >> 1, int32(2)
-        share[UNIT] = ((part * parts * units * inverse) >> 16) + unit_of(flags, int32(ptx.lane_id()))
-        share[END] = ((part + 1) * parts * units * inverse) >> 16
+        share[UNIT] = ((group * units * inverse) >> 16) + int32(ptx.lane_id()) // lanes
+        share[END] = ((group + 1) * units * inverse) >> 16
 
     @device_function
     def put(kept, sent, at, lane):
@@ -93,42 +75,6 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         return uint32(sums + uint32(index * groups * 4))
 
     @device_function
-    @unrolled
-    def put_tile(sums, tile, pitch, rows, count, before, pieces, groups, lane, half, words, factors):
-        """A tile's products on tensor cores to shared memory. Lanes 0 to 3 and 4 to 7 load at once: their
-        rows are so many apart (2**far) that they meet different banks."""
-        far = int32(0)
-        if pitch & 16:  # an odd number of blocks
-            far = int32(2)
-        elif pitch & 32:
-            far = int32(1)
-        g = lane >> 2
-        t = lane & 3
-        differ = (g ^ (g >> far)) & 1
-        row = int32(g ^ differ ^ (differ << far))
-        values = cuda.local.array(2, float32)
-        first = uint32(tile + uint32(min(row, int32(rows - 1)) * pitch))
-        second = uint32(tile + uint32(min(int32(row + 8), int32(rows - 1)) * pitch))
-        dot_rows(values, first, second, words, factors, half)
-        total = values[0]
-        sent = values[1]
-        if t >= 2:
-            total = values[1]
-            sent = values[0]
-            row = int32(row + 8)
-        total += ptx.shfl_xor_f32(sent, uint32(2))
-        total += ptx.shfl_xor_f32(total, uint32(1))
-        if t & 1 == 0 and row < rows:
-            ptx.st_shared_f32(sum_at(sums, row, count, before, pieces, groups), total)
-
-    @device_function
-    def room(flags):
-        """Most sums that are kept."""
-        if flags & PAIRS:
-            return int32(most_gated)
-        return int32(most)
-
-    @device_function
     def hush(shared, flags):
         """What is handed on will soon be: the stream may ask for less."""
         if hushed and flags & ARRIVE and cuda.threadIdx.x == 0:
@@ -140,7 +86,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         lane = int32(ptx.lane_id())
         part = lane & (lanes - 1)
         units, each = tile_shape(shape)
-        groups = row_groups(flags, units)
+        groups = row_groups(units)
         six = flags & SIX_BIT
         pieces = int32(1)
         if flags & PAIRS:
@@ -148,10 +94,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         unit = int32(min(share[UNIT], share[END] - 1))
         words = cuda.local.array(x_words, uint32)
         factors = cuda.local.array(x_factors, float32)
-        if tensor and flags & TENSOR:
-            load_fragments(words, factors, region + uint32(unit * pitch_of_records), lane, share[GROUP] & 1)
-        else:
-            load_activations(words, factors, region + uint32(unit * pitch_of_records), part, six)
+        load_activations(words, factors, region + uint32(unit * pitch_of_records), part, six)
         if share[UNIT] >= share[END]:  # this lane does the last block again, times nothing
             for i in unroll(x_words):
                 words[i] = uint32(0)
@@ -166,8 +109,6 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         begin = share[FIRST]
         first = begin  # of the outputs whose sums are in shared memory
         sums = shared + uint32(sums_at + share[GROUP] * 4)
-        if flags & PAIRS:
-            sums = shared + uint32(gated_at + share[GROUP] * 4)
 
         kept = float32(0)  # of the rows before, whose sums are put together behind the next ones' loads
         sent = float32(0)
@@ -186,27 +127,8 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
             quiet_from = int32(last - QUIET_TILES * each)
             if quiet_from <= begin and (begin == share[FIRST] or begin < quiet_from + each):
                 hush(shared, flags)
-            on_tensor_cores = tensor and flags & TENSOR
-            if on_tensor_cores:  # a team takes whole tiles; next_row: of tiles until its next one
-                if next_row == 0:
-                    put_tile(
-                        sums,
-                        tile,
-                        pitch,
-                        rows,
-                        count,
-                        begin - first,
-                        pieces,
-                        groups,
-                        lane,
-                        share[GROUP] & 1,
-                        words,
-                        factors,
-                    )
-                    next_row = teams
-                next_row = int32(next_row - 1 + rows)
             second = int32(next_row + teams)
-            while not on_tensor_cores and second < rows:
+            while second < rows:
                 if six:
                     a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
                     b = dot_q6_k(tile + uint32(second * pitch), part, words, factors)
@@ -223,7 +145,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                     at = sum_at(sums, second, count, begin - first, pieces, groups)
                 next_row = int32(second + teams)
                 second = int32(next_row + teams)
-            if not on_tensor_cores and next_row < rows:
+            if next_row < rows:
                 if six:
                     a = dot_q6_k(tile + uint32(next_row * pitch), part, words, factors)
                 else:
@@ -243,7 +165,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
                 state[PARITY] ^= uint32(1)
             begin = int32(begin + count)
             following = int32(min(int32(begin + each), last))
-            if begin == last or int32((following - first) * pieces * groups) > room(flags):
+            if begin == last or int32((following - first) * pieces * groups) > most:
                 put(kept, sent, at, lane)
                 at = uint32(0)
                 sync()

@@ -24,7 +24,6 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
     outputs begin in the attention's row; `old` what this thread's first output is added to."""
     threads, dim = config.threads, config.hidden
     addresses_at, norm_scale_at, sums_at = config.addresses_at, config.norm_scale_at, config.sums_at
-    gated_at = config.gated_at
     store_sum, store_run = exchange.store_sum, exchange.store_run
     keep_best = make_keep(config)
 
@@ -42,10 +41,7 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
 
         return add_up
 
-    add_up, add_gated = (
-        make_sum(max(config.most_groups(n) for n in widths))
-        for widths in ((dim, config.attended, config.ffn), (dim,))
-    )
+    add_up, add_gated = (make_sum(config.row_groups(n)) for n in (config.widest, dim))
 
     @device_function
     def gated(sums, groups, scale):
@@ -56,8 +52,6 @@ def make_outputs(config: TokenConfig, exchange: Exchange) -> Callable:
     def write(shared, flags, place, first, count, groups, old, tag):
         addresses = shared + uint32(addresses_at)
         sums = shared + uint32(sums_at)
-        if flags & PAIRS:
-            sums = shared + uint32(gated_at)
         thread = int32(cuda.threadIdx.x)
         scale = float32(1)
         if flags & NORM:

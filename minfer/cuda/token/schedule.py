@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.checks import check_whole
 from minfer.cuda.kernel import ConfigRefused
-from minfer.cuda.token.config import TokenConfig
+from minfer.cuda.token.config import TILE_ROWS, TokenConfig
 from minfer.cuda.token.records import WEIGHTS
 
 Q4_BYTES, Q6_BYTES = (BLOCKS[format].row_bytes(WEIGHTS) for format in ("Q4_K", "Q6_K"))
@@ -31,7 +31,6 @@ ADD = 128  # ... are added to the residual stream
 ATTENTION = 256  # no product
 WAIT = 512  # wait for all blocks first: the entry reads what the one before has written
 ARRIVE = 1024  # tell all blocks afterwards
-TENSOR = 2048  # on tensor cores: the table says so, where the config wants them and they can
 
 
 @dataclass(frozen=True)
@@ -61,22 +60,16 @@ class Entry:
         split = [half for value in low for half in (value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF)]
         if self.flags & ATTENTION:
             return [*split, self.flags, 0]
-        tensor = TENSOR if self.mma_groups(config) else 0
-        return [*split[:4], self.rows, self.first, self.flags | tensor, self.shape(config)]
-
-    def mma_groups(self, config: TokenConfig) -> int:
-        """As `TokenConfig.mma_groups`."""
-        return 0 if self.flags & SIX_BIT else config.mma_groups(self.units * WEIGHTS)
+        return [*split[:4], self.rows, self.first, self.flags, self.shape(config)]
 
     def shape(self, config: TokenConfig) -> int:
         """What a block needs to know of the product's tiles, in a word: blocks of weights a row (8 bits),
         outputs of a tile (6), 65536 over the groups of a row's blocks, rounded up (17)."""
         check_whole("decode_token: blocks of weights a row", self.units, 1, 255)
         pitch = self.units * (Q6_BYTES if self.flags & SIX_BIT else Q4_BYTES)
-        rows = config.tile_rows(pitch)
+        rows = min(TILE_ROWS, config.tile_bytes // pitch)
         each = rows // 2 if self.flags & PAIRS else rows
-        groups = self.mma_groups(config) or config.row_groups(self.units * WEIGHTS)
-        return self.units | each << 8 | (65536 // groups + 1) << 14
+        return self.units | each << 8 | (65536 // config.row_groups(self.units * WEIGHTS) + 1) << 14
 
 
 def table(entries: list[Entry], config: TokenConfig) -> NDArray[np.uint32]:

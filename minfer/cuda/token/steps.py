@@ -12,8 +12,6 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "spread": False,
         "early": 0,
         "lanes": 4,
-        "minima": "floats",
-        "dots": "dp4a",
         "ahead": 0,
         "prefetch": False,
         "spare": False,
@@ -32,8 +30,6 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "quiet exchanges": {"quiet": 1},
     "spared of o too": {"spare_o": True},
     "L2 in the gaps": {"ahead": 8},
-    "minima by dp2a": {"minima": "dp2a"},
-    "tensor cores": {"dots": "mma"},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}

@@ -14,9 +14,9 @@ from numba.cuda.types import int32
 
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
-from minfer.cuda.token.config import MMA_UNITS, TokenConfig
+from minfer.cuda.token.config import TokenConfig
 from minfer.cuda.token.records import RUN
-from minfer.cuda.token.schedule import ATTENDED, PAIRS, Q4_BYTES, Q6_BYTES, SIX_BIT, TENSOR, TO_QKV
+from minfer.cuda.token.schedule import ATTENDED, PAIRS, Q4_BYTES, Q6_BYTES, SIX_BIT, TO_QKV
 
 
 def make_block_rows(config: TokenConfig) -> Callable:
@@ -59,12 +59,10 @@ def tile_shape(shape):
 
 
 def make_groups(group_units: int) -> Callable:
-    """Device function (flags, units) -> warps that share rows of so many blocks of weights."""
+    """Device function (units) -> warps that share a row of so many blocks of weights."""
 
     @device_function
-    def row_groups(flags, units):
-        if flags & TENSOR:
-            return int32(2 * ((units + (MMA_UNITS - 1)) // MMA_UNITS))
+    def row_groups(units):
         return int32((units + (group_units - 1)) // group_units)
 
     return row_groups

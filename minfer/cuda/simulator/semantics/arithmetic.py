@@ -147,21 +147,6 @@ def dp4a_u8s8(a, b, c):
     return signed32(int(c) + sum(p * q for p, q in zip(x, y, strict=True)))
 
 
-def _dp2a(a, two_bytes, c):
-    halves = (signed32((int(a) << 16) & _MASK) >> 16, signed32(int(a) & _MASK) >> 16)
-    return signed32(int(c) + halves[0] * (two_bytes & 0xFF) + halves[1] * (two_bytes >> 8))
-
-
-@semantics
-def dp2a_lo_s16u8(a, b, c):
-    return _dp2a(a, int(b) & 0xFFFF, c)
-
-
-@semantics
-def dp2a_hi_s16u8(a, b, c):
-    return _dp2a(a, (int(b) & _MASK) >> 16, c)
-
-
 @semantics
 def prmt(a, b, selector):
     source = (int(a) & _MASK) | (int(b) & _MASK) << 32
