@@ -18,7 +18,7 @@ from numba.cuda.types import float32, int32, uint8, uint32, uint64
 from minfer.cuda import gemv_mma, ptx
 from minfer.cuda.dependent import least_arch
 from minfer.cuda.gemv_config import GemvConfig
-from minfer.cuda.gemv_copies import copies
+from minfer.cuda.gemv_copies import copies, make_deal
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 
@@ -41,6 +41,7 @@ def _make_multiply(config: GemvConfig) -> Callable:
     row_bytes, slot_bytes, ring_at = config.row_bytes, config.slot_bytes, config.ring_at
     added = config.addend
     shuffles = row_lanes.bit_length() - 1
+    deal = make_deal(rows, warps)
     place, begin, copy, stage, staged, arrived = copies(config)
     early = config.early
 
@@ -65,14 +66,8 @@ def _make_multiply(config: GemvConfig) -> Callable:
         lane = thread & 31
         warp = thread >> 5
         ring = shared + uint32(ring_at + warp * (slots * slot_bytes))
-        # Row groups are dealt to the blocks in turn, a block's to its warps: at any time all of them read
-        # neighbouring rows.
-        groups = int32((od + (rows - 1)) // rows)
-        first = int32(cuda.blockIdx.x) + warp * int32(cuda.gridDim.x)
-        stride = warps * int32(cuda.gridDim.x)
-        turns = int32(0)
-        if first < groups:
-            turns = int32(ptx.udiv_u32(groups - first + (stride - 1), stride)) * slices
+        first, stride, turns = deal(od, warp)
+        turns = int32(turns * slices)
         begin(ring)
         for n in unroll(slots):
             slot = ring + uint32(n * slot_bytes)

@@ -18,25 +18,17 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
 from minfer.cuda import ptx
-from minfer.cuda.block_dots import HIGH, LOW
+from minfer.cuda.block_dots import HIGH, LOW, MAGIC, MAGIC_BITS, byte_of
 from minfer.cuda.gemv_config import MMA_ROWS, ZEROS_BYTES, GemvConfig
-from minfer.cuda.gemv_copies import copies
+from minfer.cuda.gemv_copies import copies, make_deal
 from minfer.cuda.instruction import device_function, unroll, unrolled
 
-MAGIC_BITS = 0x4B400000
-MAGIC = 12582912.0  # 1.5 * 2**23: integers below 2**22 beside it are floats whenever one looks at them
 RECORD_BYTES = 320  # q8 records of a block's activations
 
 
 @device_function
 def _above(bits):
     return ptx.bitcast_f32_u32(uint32(bits)) - float32(MAGIC)
-
-
-@device_function
-@unrolled
-def _byte(word, n):
-    return ptx.bitcast_f32_u32(ptx.prmt(word, uint32(0x4B000000), uint32(0x7440 + n))) - float32(8388608.0)
 
 
 @device_function
@@ -58,6 +50,7 @@ def make_multiply(config: GemvConfig) -> Callable:
     warps, ring_at, x_bytes, early = config.warps, config.ring_at, config.x_bytes, config.early
     threads, added, unit_bytes = config.threads, config.addend, config.unit_bytes
     quads = -(-units // 4)
+    deal = make_deal(MMA_ROWS, warps)
     _, begin, copy, stage, staged, arrived = copies(config)
     # Lanes 0 to 3 and 4 to 7 load at once: their rows are so many apart that they meet different banks.
     far = 2 if units % 2 else 1 if units % 4 else 0
@@ -127,10 +120,10 @@ def make_multiply(config: GemvConfig) -> Callable:
             highs = high1, high3
             for r in unroll(2):
                 n = 2 * p
-                scale0 = _byte(scales[4 * r + n // 4], n % 4)
-                scale1 = _byte(scales[4 * r + n // 4], n % 4 + 1)
-                minimum0 = _byte(scales[4 * r + 2 + n // 4], n % 4)
-                minimum1 = _byte(scales[4 * r + 2 + n // 4], n % 4 + 1)
+                scale0 = byte_of(scales[4 * r + n // 4], n % 4)
+                scale1 = byte_of(scales[4 * r + n // 4], n % 4 + 1)
+                minimum0 = byte_of(scales[4 * r + 2 + n // 4], n % 4)
+                minimum1 = byte_of(scales[4 * r + 2 + n // 4], n % 4 + 1)
                 products[r] = ptx.fma_rn_f32(scale0, d0 * _above(lows[r]), products[r])
                 products[r] = ptx.fma_rn_f32(scale1, d1 * _above(highs[r]), products[r])
                 offsets[r] = ptx.fma_rn_f32(minimum0, s0, offsets[r])
@@ -150,12 +143,7 @@ def make_multiply(config: GemvConfig) -> Callable:
         zeros = shared + uint32(x_bytes)
         for i in range(thread, ZEROS_BYTES // 16, threads):
             ptx.st_shared_v4_u32(zeros + uint32(i * 16), uint32(0), uint32(0), uint32(0), uint32(0))
-        groups = int32((od + (MMA_ROWS - 1)) // MMA_ROWS)
-        first = int32(cuda.blockIdx.x) + warp * int32(cuda.gridDim.x)
-        stride = warps * int32(cuda.gridDim.x)
-        turns = int32(0)
-        if first < groups:
-            turns = int32(ptx.udiv_u32(groups - first + (stride - 1), stride))
+        first, stride, turns = deal(od, warp)
         begin(ring)
         for n in unroll(slots):
             copy(ring + uint32(n * slot_bytes), weights, od, first + n * stride, 0, n < turns)

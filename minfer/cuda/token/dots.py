@@ -24,25 +24,24 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
-from minfer.cuda.block_dots import HIGH, LOW, k4_scales, load_2_words, load_8_words
+from minfer.cuda.block_dots import (
+    HIGH,
+    LOW,
+    MAGIC,
+    MAGIC_BITS,
+    byte_of,
+    k4_scales,
+    load_2_words,
+    load_8_words,
+)
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.records import Layout
-
-MAGIC_BITS = 0x4B400000
-MAGIC = 12582912.0  # 1.5 * 2**23
 
 
 @device_function
 def _above(bits):
     """The sum in an accumulator, and MAGIC."""
     return ptx.bitcast_f32_u32(uint32(bits))
-
-
-@device_function
-@unrolled
-def _byte(word, n):
-    """Byte n of a word: the last one of 2**23 and it."""
-    return ptx.bitcast_f32_u32(ptx.prmt(word, uint32(0x4B000000), uint32(0x7440 + n))) - float32(8388608.0)
 
 
 @device_function
@@ -149,10 +148,10 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
             f = 8 * p
             lows = fma(factors[f], _above(sums[0]), fma(factors[f + 1], _above(sums[1]), factors[f + 6]))
             highs = fma(factors[f + 2], _above(sums[2]), fma(factors[f + 3], _above(sums[3]), factors[f + 7]))
-            products = fma(_byte(scales, 2 * p), lows, products)
-            products = fma(_byte(scales, 2 * p + 1), highs, products)
-            offsets = fma(_byte(minima, 2 * p), factors[f + 4], offsets)
-            offsets = fma(_byte(minima, 2 * p + 1), factors[f + 5], offsets)
+            products = fma(byte_of(scales, 2 * p), lows, products)
+            products = fma(byte_of(scales, 2 * p + 1), highs, products)
+            offsets = fma(byte_of(minima, 2 * p), factors[f + 4], offsets)
+            offsets = fma(byte_of(minima, 2 * p + 1), factors[f + 5], offsets)
         return ptx.unpack_f16x2_lo(h0) * products - ptx.unpack_f16x2_hi(h0) * offsets
 
     @device_function
