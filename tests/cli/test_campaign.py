@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -62,12 +63,18 @@ def test_from_a_new_file_to_what_is_known_of_it(capsys, tmp_path, monkeypatch):
     assert run(capsys, "probe", "new", "my-sum")[0] == 2
     assert run(capsys, "probe", "new", "my-sum", "-o", "own/my_sum.py")[0] == 0  # makes the folder
     asked = ("probe", "examine", "my-sum", "--probes", "my_sum.py")
-    status, out, _ = run(capsys, *asked)
+    status, out, err = run(capsys, *asked)
+    assert not err  # no terminal
     for words in ("gate races: passed", "Compiled for sm_90a; an SM of NVIDIA H200", "Machine instructions:",
                   "total += x[row * columns + column]", "a warp a row"):  # fmt: skip
         assert words in out
     assert status == 0
-    found = json.loads(run(capsys, *asked, "--json")[1])
+    with monkeypatch.context() as terminal:
+        terminal.setattr(sys.stderr, "isatty", lambda: True)
+        status, out, err = run(capsys, *asked, "--json")
+        assert not err
+        assert "compiling: a warp a row (" in run(capsys, *asked)[2]
+    found = json.loads(out)
     assert found["right"] and {row["side"] for row in found["memory"]} == {"a thread a row", "a warp a row"}
     text = (tmp_path / "my_sum.py").read_text().replace("total += x[row", "total -= x[row")
     (tmp_path / "my_sum.py").write_text(text)
@@ -76,6 +83,24 @@ def test_from_a_new_file_to_what_is_known_of_it(capsys, tmp_path, monkeypatch):
     (tmp_path / "my_sum.py").write_text(text.replace("total -= x[row", "total -= nowhere[row"))
     status, out, _ = run(capsys, *asked)
     assert status == 1 and "does not compile" in out and "nowhere" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("numpy",), "numpy.py would hide the module numpy ("),
+        (("time",), "time.py would hide the module time (built-in)"),
+        (("mine", "-o", "own/minfer.py"), "own/minfer.py would hide the module minfer ("),
+        (("lambda",), "lambda.py: lambda is a word of Python's own: choose another file with -o"),
+        (("mine", "-o", "__main__.py"), "__main__.py would hide the module __main__"),
+    ],
+)
+def test_a_new_file_hides_no_module(capsys, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run(capsys, "probe", "new", *arguments)
+    assert status == 2 and words in err and err.rstrip().endswith("choose another file with -o")
+    assert not list(tmp_path.iterdir())
+    assert run(capsys, "probe", "new", arguments[0], "-o", "my_own.py")[0] == 0
 
 
 @pytest.mark.parametrize(
