@@ -11,9 +11,10 @@ which the other's sum is not used. Sums begin at MAGIC: they are floats then.
 
 376 instructions of a warp multiply 512 weights a lane, by dp4a 615. Predicted for that 3 to 5 % less energy.
 On an H200 q, k and v of the 7B (4608 x 3584) take 3.54 us and 2.00 mJ a launch, 3.66 and 2.09 by dp4a in as
-many blocks (4 rows and 9 warps), 4.12 and 2.32 by what `GemvConfig.for_shape` takes. gate and up take 21.1 us
-and 14.7 mJ, by dp4a 20.1 and 14.1 at the power limit: a slot of 16 whole rows has 32 KB, so that six warps at
-most multiply. In the token kernel they lose more (`minfer.cuda.token.dots`).
+many blocks (4 rows and 9 warps), 4.12 and 2.32 by what `GemvConfig.for_shape` takes. gate and up took 21.1 us
+at 1,560 MHz, by dp4a 20.1 at 1,470, both at some 700 W (with other masks and moves, 385 instructions): a slot
+of 16 whole rows has 32 KB, so that six warps at most multiply. In the token kernel they lose more
+(`minfer.cuda.token.dots`).
 """
 
 from __future__ import annotations
