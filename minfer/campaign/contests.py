@@ -7,12 +7,12 @@ come from memory and not from L2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from minfer.campaign.against import ATTENTION, HEAD_DIM, HEADS, KV_HEADS, SHAPES
+from minfer.campaign.against import ATTENTION, HEAD_DIM, HEADS, KINDS, KV_HEADS, SHAPES
 
 COLD_BYTES = 160e6  # of weights that take turns: more than any L2 holds
 GRAPH_S = 1.5e-3  # of work in a graph
@@ -50,15 +50,18 @@ class Contest:
         return launches(self.nt, self.od, self.depth, len(self.ours))
 
 
-def contests(tokens: Sequence[int]) -> Iterator[Callable[[Any], Contest]]:
-    """All of them at every number of tokens: functions of the module torch."""
+def contests(tokens: Sequence[int], kinds: Collection[str] = KINDS) -> Iterator[Callable[[Any], Contest]]:
+    """All of these kinds at every number of tokens: functions of the module torch."""
     for nt in tokens:
         for name, (od, depth) in SHAPES.items():
-            yield partial(f16_product, name=name, nt=nt, od=od, depth=depth)
+            if "F16" in kinds:
+                yield partial(f16_product, name=name, nt=nt, od=od, depth=depth)
         for format, name in BLOCKS:
             od, depth = SHAPES[name]
-            yield partial(block_product, format=format, name=name, nt=nt, od=od, depth=depth)
-        yield partial(attention, nt=nt)
+            if format in kinds:
+                yield partial(block_product, format=format, name=name, nt=nt, od=od, depth=depth)
+        if ATTENTION in kinds:
+            yield partial(attention, nt=nt)
 
 
 def copies(nbytes: float) -> int:
@@ -74,7 +77,7 @@ def launches(nt: int, od: int, depth: int, turns: int, flops: float = 7e14) -> i
 def f16_product(torch: Any, name: str, nt: int, od: int, depth: int) -> Contest:
     """Hopper's GEMM and cuBLAS on the same f16 weights."""
     from minfer.cuda import runtime
-    from minfer.cuda.gemm_hopper import choose, make_gemm_hopper
+    from minfer.cuda.gemm_hopper import choose, make_gemm_hopper, split_workspace
     from minfer.engine.cuda.devices import GpuDevice
     from minfer.engine.cuda.seats import device_parts, device_seats
 
@@ -84,7 +87,7 @@ def f16_product(torch: Any, name: str, nt: int, od: int, depth: int) -> Contest:
     a, ours, theirs = _operands(torch, nt, od, depth)
     device = GpuDevice()
     shared = (device_seats(device),) if config.pdl else ()
-    shared += device_parts(device) if config.split_k else ()
+    shared += device_parts(device, split_workspace) if config.split_k else ()
     weights = [
         torch.randn(od, depth, device="cuda", dtype=torch.float16) for _ in range(copies(2 * od * depth))
     ]
@@ -105,7 +108,9 @@ def block_product(torch: Any, format: str, name: str, nt: int, od: int, depth: i
     """W4A16 on blocks, of two formats those of q and k and those of v, and cuBLAS on an f16 copy of them."""
     from minfer.cuda import runtime
     from minfer.cuda.dequantize import DequantizeConfig, dequantize
-    from minfer.cuda.w4a16 import PAIR, choose, choose_pair, w4a16
+    from minfer.cuda.w4a16 import PAIR, choose, choose_pair, split_workspace, w4a16
+    from minfer.engine.cuda.devices import GpuDevice
+    from minfer.engine.cuda.seats import device_parts
 
     sms, kv = runtime.device().sms, KV_HEADS * HEAD_DIM
     paired, parts = format == PAIR, format.split("+")
@@ -118,6 +123,8 @@ def block_product(torch: Any, format: str, name: str, nt: int, od: int, depth: i
     config.check(nt, od, depth, od, left)
     loaded, boxes = runtime.load(w4a16(config)), config.boxes
     a, ours, theirs = _operands(torch, nt, od, depth)
+    shared = device_parts(GpuDevice(), split_workspace) if config.split_k > 1 else ()
+    other = {"a_other": a} if config.other_tokens else {}
 
     def draw() -> tuple[Any, ...]:
         return tuple(random_blocks(torch, part, n, depth) for part, n in zip(parts, rows, strict=True))
@@ -133,12 +140,11 @@ def block_product(torch: Any, format: str, name: str, nt: int, od: int, depth: i
     runtime.device().synchronize()
 
     def bind(each: tuple[Any, ...]) -> Call:
-        arrays = {"a": a} | dict(zip(("w", "other"), each, strict=False)) | {"c": ours}
+        arrays = {"a": a} | dict(zip(("w", "other"), each, strict=False)) | other | {"c": ours}
         seen = [runtime.tensor_map(x, *boxes[key]) if key in boxes else x for key, x in arrays.items()]
         sizes = nt, rows[0], depth, 0, od, config.group(nt), *((kv, left) if paired else ())
-        return _on_torchs_stream(
-            torch, loaded.prepare(config.grid(nt, od, sms), *seen, *sizes, pdl=config.pdl), ours
-        )
+        grid = config.grid(nt, rows[0], sms, *rows[1:])
+        return _on_torchs_stream(torch, loaded.prepare(grid, *seen, *sizes, *shared, pdl=config.pdl), ours)
 
     calls = [bind(each) for each in blocks]
     peers = {"cuBLAS": _matmuls(torch, a, weights, theirs)}

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from minfer.campaign.against import newest_comparisons
+from minfer.campaign.against import REGIMES, Comparison, geometric_mean, newest_comparisons
 from minfer.campaign.decomposition import class_shares
 from minfer.campaign.document import Table, campaign_table, markdown_table, shares_table
 from minfer.campaign.peers import Peer, llamacpp
@@ -162,7 +163,10 @@ def products_table(records: Sequence[Record]) -> str:
     Raises:
         RecordError: nothing was compared on the device.
     """
-    found = {regime: newest_comparisons(records, DEVICE, regime) for regime in ("burst", "sustained")}
+    found = {regime: newest_comparisons(records, DEVICE, regime) for regime in REGIMES}
+    alone = [row for row, _ in found["alone"].values()]
+    if not alone:
+        del found["alone"]
     if not found["burst"]:
         raise RecordError(f"no comparison with cuBLAS on {DEVICE} among {len(records)} records")
     tokens = sorted({nt for nt, *_ in found["burst"]})
@@ -177,7 +181,27 @@ def products_table(records: Sequence[Record]) -> str:
         f"Times as fast as {peers}, both in one process, theirs always on f16; Q4_K, Q6_K: our kernel reads "
         "the blocks; a figure is from the newest of these runs that has it"
     )
-    return markdown_table(Table("Products", columns, rows, f"{note}: {'; '.join(origins)}."))
+    note = f"{note}: {'; '.join(origins)}.{_alone(alone)}"
+    return markdown_table(Table("Products", columns, rows, note))
+
+
+def _alone(rows: Sequence[Comparison]) -> str:
+    """What the regime is, and the energy that it tells."""
+    if not rows:
+        return ""
+    text = (
+        " Sustained, both take turns within milliseconds and share a clock; alone, each runs by itself for "
+        "tenths of a second, at its own clock"
+    )
+    known = [row.millijoules for row in rows if row.millijoules is not None]
+    if known:
+        energy = statistics.geometric_mean(ours / theirs for ours, theirs in known)
+        powers = [watts for row in rows for watts in (row.ours_w, row.theirs_w) if watts is not None]
+        text += (
+            f" ({min(powers):.0f} to {max(powers):.0f} W): times as fast {geometric_mean(rows):.3f} and of "
+            f"the energy {energy:.3f}, geometric means"
+        )
+    return text + "."
 
 
 def campaign_text(records: Sequence[Record]) -> str:

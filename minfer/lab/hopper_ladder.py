@@ -336,11 +336,11 @@ LOST = (
         "why": "three consumers of Q6_K are slow (above), and one block in four has such a tile",
     },
     {
-        "probe": "232 tokens a tile for v in Q6_K, 192 for q and k",
-        "of": "W4A16, q+k+v, 2048 tokens",
-        "idea": "Q6_K unpacked more seldom: 9 columns instead of 11, and no block with more than its share",
-        "outcome": "x1.00, sustained x1.015",
-        "why": "left out for its second tensor map; with one box size for both, a fifth more bytes: x0.94",
+        "probe": "two blocks a tile of 256 tokens",
+        "of": "W4A16, o, 512 tokens",
+        "idea": "a weight is unpacked for twice as many tokens, each block takes half of the depth",
+        "outcome": "x0.91",
+        "why": "28 k-tiles a block are not long beside the exchange; with 148, for down, x1.08 to x1.27",
     },
     {
         "probe": "the next k-tile awaited right behind wgmma",

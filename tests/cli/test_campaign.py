@@ -1,13 +1,16 @@
-"""`minfer probe`, `minfer decompose` and `minfer report`."""
+"""`minfer ceilings`, `minfer probe`, `minfer decompose` and `minfer report`."""
 
 from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from minfer import cli
+from minfer.campaign.ceilings import ceilings_of
+from minfer.campaign.tensor_ceilings import TensorRate
 from minfer.cuda.runtime import available
 from tests.campaign.fake_gpu import FakeGpu, install
 
@@ -233,3 +236,24 @@ def test_report(capsys, tmp_path):
     status, out, _ = run(capsys, "report", "--format", "html", "-o", str(page))
     assert status == 0 and out.strip() == str(page) and page.read_text().startswith("<!doctype html>")
     assert run(capsys, "report", "--check")[0] == 0
+
+
+def test_ceilings_are_told_and_kept(monkeypatch, tmp_path, capsys):
+    rate = TensorRate("wgmma", "f16", "128x256", "sustained", 750.0, 1400.0, 699.0)
+
+    def measured(device, say=lambda rate: None):
+        say(rate)
+        return [rate]
+
+    device = SimpleNamespace(gpu=SimpleNamespace(name="NVIDIA H200"))
+    monkeypatch.setattr("minfer.engine.cuda.devices.GpuDevice", lambda: device)
+    memory = {"copy_gb_s": 4200, "read_gb_s": 4500}
+    monkeypatch.setattr("minfer.campaign.ceilings.measure_memory", lambda device: memory)
+    monkeypatch.setattr("minfer.campaign.tensor_ceilings.measure_tensor_cores", measured)
+    assert cli.main(["ceilings", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out == f"copy 4,200 GB/s, read 4,500 GB/s (NVIDIA H200)\n{rate}\n"
+    assert ceilings_of("NVIDIA H200", tmp_path).reached == (rate,)
+    assert cli.main(["ceilings", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["copy_gb_s"] == 4200 and said["tensor_cores"][0]["watts"] == 699.0

@@ -8,7 +8,16 @@ from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.runtime import compile_kernel
 from minfer.cuda.tile.scheduler import reversed_rounds
-from minfer.cuda.w4a16 import PAIR, W4A16Config, choose, choose_pair, w4a16
+from minfer.cuda.w4a16 import (
+    PAIR,
+    W4A16Config,
+    choose,
+    choose_pair,
+    may_split,
+    split_workspace,
+    w4a16,
+)
+from minfer.cuda.w4a16.config import split_sums
 
 
 def test_shared_memory():
@@ -42,20 +51,51 @@ def test_three_consumers_save_a_wave():
 
 
 def test_a_pair_ends_with_narrow_tiles():
-    """q and k of the 7B with v in Q6_K: 3 x 132 tiles; 32 blocks that begin with one of Q6_K end with a
-    narrow one of Q4_K, the last in their order."""
+    """q and k of the 7B with v in Q6_K, which takes wider tiles: less than 3 x 132; the blocks that begin
+    with one of Q6_K end with a narrow one of Q4_K, the last in their order, or have no third one."""
     config = choose_pair(2048, (4096, 512), 3584, width=4608, left=4096)
     assert (config.format, config.tokens, config.narrow, config.store) == (PAIR, 192, True, "tma")
-    tiles, others = (math.prod(config.tiles(2048, od)) for od in (4096, 512))
-    assert (tiles, others) == (11 * 32, 11 * 4) and tiles + others == 3 * 132
+    tiles, others = math.prod(config.tiles(2048, 4096)), 4 * -(-2048 // config.second_tokens)
+    assert config.second_tokens == 232 and (tiles, others) == (11 * 32, 9 * 4)
     assert config.has_narrow(2048) and config.group(2048) == 10
     dealt = reversed_rounds(tiles + others, 132)
-    assert all(own[0] < others and own[2] >= tiles + others - 32 for own in dealt[:32])
+    assert all(len(own) == 2 or own[2] >= tiles + others - 32 for own in dealt[:others])
+    assert config.boxes["a"][0] == 192 and config.boxes["a_other"][0] == 232
+    assert config.stage_bytes == 232 * 128
     assert config.boxes["w"][1] == 144 and config.landing_arrivals == 96
     assert config.slot_bytes % 128 == 0 and config.slot_bytes >= W4A16Config("Q6_K").slot_bytes
     assert config.pdl
     assert choose_pair(2048, (512, 4000), 3584, width=4512, left=4000).store == "direct"
-    assert not choose_pair(512, (4096, 512), 3584).narrow  # one round
+
+
+def test_a_pair_of_few_tokens_is_one_round():
+    """Tiles of Q6_K that take as long as those of Q4_K, though they take longer to unpack."""
+    config = choose_pair(512, (4096, 512), 3584)
+    assert not config.narrow and (config.tokens, config.other_tokens) == (176, 96)
+    assert config.grid(512, 4096, 132, 512) == (3 * 32 + 6 * 4, 1, 1)
+
+
+def test_split_k_of_few_tokens():
+    """Two blocks share a tile where that is quicker than narrower ones, and all are on the GPU at once."""
+    for format in ("Q4_K", "Q6_K"):
+        for nt, parts, tokens in ((512, 2, 256), (256, 4, 256), (128, 4, 128)):
+            config = choose(format, nt, 3584, 18944)
+            assert (config.split_k, config.tokens) == (parts, tokens)
+            assert config.grid(nt, 3584, 132) == (112, 1, 1)
+        assert choose(format, 2048, 3584, 18944).split_k == 1
+    assert may_split(3584) and choose("Q4_K", 512, 37888, 3584, gated=True).split_k == 1
+    assert choose("Q4_K", 64, 3584, 256).split_k == 1
+    with pytest.raises(ConfigRefused, match="takes 168 blocks that wait for each other"):
+        W4A16Config(tokens=256, split_k=2).grid(640, 3584, 132)
+
+
+def test_the_workspace_holds_what_any_choice_hands_over():
+    elements, counters = split_workspace(132)
+    assert (elements, counters) == (132 * 128 * 256 * 3 // 4, 132)
+    for parts, tokens in ((2, 256), (4, 256), (4, 128)):
+        # Of each of the blocks the others' sums of what it finishes.
+        assert parts * split_sums(tokens, parts) == (parts - 1) * 128 * tokens
+        assert 132 // parts * parts * split_sums(tokens, parts) <= elements
 
 
 def test_columns_are_narrow_where_few_tokens_are_left():
@@ -66,7 +106,8 @@ def test_columns_are_narrow_where_few_tokens_are_left():
 
 
 def test_few_rows_take_narrow_tiles():
-    assert choose("Q6_K", 2048, 512, 3584).tokens == 64
+    assert choose("Q6_K", 2048, 512, 2048).tokens == 64
+    assert choose("Q6_K", 2048, 512, 3584).split_k == 2  # deep enough for the exchange
     assert choose("Q6_K", 2048, 3584, 18944).tokens == 232
 
 
@@ -92,6 +133,13 @@ def test_the_choice_is_shipped_and_stores_any_width():
         ({"tokens": 192, "narrow": True}, "narrow: of Q4_K.Q6_K with more than 128 tokens"),
         ({"format": PAIR, "tokens": 128, "narrow": True}, "narrow: of Q4_K.Q6_K with more than 128 tokens"),
         ({"format": PAIR, "tokens": 64, "gated": True}, "neither gated nor has it a bias"),
+        ({"other_tokens": 96}, "96 tokens of a second matrix: .* of Q4_K.Q6_K only"),
+        ({"format": PAIR, "tokens": 128, "other_tokens": 100}, "100 tokens of a second matrix"),
+        ({"split_k": 3}, "split_k = 3: 1, 2 or 4 blocks"),
+        ({"tokens": 128, "gated": True, "split_k": 2}, "split_k: of one matrix with 2 consumers"),
+        ({"tokens": 192, "consumers": 3, "split_k": 2}, "split_k: of one matrix with 2 consumers"),
+        ({"tokens": 232, "split_k": 2}, "232 tokens with split_k = 2: a multiple of 16 from 64"),
+        ({"tokens": 64, "split_k": 4}, "64 tokens with split_k = 4: a multiple of 16 from 128"),
     ],
 )
 def test_configs_that_cannot_run_are_refused(changes, message):
@@ -106,6 +154,8 @@ def test_products_that_do_not_fit_are_refused():
             W4A16Config().check(*shape)
     with pytest.raises(ConfigRefused, match="192 outputs beside others: TMA stores tiles of 128"):
         W4A16Config(PAIR, 64).check(1, 256, 256, 256, left=192)
+    with pytest.raises(ConfigRefused, match="id = 768 is 3 blocks a row, too few for split_k = 4"):
+        W4A16Config(split_k=4).check(1, 8, 768, 8)
 
 
 ASSEMBLED = {
@@ -113,6 +163,10 @@ ASSEMBLED = {
     choose("Q4_K", 2048, 37888, 3584): 168,
     choose("Q6_K", 2048, 3584, 18944): 168,
     choose_pair(2048, (4096, 512), 3584, width=4608, left=4096): 168,
+    choose_pair(512, (4096, 512), 3584, width=4608, left=4096): 168,
+    choose("Q4_K", 512, 3584, 18944): 168,
+    choose("Q6_K", 512, 3584, 18944): 168,
+    choose("Q6_K", 256, 3584, 18944): 168,
 }
 """Config -> its registers."""
 

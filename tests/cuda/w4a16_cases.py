@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from minfer.cuda.kernel import Kernel
 from minfer.cuda.w4a16 import W4A16Config, w4a16
+from minfer.cuda.w4a16.config import split_sums
 from tests.cuda.block_data import random_matrix
 from tests.cuda.parity import Case
 
@@ -91,24 +93,34 @@ class Product:
             return tensor_map(array, *boxes[name]) if name in boxes else array
 
         weights = (seen("w", blocks[0]), *blocks[1:])
+        if config.other_tokens:
+            weights += (seen("a_other", a),)
         arrays = (seen("a", a), *weights, *((bias,) if config.bias else ()), seen("c", c))
         second = (rows[1], 0 if first else od) if len(rows) == 2 else ()
         return (*arrays, nt, od, depth, first, width, config.group(nt), *second)
 
     def grid(self, multiprocessors: int) -> tuple[int, int, int]:
-        return self.config.grid(*self.wanted.shape, multiprocessors)
+        rows = [len(w) for w in self.blocks]
+        od = rows[0] // 2 if self.config.gated else rows[0]
+        return self.config.grid(len(self.a), od, multiprocessors, *rows[1:])
 
     def case(self, multiprocessors: int) -> Case:
         """The launch over so many multiprocessors."""
         boxes = self.config.boxes
         values = self.arguments(lambda array, *box: array, self.a, self.blocks, self.bias, self.c)
+        checks = {"c": self.check}
+        if (parts := self.config.split_k) > 1:
+            blocks = parts * math.prod(self.config.tiles(*self.wanted.shape))
+            sums = np.full(blocks * split_sums(self.config.tokens, parts), np.nan, np.float32)
+            values += (sums, np.zeros(blocks, np.uint32))
+            checks["ready"] = lambda ready: np.testing.assert_array_equal(ready, 0)
         named = dict(zip((a.name for a in self.kernel.passed), values, strict=True))
         name = f"{self.c.shape[0]}x{self.wanted.shape[1]}x{self.a.shape[1]}"
         return Case(
             self.kernel,
             self.grid(multiprocessors),
             named,
-            {"c": self.check},
+            checks,
             name=name,
             whole_chunks=tuple(name for name in ("w", "other") if name in named and name not in boxes),
             boxes=boxes,

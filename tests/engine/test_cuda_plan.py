@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minfer.cuda.w4a16 import split_workspace
 from minfer.engine.cuda.plan import (
     FEW_TOKENS,
     RESERVE_BYTES,
@@ -156,6 +157,7 @@ def test_w4a16_keeps_no_f16_copy_though_v_is_of_another_format():
     made = plan(141 * GB, n_ctx=2048, route=w4a16)
     assert made.saved == plan(141 * GB).parts["weights as f16"] and made.total < 5.2e9
     assert str(made).endswith("free; no f16 copy of the weights, 13.05 GB saved")
+    assert made.parts["parts of tiles"] == 4 * sum(split_workspace(132))
 
 
 def test_matrices_that_no_mmq_kernel_takes_get_a_scratch():

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from minfer.cuda.w4a16 import PAIR
+from minfer.cuda.w4a16 import PAIR, split_workspace
 from minfer.engine.cuda import weights
 from minfer.engine.cuda.backend import CudaBackend
 from minfer.engine.cuda.compile_ahead import needed_kernels
@@ -15,6 +15,7 @@ from minfer.engine.cuda.devices import DryDevice, SimulatedDevice
 from minfer.engine.cuda.launches import TensorMaps, kernel, origin
 from minfer.engine.cuda.plan import RESERVE_BYTES
 from minfer.engine.cuda.routes import Route, choose_route
+from minfer.engine.cuda.seats import device_parts
 from minfer.engine.cuda.w4a16 import W4A16Products, takes
 from minfer.engine.cuda.weights import Run, Stack
 from minfer.engine.errors import EngineError, InputError
@@ -102,6 +103,22 @@ def test_runs_side_by_side(formats, form):
     assert len(device.launches) == (1 if len(runs) == 2 else 3)
     wanted = a.astype(np.float64) @ np.concatenate(values).astype(np.float64).T
     assert np.linalg.norm(c - wanted) < 5e-4 * np.linalg.norm(wanted)
+
+
+@pytest.mark.slow
+def test_few_tokens_of_a_deep_product_share_tiles():
+    """Blocks exchange sums through the engine's workspace, and leave its counters as they were."""
+    device, draw = SimulatedDevice(sms=4, arch="sm_90a"), np.random.default_rng(2)
+    blocks, values = random_matrix("Q4_K", 72, 3072)
+    stack = Stack((Run("Q4_K", 72, 3072, blocks),), 72, 3072)
+    parts = device_parts(device, split_workspace)
+    a = draw.standard_normal((9, 3072)).astype(np.float16)
+    c = np.full((9, 72), np.nan, np.float16)
+    W4A16Products(device, TensorMaps(device), parts).multiply(c, a, stack, "f16")
+    assert [made.config.split_k for made in device.launches] == [4]
+    wanted = a.astype(np.float64) @ values.astype(np.float64).T
+    assert np.linalg.norm(c - wanted) < 5e-4 * np.linalg.norm(wanted)
+    assert not parts[1].any()
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ def small_sequences() -> Iterator[tuple[Case | HopperCase, ...]]:
     """Every case, alone or with those to run right before it, whose results it reads."""
     families = (
         _memory,
+        _resident,
         _convert,
         _elementwise,
         _attention,
@@ -75,6 +76,15 @@ def _memory() -> Iterator[Case]:
     yield read_case(ReadMemoryConfig(2, threads=32, blocks=1), 331)
 
 
+def _resident() -> Iterator[Case]:
+    from minfer.cuda.resident import ResidentConfig
+    from tests.cuda.resident_cases import resident_case
+
+    yield resident_case(ResidentConfig(tile_m=16, stages=2), 5)
+    yield resident_case(ResidentConfig(256, 32, 2, "s8"), 3)
+    yield resident_case(ResidentConfig(stages=2, instruction="mma.sync"), 3)
+
+
 def _convert() -> Iterator[Case]:
     from tests.cuda.convert_cases import convert_case, store_kv_case
 
@@ -128,6 +138,9 @@ def _w4a16() -> Iterator[Case]:
     yield Product.random(W4A16Config(PAIR, 128, 4), 70, (128, 72), 3).case(1)
     # A narrow last column, and a last round in reverse.
     yield Product.random(W4A16Config(PAIR, 136, 4, narrow=True), 200, (256, 256), 1).case(3)
+    yield Product.random(W4A16Config(PAIR, 128, 4, other_tokens=72), 140, (128, 72), 1).case(3)
+    yield Product.random(W4A16Config("Q4_K", 80, 4, split_k=2), 140, 136, 3).case(12)
+    yield Product.random(W4A16Config("Q6_K", 128, 4, split_k=4), 70, 72, 5).case(8)
 
 
 def _w4a8() -> Iterator[Case]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minfer.cuda import runtime
-from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
+from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper, split_workspace
 from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.tile.seats import ORDER
 from minfer.engine.cuda.devices import GpuDevice
@@ -41,7 +41,7 @@ def shared(config) -> tuple:
     """What launches of a config take besides."""
     device = GpuDevice()
     seats = (device_seats(device),) if config.pdl else ()
-    return seats + (device_parts(device) if config.split_k else ())
+    return seats + (device_parts(device, split_workspace) if config.split_k else ())
 
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)

@@ -12,7 +12,9 @@ import pytest
 from minfer.cuda import runtime
 from minfer.cuda.gemm_hopper import GemmHopperConfig, choose, make_gemm_hopper
 from minfer.cuda.w4a16 import choose as choose_w4a16
-from minfer.cuda.w4a16 import w4a16
+from minfer.cuda.w4a16 import split_workspace, w4a16
+from minfer.engine.cuda.devices import GpuDevice
+from minfer.engine.cuda.seats import device_parts
 from minfer.lab.hopper_refined import figure_name, refinements
 from tests.cuda.block_data import random_matrix
 from tests.gpu.device_time import NT, by_turns, copies, milliseconds
@@ -87,6 +89,7 @@ def test_straight_from_blocks(shape, measure):
     a = torch.randn(NT, depth, device="cuda").half()
     c = torch.full((NT, od), float("nan"), device="cuda", dtype=torch.float16)
     torch.cuda.synchronize()
+    parts = device_parts(GpuDevice(), split_workspace) if config.split_k > 1 else ()
     loaded, launches = runtime.load(w4a16(config)), []
     for _ in range(copies(packed.nbytes)):
         arrays = {"a": a, "w": runtime.to_device(packed), "c": c}
@@ -94,7 +97,7 @@ def test_straight_from_blocks(shape, measure):
             runtime.tensor_map(x, *config.boxes[n]) if n in config.boxes else x for n, x in arrays.items()
         ]
         sizes = NT, od, depth, 0, od, config.group(NT)
-        launches.append(loaded.prepare(config.grid(NT, od, sms), *seen, *sizes, pdl=config.pdl))
+        launches.append(loaded.prepare(config.grid(NT, od, sms), *seen, *sizes, *parts, pdl=config.pdl))
     speed = tflops(milliseconds(launches), NT, od, depth)
     rows = torch.linspace(0, NT - 1, 64, device="cuda").long()
     wanted = a[rows].double() @ torch.from_numpy(values).cuda().double().T

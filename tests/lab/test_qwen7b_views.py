@@ -13,6 +13,7 @@ from minfer.campaign import route_benches
 from minfer.campaign.peers import llamacpp
 from minfer.campaign.records import RecordError, load_records
 from minfer.campaign.report import newest_sweep, routes
+from minfer.cuda import w4a16
 from minfer.cuda.gemm_hopper import split_workspace
 from minfer.cuda.kernel import CompileError, LaunchRefused
 from minfer.engine import bench as engine_bench
@@ -64,7 +65,8 @@ class TestMemory:
         assert short["with f16 copies"] - short["without f16 copies"] == pytest.approx(
             (2 * 28 * per_layer - 2 * 37888 * 3584) / GB
         )
-        parts_of_tiles = 4 * sum(split_workspace(H200.sms))  # of products of few tokens, none of w4a16's
+        # Of products of few tokens; w4a16's tiles are larger.
+        parts_of_tiles = 4 * (sum(split_workspace(H200.sms)) - sum(w4a16.split_workspace(H200.sms)))
         assert short["without f16 copies"] - short["w4a16"] == pytest.approx(
             (2 * 37888 * 3584 + parts_of_tiles) / GB
         )

@@ -25,6 +25,10 @@ from tests.cuda.w4a16_cases import Product
         ({"tokens": 64, "stages": 8, "store": "direct"}, (3, 5, 3), 1),
         ({"tokens": 72, "gated": True}, (100, 144, 2), 1),  # 72 outputs: two tiles, one of 8
         ({"tokens": 64, "consumers": 3}, (70, 200, 2), 1),
+        ({"tokens": 64, "split_k": 2}, (70, 136, 3), 8),  # halves of two blocks and one
+        ({"tokens": 80, "stages": 8, "split_k": 2, "out": "f32", "store": "direct"}, (70, 131, 2), 4),
+        ({"tokens": 128, "split_k": 4}, (130, 72, 5), 8),
+        ({"tokens": 144, "split_k": 4, "out": "f32", "store": "direct"}, (130, 67, 4), 4),
     ],
     ids=str,
 )
@@ -40,6 +44,10 @@ def test_product(format, tile, shape, multiprocessors):
         ({"tokens": 64, "slots": 3}, (65, (72, 256), 3), "Q6_K", 5),  # 2 tiles, then 4
         ({"tokens": 64, "stages": 8, "out": "f32", "store": "direct"}, (70, (131, 5), 3), "Q4_K", 2),
         ({"tokens": 64, "store": "direct"}, (3, (5, 7), 1), "Q6_K", 1),
+        # The second matrix in tiles of more tokens, and of fewer.
+        ({"tokens": 64, "other_tokens": 104}, (200, (128, 128), 1), "Q4_K", 3),
+        ({"tokens": 104, "other_tokens": 64}, (200, (136, 128), 2), "Q6_K", 2),
+        ({"tokens": 136, "narrow": True, "other_tokens": 152}, (200, (256, 256), 1), "Q4_K", 3),
         # A last column of 64 tokens, narrow: 4 tiles, then 2, then 2 narrow ones, the last round in reverse.
         ({"tokens": 136, "narrow": True}, (200, (256, 256), 1), "Q4_K", 3),
     ],

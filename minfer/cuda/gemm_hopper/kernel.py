@@ -79,7 +79,7 @@ from functools import cache
 
 from minfer.cuda.gemm_hopper.config import SPLIT_TILES, TILES, GemmHopperConfig
 from minfer.cuda.gemm_hopper.heads import PIECE, Heads, run_starts, store_heads
-from minfer.cuda.gemm_hopper.split import Halves, share
+from minfer.cuda.gemm_hopper.split import Exchange, share_among
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT, BUFFER_BYTES
 
@@ -130,8 +130,10 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     high_word = ptx.wgmma_high_word()
     wait_sums = ptx.wgmma_wait(0, accumulators)
     pdl, place_start = config.pdl, config.place_start
-    split_k, halves = config.split_k, Halves(accumulators, stage_bytes, config.ring)
-    locate, give, fetch, add = halves.functions if split_k else (None,) * 4
+    split_k, share = config.split_k, share_among(2)
+    locate, give, fetch, add = (
+        Exchange(accumulators, stage_bytes, config.ring).halves if split_k else (None,) * 4
+    )
     heads = config.heads
     rotated, biased = heads is not None, heads is not None and heads.bias
     split, pieces = rotated and heads.split, tile_m // PIECE

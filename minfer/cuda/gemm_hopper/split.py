@@ -1,4 +1,4 @@
-"""Split-k: two blocks multiply a tile, each half of its depth.
+"""Split-k: two blocks multiply a tile, each half of its depth, or four.
 
 A product of few tokens has few tiles, and if it is deep, each takes long while multiprocessors are idle. Two
 blocks a tile fill them. What it costs is the exchange, some 8000 cycles: a block finishes the rows of one of
@@ -7,11 +7,14 @@ workspace, which stays in L2, and a word counts the warps that have done so. The
 for that and brings them into two stages of the ring, as if they were two more k-tiles; so its consumer adds
 them from shared memory, where sums loaded from L2 into registers left too few of these for wgmma.
 
-Measured for 3584 rows of 18944 on an H200, in bursts: 65.7 -> 41.7 us at 128 tokens, 60.7 -> 53.9 at 256; for
-3584 rows of 3584 at 128 tokens 14.6 -> 11.7, at 256 no gain.
+Four blocks finish half of a consumer's sums each, and are handed those by three others: half as much again
+goes through L2. For W4A16 (`minfer.cuda.w4a16.kernel`), whose weights should be unpacked in few tiles.
 
-A sum has two parts, so their order does not matter to its bits. Both blocks of a tile must be on the GPU at
-once: `GemmHopperConfig.grid` refuses more blocks than multiprocessors, and launches that may run at the same
+Measured on an H200 in bursts, two blocks, f16 weights: 3584 rows of 18944 65.7 -> 41.7 us at 128 tokens,
+60.7 -> 53.9 at 256; 3584 rows of 3584 at 128 tokens 14.6 -> 11.7, at 256 no gain.
+
+Parts are added in one order, so a sum has the same bits each time. All blocks of a tile must be on the GPU
+at once: the configs' `grid` refuses more blocks than multiprocessors, and launches that may run at the same
 time need a workspace each.
 """
 
@@ -39,58 +42,87 @@ def split_workspace(multiprocessors: int) -> tuple[int, int]:
     return split_sums(multiprocessors), 2 * tiles
 
 
-@device_function
-def share(place, tiles, k_tiles):
-    """(tile, part, first k-tile, k-tiles) of the block at a place. All first halves come first: neighbours
-    read the same k-tiles of A and B."""
-    part = int32(place >= tiles)
-    middle = int32(k_tiles >> 1)
-    return int32(place - part * tiles), part, int32(part * middle), int32(middle + part * (k_tiles & 1))
+@functools.cache
+def share_among(parts: int) -> DeviceFunction:
+    """(place, tiles, k_tiles) -> (tile, part, first k-tile, k-tiles) of the block at a place; 2 or 4 share a
+    tile. All first parts come first: neighbours read the same k-tiles of A and B."""
+    shift = parts // 2
+
+    @device_function
+    def share(place, tiles, k_tiles):
+        part = int32(ptx.udiv_u32(place, tiles))
+        first = int32((part * k_tiles) >> shift)
+        count = int32((((part + 1) * k_tiles) >> shift) - first)
+        return int32(place - part * tiles), part, first, count
+
+    return share
 
 
 @dataclass(frozen=True)
-class Halves:
-    """The exchange of a config: `accumulators` sums a thread, in a ring of stages of `stage_bytes`."""
+class Exchange:
+    """Of a config with `accumulators` sums a thread of its two consumers, in a ring of stages of
+    `stage_bytes`: `parts` blocks, 2 or 4, share a tile.
+
+    Part p finishes the rows of consumer p % 2; of four parts a fraction of its sums, p / 2 of two. All others
+    hand it those, and are added in the order of parts, so that the result has the same bits each time."""
 
     accumulators: int
     stage_bytes: int
     ring: MbarrierRing
+    parts: int = 2
 
     @property
-    def functions(self) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
-        return self.place, self.give, self.fetch, self.add
+    def halves(self) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
+        """place, give, fetch and add, of two parts."""
+        return self.place, self.give(0), self.fetch, self.add(0)
 
     @property
-    def rows(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(first row, rows) of a consumer's sums in the workspace that each of two stages takes."""
-        every = self.accumulators // 4
-        return (0, every // 2), (every // 2, every - every // 2)
+    def fractions(self) -> int:
+        """Of a consumer's sums, each finished by another part."""
+        return self.parts // 2
+
+    @property
+    def piece_rows(self) -> int:
+        """Rows of the workspace that a consumer hands to a part."""
+        return self.accumulators // 4 // self.fractions
+
+    @property
+    def piece_bytes(self) -> int:
+        return ROW_BYTES * self.piece_rows
+
+    @property
+    def loads(self) -> tuple[tuple[int, int], ...]:
+        """(first row, rows) that each of two stages, or three, takes of the pieces for a part: half of the
+        only one, or one of three."""
+        rows = self.piece_rows
+        if self.parts == 2:
+            return (0, rows // 2), (rows // 2, rows - rows // 2)
+        return tuple((rows * piece, rows) for piece in range(self.parts - 1))
 
     @functools.cached_property
     def place(self) -> DeviceFunction:
-        """(parts, ready, tile, consumer) -> addresses of a consumer's sums in the workspace, and of the word
-        that counts them."""
-        part_bytes = ROW_BYTES * self.accumulators // 4
+        """(parts, ready, tile, part) -> addresses of what is handed to a part, in the workspace, and of the
+        word that counts it."""
+        count, part_bytes = self.parts, (self.parts - 1) * self.piece_bytes
 
         @device_function
-        def place(parts, ready, tile, consumer):
-            number = uint32(tile * 2 + consumer)
+        def place(parts, ready, tile, part):
+            number = uint32(tile * count + part)
             return parts + uint64(number) * uint64(part_bytes), ready + uint64(4 * number)
 
         return place
 
-    @functools.cached_property
-    def give(self) -> DeviceFunction:
-        """(sums, place, counter, thread): a consumer hands its sums over; thread of 128."""
-        rows = self.accumulators // 4
+    def give(self, fraction: int) -> DeviceFunction:
+        """(sums, place, counter, thread): a consumer hands a fraction of its sums over; thread of 128."""
+        rows, first = self.piece_rows, 4 * self.piece_rows * fraction
 
         @device_function
         @unrolled
         def give(sums, place, counter, thread):
             own = place + uint64(uint32(thread) * uint32(16))
             for i in unroll(rows):
-                at = own + uint64(ROW_BYTES * i)
-                ptx.st_global_v4_f32(at, sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3])
+                at, o = own + uint64(ROW_BYTES * i), first + 4 * i
+                ptx.st_global_v4_f32(at, sums[o], sums[o + 1], sums[o + 2], sums[o + 3])
             ptx.syncwarp()
             if thread & 31 == 0:
                 ptx.red_add_release_u32(counter, uint32(1))
@@ -99,41 +131,44 @@ class Halves:
 
     @functools.cached_property
     def fetch(self) -> DeviceFunction:
-        """(place, counter, base, barriers, stage, parity): the producer's thread brings what the other block
-        hands over into the next two stages, and clears the counter."""
-        firsts, counts = zip(*self.rows, strict=True)
+        """(place, counter, base, barriers, stage, parity): the producer's thread brings what the other blocks
+        hand over into the next stages, and clears the counter."""
+        (firsts, counts), loads = zip(*self.loads, strict=True), len(self.loads)
+        arrivals = WARPS * (self.parts - 1)
         stage_bytes, empty, advance = self.stage_bytes, 8 * self.ring.stages, self.ring.advance
 
         @device_function
         @unrolled
         def fetch(place, counter, base, barriers, stage, parity):
-            ptx.wait_global_u32(counter, uint32(WARPS))
+            ptx.wait_global_u32(counter, uint32(arrivals))
             ptx.st_global_u32(counter, uint32(0))
             ptx.fence_proxy_async_global()
-            for half in unroll(2):
+            for load in unroll(loads):
                 full = barriers + 8 * stage
                 ptx.mbarrier_wait(full + empty, parity)
-                ptx.mbarrier_arrive_expect_tx(full, counts[half] * ROW_BYTES)
-                source = place + uint64(firsts[half] * ROW_BYTES)
-                ptx.bulk_load(base + stage * stage_bytes, source, uint32(counts[half] * ROW_BYTES), full)
+                ptx.mbarrier_arrive_expect_tx(full, counts[load] * ROW_BYTES)
+                source = place + uint64(firsts[load] * ROW_BYTES)
+                ptx.bulk_load(base + stage * stage_bytes, source, uint32(counts[load] * ROW_BYTES), full)
                 stage, parity = advance(stage, parity)
 
         return fetch
 
-    @functools.cached_property
-    def add(self) -> DeviceFunction:
-        """(sums, base, barriers, stage, parity, thread): a consumer adds what its producer has fetched."""
-        firsts, counts = zip(*self.rows, strict=True)
+    def add(self, fraction: int) -> DeviceFunction:
+        """(sums, base, barriers, stage, parity, thread): a consumer adds to a fraction of its sums what its
+        producer has fetched."""
+        (firsts, counts), loads = zip(*self.loads, strict=True), len(self.loads)
+        rows = self.piece_rows
         stage_bytes, advance = self.stage_bytes, self.ring.advance
+        starts = tuple(4 * (rows * fraction + first % rows) for first in firsts)
 
         @device_function
         @unrolled
         def add(sums, base, barriers, stage, parity, thread):
-            for half in unroll(2):
+            for load in unroll(loads):
                 ptx.mbarrier_wait(barriers + 8 * stage, parity)
                 at = base + stage * stage_bytes + thread * 16
-                for i in unroll(counts[half]):
-                    o = 4 * (firsts[half] + i)
+                for i in unroll(counts[load]):
+                    o = starts[load] + 4 * i
                     v0, v1, v2, v3 = ptx.ld_shared_v4_f32(at + ROW_BYTES * i)
                     sums[o] += v0
                     sums[o + 1] += v1

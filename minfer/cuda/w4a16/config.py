@@ -1,17 +1,16 @@
-"""Tiles of the W4A16 GEMM: what fits a multiprocessor, and which one for a product."""
+"""Tiles of the W4A16 GEMM: what fits a multiprocessor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
-from minfer.cuda.checks import check_choice, check_sizes, check_types
+from minfer.cuda.checks import check_sizes, check_types
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
 from minfer.cuda.tile.hopper import BOX_COLUMNS
-from minfer.cuda.tile.scheduler import reversed_rounds
 from minfer.cuda.tile.transposed import CHUNK_ROWS
 from minfer.cuda.w4a16.formats import QUARTERS, PackedFormat
-from minfer.cuda.w4a16.packed_tile import CONSUMER_ROWS, CONSUMERS, MOVERS, REGISTERS, ROWS, PackedTile
+from minfer.cuda.w4a16.packed_tile import CONSUMERS, MOVERS, REGISTERS, ROWS, PackedTile
 from minfer.cuda.w4a16.q4_k import q4_k
 from minfer.cuda.w4a16.q6_k import q6_k
 
@@ -25,6 +24,11 @@ NARROW = 128
 """Tokens that the last tiles of a pair's first matrix multiply, where no more are left."""
 MOST_TOKENS_OF_THREE = 192
 """Of a tile of three consumers: with more the assembler finds no registers."""
+
+
+def split_sums(tokens: int, parts: int) -> int:
+    """f32 sums that each of the blocks of a tile of so many tokens is handed by the others."""
+    return ROWS * tokens * (parts - 1) // parts
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,11 @@ class W4A16Config(PackedTile):
             time to unpack under the others' products.
         narrow: of a pair, tiles of the first matrix with NARROW tokens at most multiply only so many; they
             come last, so that the blocks that began with the second matrix's slow tiles end with them.
+        other_tokens: those of a pair's second matrix; 0: as many as the first one's. Its activations come by
+            a tensor map of their own.
+        split_k: blocks that share a tile, 1, 2 or 4, each with a part of its depth
+            (`minfer.cuda.gemm_hopper.split`): for few tokens in a wide tile, which unpacks a weight once for
+            all of them.
         out: "f16" or "f32".
         store: "tma" (f16 only; whole lines through shared memory, rows of C must be whole 16 bytes) or
             "direct" (any width, an element at a time; f32 fills its sectors).
@@ -56,6 +65,8 @@ class W4A16Config(PackedTile):
     ahead: bool = True
     consumers: int = CONSUMERS
     narrow: bool = False
+    other_tokens: int = 0
+    split_k: int = 1
     out: str = "f16"
     store: str = "tma"
     bias: bool = False
@@ -78,6 +89,26 @@ class W4A16Config(PackedTile):
             raise ConfigRefused(f"w4a16: {self.tokens} tokens a tile: a multiple of 8 from 64 to 256")
         if self.narrow and (self.format != PAIR or self.tokens <= NARROW):
             raise ConfigRefused(f"w4a16: narrow: of {PAIR} with more than {NARROW} tokens a tile only")
+        if self.other_tokens and (
+            self.format != PAIR or self.other_tokens % 8 or not 64 <= self.other_tokens <= 256
+        ):
+            raise ConfigRefused(
+                f"w4a16: {self.other_tokens} tokens of a second matrix: a multiple of 8 from 64 to 256, of "
+                f"{PAIR} only"
+            )
+        if self.split_k not in (1, 2, 4):
+            raise ConfigRefused(f"w4a16: split_k = {self.split_k}: 1, 2 or 4 blocks can share a tile")
+        if self.split_k > 1 and (self.format == PAIR or self.gated or self.bias or self.consumers != 2):
+            raise ConfigRefused(
+                "w4a16: split_k: of one matrix with 2 consumers, neither gated nor with a bias: each block "
+                "finishes rows of one consumer"
+            )
+        least = 64 * max(1, self.split_k // 2)
+        if self.split_k > 1 and (self.tokens % 16 or self.tokens < least):
+            raise ConfigRefused(
+                f"w4a16: {self.tokens} tokens with split_k = {self.split_k}: a multiple of 16 from {least} "
+                "on, so that halves of a consumer's sums fill stages, and what a block finishes a chunk"
+            )
         if self.consumers == 3 and self.tokens > MOST_TOKENS_OF_THREE:
             raise ConfigRefused(
                 f"w4a16: {self.tokens} tokens of 3 consumers: their registers hold the sums of at most "
@@ -102,11 +133,13 @@ class W4A16Config(PackedTile):
             )
 
     def __str__(self) -> str:
-        text = f"{self.format} {self.rows}x{self.tokens}x{self.tile_k}"
+        tokens = f"{self.tokens}+{self.other_tokens}" if self.other_tokens else str(self.tokens)
+        text = f"{self.format} {self.rows}x{tokens}x{self.tile_k}"
         text += (
             f" {self.stages} stages {self.slots} slots {self.out}"
             + (" ahead" if self.ahead else "")
             + (" narrow" if self.narrow else "")
+            + (f" split {self.split_k}" if self.split_k > 1 else "")
             + (" direct" if self.store == "direct" else "")
         )
         return text + (" bias" if self.bias else "") + (" gated" if self.gated else "")
@@ -117,9 +150,14 @@ class W4A16Config(PackedTile):
         return tuple(FORMATS[name](self.rows) for name in self.format.split("+"))
 
     @property
+    def second_tokens(self) -> int:
+        """Those of a tile of the second matrix."""
+        return self.other_tokens or self.tokens
+
+    @property
     def stage_bytes(self) -> int:
         """Activations of a k-tile."""
-        return self.tokens * self.tile_k * 2
+        return max(self.tokens, self.second_tokens) * self.tile_k * 2
 
     @property
     def slot_bytes(self) -> int:
@@ -141,6 +179,8 @@ class W4A16Config(PackedTile):
     def boxes(self) -> dict[str, tuple[int, int, int]]:
         """Argument -> (rows, columns, swizzle) of its tensor map's boxes; weights are bytes."""
         boxes = {"a": (self.tokens, BOX_COLUMNS, 128)}
+        if self.other_tokens:
+            boxes["a_other"] = (self.other_tokens, BOX_COLUMNS, 128)
         if self.parts[0].by_tma:
             boxes["w"] = (self.outputs, self.parts[0].block_bytes, 0)
         if self.store == "tma":
@@ -152,12 +192,34 @@ class W4A16Config(PackedTile):
         """Whether the last column of tiles is narrow."""
         return self.narrow and 0 < nt % self.tokens <= NARROW
 
+    def grid(self, nt: int, od: int, multiprocessors: int, other_od: int = 0) -> tuple[int, int, int]:
+        """Blocks of a persistent launch: as many as take the fewest rounds, in equal ones, where tiles are
+        alike; of a pair one a multiprocessor, at most one a tile; `split_k` a tile. Of a pair `od` are the
+        first matrix's rows, `other_od` the second's."""
+        token_tiles, output_tiles = self.tiles(nt, od)
+        tiles = token_tiles * output_tiles + -(-nt // self.second_tokens) * -(-other_od // self.outputs)
+        blocks = self.split_k * tiles
+        if self.format == PAIR:
+            return min(multiprocessors, tiles), 1, 1
+        if self.split_k == 1:
+            return -(-tiles // -(-tiles // multiprocessors)), 1, 1
+        if blocks > multiprocessors:
+            raise ConfigRefused(
+                f"w4a16: {nt} x {od} takes {blocks} blocks that wait for each other, with split_k, on "
+                f"{multiprocessors} multiprocessors: larger tiles, or no split_k"
+            )
+        return blocks, 1, 1
+
     def check(self, nt: int, od: int, depth: int, width: int, left: int = 0) -> None:
         """Refuse (ConfigRefused) a product that this kernel cannot compute; `width` is that of C, `left` how
         many of a pair's outputs are those of the matrix that comes first in C."""
         check_sizes("w4a16", nt=nt, od=od, id=depth, width=width)
         if depth % 256:
             raise ConfigRefused(f"w4a16: id = {depth} is no multiple of 256 ({self.format} rows)")
+        if depth < 256 * self.split_k:
+            raise ConfigRefused(
+                f"w4a16: id = {depth} is {depth // 256} blocks a row, too few for split_k = {self.split_k}"
+            )
         if self.store == "tma" and width % 8:
             raise ConfigRefused(
                 f"w4a16: rows of {width} f16: TMA stores rows of whole 16 bytes: take the direct store"
@@ -167,95 +229,3 @@ class W4A16Config(PackedTile):
                 f"w4a16: {left} outputs beside others: TMA stores tiles of {self.outputs}, over the others: "
                 "take the direct store"
             )
-
-
-#: (tokens, stages, slots, ahead, consumers, [narrow]) of the tiles that `choose` picks from. Three
-#: consumers of Q6_K lose (`minfer.cuda.w4a16.kernel`).
-TWO_CONSUMERS = (
-    (256, 4, 2, False, 2),
-    (232, 4, 2, True, 2),
-    (192, 4, 3, True, 2),
-    (152, 4, 3, True, 2),
-    (128, 4, 4, True, 2),
-    (96, 8, 3, True, 2),
-    (64, 8, 3, True, 2),
-)
-TILES = {
-    "Q4_K": ((192, 4, 2, True, 3), *TWO_CONSUMERS),
-    "Q6_K": TWO_CONSUMERS,
-    PAIR: (*TWO_CONSUMERS, (192, 4, 3, True, 2, True)),
-}
-#: Cycles of a k-tile that its unpacking takes beside one consumer's products.
-UNPACKING = {"Q4_K": 370, "Q6_K": 530}
-
-
-def choose(
-    format: str,
-    nt: int,
-    od: int,
-    depth: int,
-    multiprocessors: int = 132,
-    out: str = "f16",
-    width: int = 8,
-    gated: bool = False,
-) -> W4A16Config:
-    """The config with the fewest cycles over whole waves of blocks, for an nt x od x depth product into a C
-    of this `width`; gated: of 2 od rows of weights.
-
-    A k-tile costs its wgmmas (2 cycles a token for a consumer's 64 weight rows), or those of one consumer and
-    a number of cycles for its unpacking, a tile about 1500 cycles outside its main loop: a fit to times of an
-    H200, which says nothing about what overlaps."""
-
-    check_choice("w4a16", "format", format, tuple(FORMATS))
-    check_sizes("w4a16", nt=nt, od=od, id=depth, multiprocessors=multiprocessors)
-
-    def cost(tile: tuple) -> int:
-        tiles = _tiles(tile, nt, od * (1 + gated))
-        return -(-tiles // multiprocessors) * _cycles(format, tile, depth)
-
-    tile = min(TILES[format], key=cost)
-    store = "tma" if out == "f16" and width % 8 == 0 else "direct"
-    return W4A16Config(format, *tile, out=out, store=store, gated=gated)
-
-
-def choose_pair(
-    nt: int,
-    ods: tuple[int, int],
-    depth: int,
-    multiprocessors: int = 132,
-    out: str = "f16",
-    width: int = 8,
-    left: int = 0,
-) -> W4A16Config:
-    """`choose` for a pair of `ods` outputs, of Q4_K and of Q6_K; `left`: those of the one that comes first in
-    C. The slowest block counts, as the tiles are dealt: of the second matrix first, narrow ones last."""
-    check_sizes("w4a16", nt=nt, first=ods[0], second=ods[1], id=depth, multiprocessors=multiprocessors)
-
-    def cost(tile: tuple) -> tuple[int, int]:
-        """Of the slowest block, and of all."""
-        first, second = (_tiles(tile, nt, od) for od in ods)
-        narrow = _tiles(tile, 1, ods[0]) if W4A16Config(PAIR, *tile).has_narrow(nt) else 0
-        cycles = [_cycles("Q6_K", tile, depth)] * second
-        cycles += [_cycles("Q4_K", tile, depth)] * (first - narrow)
-        cycles += [_cycles("Q4_K", (NARROW, *tile[1:]), depth)] * narrow
-        dealt = reversed_rounds(len(cycles), min(multiprocessors, len(cycles)))
-        return max(sum(cycles[i] for i in own) for own in dealt), sum(cycles)
-
-    def rounds(tile: tuple) -> int:
-        return -(-sum(_tiles(tile, nt, od) for od in ods) // multiprocessors)
-
-    # In one round there is nothing to end with.
-    tile = min((tile for tile in TILES[PAIR] if tile[5:] != (True,) or rounds(tile) > 1), key=cost)
-    store = "tma" if out == "f16" and width % 8 == 0 and left % ROWS == 0 else "direct"
-    return W4A16Config(PAIR, *tile, out=out, store=store)
-
-
-def _tiles(tile: tuple, nt: int, rows: int) -> int:
-    """Tiles over nt tokens and so many weight rows."""
-    return -(-nt // tile[0]) * -(-rows // (tile[4] * CONSUMER_ROWS))
-
-
-def _cycles(format: str, tile: tuple, depth: int) -> int:
-    """Of one tile."""
-    tokens, consumers = tile[0], tile[4]
-    return depth // 64 * max(2 * consumers * tokens, 2 * tokens + UNPACKING[format]) + 1500

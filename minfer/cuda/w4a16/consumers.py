@@ -7,6 +7,7 @@ from numba.cuda import types
 
 from minfer.cuda import ptx
 from minfer.cuda.elementwise.activation import silu_product_by
+from minfer.cuda.gemm_hopper.split import Exchange
 from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unrolled
 from minfer.cuda.tile.scheduler import tile_xy
 from minfer.cuda.tile.transposed import store_accumulators_transposed, store_tile_transposed
@@ -15,22 +16,67 @@ from minfer.cuda.w4a16.formats import PAIRS, QUARTERS, WORDS, PackedFormat
 from minfer.cuda.w4a16.movers import chunk_start
 
 
+def hand_fraction_over(exchange: Exchange, fraction: int) -> DeviceFunction:
+    """(sums, (workspace, counters), tile, part, consumer, thread): a consumer hands a fraction of its sums to
+    the part that finishes it, if that is not its own."""
+    place, give, piece_bytes = exchange.place, exchange.give(fraction), exchange.piece_bytes
+
+    @device_function
+    def hand_over(sums, workspace, tile, part, consumer, thread):
+        finishing = types.int32(2 * fraction + consumer)
+        if part != finishing:
+            there, counter = place(workspace[0], workspace[1], tile, finishing)
+            piece = types.uint32(part - types.int32(part > finishing))
+            give(sums, there + types.uint64(piece * types.uint32(piece_bytes)), counter, thread)
+
+    return hand_over
+
+
+def store_fraction(config: W4A16Config, tokens: int, fractions: int) -> DeviceFunction:
+    """(sums, fraction, c, buffer, token, column, first, width, nt, od, consumer, thread, constant): store a
+    fraction, 0 or 1, of a consumer's tile of `tokens` into C, whose outputs begin at `column` behind those
+    that come first."""
+    accumulators, columns = tokens // 2 // fractions, tokens // fractions
+    stored_by_tma, element_bytes = config.store == "tma", 2 if config.out == "f16" else 4
+    # Gates and the ups that belong to them are rows g and g + 8 of the fragments.
+    combine = silu_product_by if config.gated else None
+    store_tile = store_tile_transposed(columns, config.buffers, combine) if stored_by_tma else None
+    store_elements = store_accumulators_transposed(columns, config.out)
+
+    @device_function
+    def store(sums, fraction, c, buffer, token, column, first, width, nt, od, consumer, thread, constant):
+        own = cuda.local.array(accumulators, dtype=types.float32)
+        for i in range(accumulators):
+            own[i] = sums[fraction * accumulators + i]
+        row = types.int32(token + fraction * columns)
+        if stored_by_tma:
+            store_tile(own, c, buffer, row, first + column, thread, 1 + consumer, constant)
+        else:
+            warp, lane = ptx.uniform(thread >> 5), thread & 31
+            target = c + types.uint64(first * element_bytes)
+            store_elements(own, target, width, row, column + warp * 16, nt, od, lane)
+
+    return store
+
+
 def consume_tiles(
     config: W4A16Config,
     packed: PackedFormat,
+    tokens: int,
     following: DeviceFunction,
     last: bool,
     narrow: int = 0,
 ) -> DeviceFunction:
-    """(source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, blocks, nt,
-    od, first, width, group, pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile, lap, parity,
-    slot, slot_parity): multiply and store all tiles of this thread block, one at least, of weights in this
-    format. Tiles come as `following` (`minfer.cuda.tile.scheduler`) says; from tile `wide` on they have at
-    most `narrow` tokens, if that is not 0.
+    """(source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, workspace,
+    blocks, nt, od, first, width, group, pitch, consumer, thread, lap, parity, slot, slot_parity) -> (tile,
+    lap, parity, slot, slot_parity): multiply and store all tiles of this thread block, one at least, of
+    weights in this format, with `tokens` each. Tiles come as `following` (`minfer.cuda.tile.scheduler`) says;
+    from tile `wide` on they have at most `narrow` tokens, if that is not 0. With split_k `workspace` is
+    (sums, counters), and `source` where this part of a row begins.
 
     The cursors of both rings (at first 0, 0, 0, 0) are those of the first block; what is returned is the
     first tile past the last one, and the cursors for what follows. `last`: nothing follows."""
-    tokens, outputs = config.tokens, config.outputs
+    outputs = config.outputs
     stages, stage_bytes = config.stages, config.stage_bytes
     slots, slot_bytes = config.slots, config.slot_bytes
     buffers_start, slots_start = config.buffers_start, config.slots_start
@@ -39,14 +85,11 @@ def consume_tiles(
     accumulators, words, magic = tokens // 2, packed.words, packed.magic
     # The ring holds whole blocks, so that a quarter's stage is known when the kernel is compiled.
     laps, block_stages = stages // QUARTERS, QUARTERS
-    stored_by_tma, biased = config.store == "tma", config.bias
-    # Gates and the ups that belong to them are rows g and g + 8 of the fragments.
-    combine = silu_product_by if config.gated else None
+    biased = config.bias
     gated, consumer_outputs = config.gated, outputs // config.consumers
     # Weight rows of a warp, and from row g of its fragments to row g + 8.
     warp_rows, apart = (8, outputs) if gated else (16, 8)
     buffers_bytes = max(0, config.buffers) * config.chunk_bytes
-    element_bytes = 2 if config.out == "f16" else 4
     advance_slot = config.slot_ring.advance
     fetch, prepare, finish, ahead = packed.fetch, packed.prepare, packed.finish, config.ahead
     locate, start = packed.place, chunk_start(config, packed)
@@ -57,9 +100,14 @@ def consume_tiles(
     multiply_narrow = ptx.wgmma(narrow or tokens, a="registers", k_steps=4)
     wait_last = ptx.wgmma_wait(1, accumulators)
     wait_sums, pin = ptx.wgmma_wait(0, accumulators), ptx.pin(WORDS)
-    store_tile = store_tile_transposed(tokens, config.buffers, combine) if stored_by_tma else None
-    store_elements = store_accumulators_transposed(tokens, config.out)
     descriptor = ptx.wgmma_descriptor
+    split_k, quartered = config.split_k > 1, config.split_k == 4
+    exchange = Exchange(accumulators, stage_bytes, config.ring, max(2, config.split_k))
+    hand_over, add = hand_fraction_over(exchange, 0), exchange.add(0)
+    hand_rest_over, add_rest = (
+        (hand_fraction_over(exchange, 1), exchange.add(1)) if quartered else (None, None)
+    )
+    store = store_fraction(config, tokens, exchange.fractions)
 
     @device_function
     def multiply_tile(sums, a, activations, quarter, block, is_narrow):
@@ -117,8 +165,8 @@ def consume_tiles(
     @device_function
     @unrolled
     def consume(
-        source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, blocks,
-        nt, od, first, width, group, pitch, consumer, thread,
+        source, bias, c, base, barriers, tile, step, last_round, token_tiles, output_tiles, wide, workspace,
+        blocks, nt, od, first, width, group, pitch, consumer, thread,
         lap, parity, slot, slot_parity,
     ):  # fmt: skip
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
@@ -151,7 +199,8 @@ def consume_tiles(
         pin(even)
         fetch(raw, pairs, near, far, near_scales, far_scales, 1)
         while tile < tiles:
-            coming = types.int32(following(tile, step, last_round))
+            # With split_k there is one tile.
+            coming = tiles if split_k else types.int32(following(tile, step, last_round))
             is_narrow = tile >= wide
             block = types.int32(0)
             while block < blocks:
@@ -216,19 +265,20 @@ def consume_tiles(
             if biased:
                 add_bias(sums, low_bias, high_bias)
             token, column = token_tile * tokens, output_tile * outputs + consumer * consumer_outputs
-            if stored_by_tma:
-                store_tile(sums, c, buffer, token, first + column, thread, 1 + consumer, constant)
+            if split_k:
+                # Read anew, so that it takes no register before.
+                part = types.int32(ptx.udiv_u32(ptx.uniform(cuda.blockIdx.x), tiles))
+                hand_over(sums, workspace, tile, part, consumer, thread)
+                if quartered:
+                    hand_rest_over(sums, workspace, tile, part, consumer, thread)
+                if part == consumer:
+                    add(sums, base, barriers, lap, parity, thread)
+                    store(sums, 0, c, buffer, token, column, first, width, nt, od, consumer, thread, constant)
+                if quartered and part == consumer + 2:
+                    add_rest(sums, base, barriers, lap, parity, thread)
+                    store(sums, 1, c, buffer, token, column, first, width, nt, od, consumer, thread, constant)
             else:
-                store_elements(
-                    sums,
-                    c + types.uint64(first * element_bytes),
-                    width,
-                    token,
-                    column + warp * 16,
-                    nt,
-                    od,
-                    lane,
-                )
+                store(sums, 0, c, buffer, token, column, first, width, nt, od, consumer, thread, constant)
             tile = coming
         if not last:
             ptx.syncwarp()

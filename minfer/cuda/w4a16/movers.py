@@ -128,9 +128,10 @@ def _copy_chunks(config: W4A16Config, packed: PackedFormat) -> DeviceFunction:
 
 
 def move_weights(config: W4A16Config, packed: PackedFormat, following: DeviceFunction) -> DeviceFunction:
-    """(source, first slot, landed, ready, tile, step, last, token_tiles, output_tiles, blocks, od, pitch,
-    group, thread, slot, parity) -> (tile, slot, parity): bring the blocks of all tiles of this thread block,
-    which come as `following` (`minfer.cuda.tile.scheduler`) says.
+    """(source, first slot, landed, ready, tile, step, last, token_tiles, output_tiles, origin, blocks, od,
+    pitch, group, thread, slot, parity) -> (tile, slot, parity): bring a row's blocks from number `origin` on,
+    `blocks` of them, of all tiles of this thread block, which come as `following`
+    (`minfer.cuda.tile.scheduler`) says.
 
     `source` is the address of the weights' tensor map (Q4_K) or of the weights, whose rows are `pitch` bytes
     apart. The cursor (at first 1, 1) is that of the slot `slots` - 1 before the first block's; returned are
@@ -156,8 +157,8 @@ def move_weights(config: W4A16Config, packed: PackedFormat, following: DeviceFun
 
     @device_function
     def move(
-        source, first, landed, ready, tile, step, last, token_tiles, output_tiles, blocks, od, pitch, group,
-        thread, slot, parity,
+        source, first, landed, ready, tile, step, last, token_tiles, output_tiles, origin, blocks, od, pitch,
+        group, thread, slot, parity,
     ):  # fmt: skip
         tiles = types.int32(token_tiles * output_tiles)
         total, each = types.int32(0), tile
@@ -169,7 +170,8 @@ def move_weights(config: W4A16Config, packed: PackedFormat, following: DeviceFun
         while done < total:
             if done >= 0:
                 ptx.mbarrier_wait(landed + 8 * slot, parity)
-                finish(source, types.uint32(first + slot * slot_bytes), od, pitch, expanded, thread)
+                at = types.uint32(first + slot * slot_bytes)
+                finish(source, at, od, pitch, types.int32(origin + expanded), thread)
                 expanded = types.int32(0 if expanded + 1 == blocks else expanded + 1)
                 ptx.syncwarp()
                 ptx.mbarrier_arrive_if(ready + 8 * slot, (thread & 31) == 0)
@@ -181,7 +183,8 @@ def move_weights(config: W4A16Config, packed: PackedFormat, following: DeviceFun
                 before = ptx.select_u32(wraps, slots - 1, slot - 1)
                 ptx.mbarrier_wait(landed + 8 * (slots + before), parity ^ wraps)
                 target = types.uint32(first + before * slot_bytes)
-                copy(source, target, landed + 8 * before, row, block, od, pitch, thread)
+                number = types.int32(origin + block)
+                copy(source, target, landed + 8 * before, row, number, od, pitch, thread)
                 block = types.int32(block + 1)
                 if block == blocks:
                     block = types.int32(0)

@@ -54,7 +54,7 @@ def w4a8(config: W4A8Config) -> Kernel:
     advance, advance_slot = config.ring.advance, config.slot_ring.advance
     few, many = REGISTERS[CONSUMERS]
     fewer, more_registers = ptx.setmaxnreg("dec", few), ptx.setmaxnreg("inc", many)
-    bring, descriptor = bring_activations(config, next_in_rounds), ptx.wgmma_descriptor
+    bring, descriptor = bring_activations(config, next_in_rounds, tokens), ptx.wgmma_descriptor
     start = start_rings(config, ready_arrivals=MOVERS)
     multiply_first = ptx.wgmma(tokens, "u8", a="registers", k_steps=4, accumulate=False, wait=1)
     multiply = ptx.wgmma(tokens, "u8", a="registers", k_steps=4, wait=1)
@@ -257,7 +257,7 @@ def w4a8(config: W4A8Config) -> Kernel:
             fewer()
             if thread == 0:
                 bring(
-                    a_map, base, barriers, tile, step, 0, token_tiles, output_tiles, k_tiles, group,
+                    a_map, base, barriers, tile, step, 0, token_tiles, output_tiles, 0, k_tiles, group,
                     types.uint32(0), types.uint32(1),
                 )  # fmt: skip
             if thread >= 32:

@@ -9,12 +9,12 @@ routes have a scratch, w4a16 copies. The embedding and the output matrix stay bl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from minfer.cuda import gemm_hopper, w4a16
 from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.gemm import BLOCK_SOURCES
-from minfer.cuda.gemm_hopper import may_split, split_workspace
 from minfer.cuda.kernel import MAX_SHARED_BYTES
 from minfer.cuda.q8 import pad40_bytes, q8_record_bytes
 from minfer.cuda.tile.seats import ORDER
@@ -223,11 +223,16 @@ def plan_memory(
     }
     if words := sum(workspace(route.mmq, sms)) if route.mmq else 0:
         needed[PARTS] = 4 * words
-    limit, rest, choices = free - RESERVE_BYTES, stacks, {}
+    limit, read, rest, choices = free - RESERVE_BYTES, [], stacks, {}
     if route.reads_blocks:
+        read = [stack for stack in stacks if _takes(route, stack, shared_bytes)]
         rest = [stack for stack in stacks if not _takes(route, stack, shared_bytes)]
-    if route.wgmma and any(may_split(stack[0].columns) for stack in rest):
-        needed[PARTS] = 4 * sum(split_workspace(sms))
+    split = route.wgmma and any(gemm_hopper.may_split(stack[0].columns) for stack in rest)
+    if route.w4a16:
+        read += [[table] for table in tables if _takes(route, [table], shared_bytes)]
+        split |= any(w4a16.may_split(stack[0].columns) for stack in read)
+    if split:
+        needed[PARTS] = 4 * sum(split_workspace(route)(sms))
     if route.mmq is None:
         copies = sum(map(_half_bytes, rest))
         choices["resident"] = needed | ({COPIES: copies} if copies else {})
@@ -249,6 +254,12 @@ def plan_memory(
         f"{_size(sum(parts.values()) + RESERVE_BYTES)} of {_size(free)} free; use a smaller context or "
         f"prefill chunk,{_remedy(possible[-1])} a smaller model, or the host backend"
     )
+
+
+def split_workspace(route: Route) -> Callable[[int], tuple[int, int]]:
+    """(multiprocessors) -> f32 elements and counters of the workspace that a route's launches with split_k
+    share: W4A16's tiles are the larger ones."""
+    return w4a16.split_workspace if route.w4a16 else gemm_hopper.split_workspace
 
 
 def _half_bytes(stack: Sequence[MatrixShape]) -> int:

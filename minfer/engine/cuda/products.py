@@ -14,7 +14,7 @@ from minfer.engine.cuda.activations import Activations
 from minfer.engine.cuda.devices import Device
 from minfer.engine.cuda.launches import Launch, TensorMaps, launch_for
 from minfer.engine.cuda.mmq import MmqProducts
-from minfer.engine.cuda.plan import PARTS, SCRATCH, MemoryPlan
+from minfer.engine.cuda.plan import PARTS, SCRATCH, MemoryPlan, split_workspace
 from minfer.engine.cuda.routes import SMALL_TOKENS, Route
 from minfer.engine.cuda.seats import device_parts, device_seats
 from minfer.engine.cuda.w4a8 import W4A8Products
@@ -38,9 +38,10 @@ class Products:
         self._from_blocks, self._copies = plan.weights == "blocks", plan.weights != "scratch"
         self._panel: Any = None
         self.tensor_map = TensorMaps(device)
-        self._w4a16 = W4A16Products(device, self.tensor_map) if route.w4a16 else None
         self._seats = device_seats(device) if route.wgmma else None
-        self._parts = device_parts(device) if route.wgmma and PARTS in plan.parts else ()
+        shared = route.wgmma and PARTS in plan.parts
+        self._parts = device_parts(device, split_workspace(route)) if shared else ()
+        self._w4a16 = W4A16Products(device, self.tensor_map, self._parts) if route.w4a16 else None
         self._w4a8: W4A8Products | None = None
         if route.w4a8:
             memory = self._memory(plan.activations["int8"])

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from minfer.cuda.gemm_hopper import split_workspace
 from minfer.cuda.placement import PlacementConfig, placement, places
 from minfer.cuda.tile.seats import ORDER, make_seats
 from minfer.engine.cuda.devices import Device
@@ -25,9 +25,10 @@ def device_seats(device: Device) -> Any:
     return seats
 
 
-def device_parts(device: Device) -> tuple[Any, Any]:
-    """The sums that blocks hand over, f32, and their counters, uint32 and clear when this returns."""
-    elements, counters = split_workspace(device.sms)
+def device_parts(device: Device, workspace: Callable[[int], tuple[int, int]]) -> tuple[Any, Any]:
+    """The sums that blocks hand over, f32, and their counters, uint32 and clear when this returns. workspace:
+    a kernel's, (multiprocessors) -> elements of either."""
+    elements, counters = workspace(device.sms)
     parts, ready = device.empty(elements, np.float32), device.empty(counters, np.uint32)
     device.clear(ready)
     device.mark()()

@@ -20,10 +20,16 @@ def takes(shapes: Sequence[tuple[str, int]]) -> bool:
 
 
 class W4A16Products:
-    """Launches the kernel. tensor_map: (array, box with its swizzle) -> its tensor map, kept."""
+    """Launches the kernel. tensor_map: (array, box with its swizzle) -> its tensor map, kept; parts: the
+    workspace of launches with split_k, where `may_split` says that there are any."""
 
-    def __init__(self, device: Device, tensor_map: Callable[[Any, tuple[int, int, int]], Any]):
-        self.device, self._tensor_map = device, tensor_map
+    def __init__(
+        self,
+        device: Device,
+        tensor_map: Callable[[Any, tuple[int, int, int]], Any],
+        parts: tuple[Any, ...] = (),
+    ):
+        self.device, self._tensor_map, self._parts = device, tensor_map, parts
         self._takes = cache(takes)
 
     def takes(self, stack: Stack) -> bool:
@@ -56,8 +62,10 @@ class W4A16Products:
         starts = {runs[0].format: 0, runs[1].format: left}
         first, second = sorted(runs, key=lambda run: run.format)
         ods, sms = (first.rows, second.rows), self.device.sms
-        product = launch_for(w4a16, _choose_pair, (nt, width, sms), nt, ods, depth, sms, form, width, left)
-        seen = self._seen(product.config, a=a, w=first.blocks, other=second.blocks, c=c)
+        sizes = nt, first.rows, sms, second.rows
+        product = launch_for(w4a16, _choose_pair, sizes, nt, ods, depth, sms, form, width, left)
+        twice = {"a_other": a} if product.config.other_tokens else {}
+        seen = self._seen(product.config, a=a, w=first.blocks, other=second.blocks, **twice, c=c)
         sizes = nt, first.rows, depth, starts[first.format], width, product.config.group(nt)
         product.on(self.device, *seen, *sizes, second.rows, starts[second.format])
 
@@ -69,7 +77,8 @@ class W4A16Products:
             w4a16, _choose, (nt, rows, sms), run.format, nt, rows, depth, sms, form, width, gated
         )
         seen = self._seen(product.config, a=a, w=run.blocks, c=c)
-        product.on(self.device, *seen, nt, rows, depth, first, width, product.config.group(nt))
+        parts = self._parts if product.config.split_k > 1 else ()
+        product.on(self.device, *seen, nt, rows, depth, first, width, product.config.group(nt), *parts)
 
     def _seen(self, config: W4A16Config, **arrays: Any) -> list[Any]:
         """The arrays as the kernel takes them."""
