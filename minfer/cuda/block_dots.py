@@ -21,6 +21,9 @@ from minfer.cuda.instruction import device_function, unroll, unrolled
 
 LOW = 0x0F0F0F0F
 HIGH = 0xF0F0F0F0
+MAGIC_BITS = 0x4B400000
+MAGIC = 12582912.0
+"""1.5 * 2**23, whose bits these are: an integer below 2**22 added to the bits is added to the float."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,13 @@ class BlockDot:
     weights: int
     quantized: bool
     dot: Callable
+
+
+@device_function
+@unrolled
+def byte_of(word, n):
+    """Byte n of a word, as f32: the last one of 2**23 and it."""
+    return ptx.bitcast_f32_u32(ptx.prmt(word, uint32(0x4B000000), uint32(0x7440 + n))) - float32(8388608.0)
 
 
 @device_function

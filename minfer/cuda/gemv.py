@@ -10,27 +10,23 @@ activations and FMAs instead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from numba import cuda
 from numba.cuda.types import float32, int32, uint8, uint32, uint64
 
-from minfer.cuda import ptx
+from minfer.cuda import gemv_mma, ptx
 from minfer.cuda.dependent import least_arch
 from minfer.cuda.gemv_config import GemvConfig
-from minfer.cuda.gemv_copies import copies
+from minfer.cuda.gemv_copies import copies, make_deal
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.kernel import Argument, Kernel
 
-__all__ = ["PLANES_7B", "GemvConfig", "gemv", "shipped"]
+__all__ = ["MMA_7B", "PLANES_7B", "GemvConfig", "gemv", "shipped"]
 
 
-def gemv(config: GemvConfig) -> Kernel:
-    """y = dequantize(W) x (+ addend).
-
-    Arguments: weights uint8 [od, row bytes] (16-byte aligned, GGML blocks or planes of them), x uint8 q8
-    records of dim activations, or f32 [dim] for F32, F16, BF16 weights, (addend f32 [od], may be y,) y f32
-    [od], od int32 (any). Integer dot products are exact; sums over blocks are f32 in a fixed order: the same
-    bits on every run.
-    """
+def _make_multiply(config: GemvConfig) -> Callable:
+    """Device function (weights, x, addend, y, od): the work of a block, by dp4a or FMAs."""
     dot, in_planes = config.dot, config.layout == "planes"
     device_dot, lanes, quantized = dot.dot, dot.lanes, dot.quantized
     wide = quantized and dot.weights == 256
@@ -42,9 +38,10 @@ def gemv(config: GemvConfig) -> Kernel:
     steps = -(-slice_blocks // across)
     even = slices * slice_blocks == blocks
     whole = even and slice_blocks % across == 0
-    row_bytes, slot_bytes, x_bytes = config.row_bytes, config.slot_bytes, config.x_bytes
+    row_bytes, slot_bytes, ring_at = config.row_bytes, config.slot_bytes, config.ring_at
     added = config.addend
     shuffles = row_lanes.bit_length() - 1
+    deal = make_deal(rows, warps)
     place, begin, copy, stage, staged, arrived = copies(config)
     early = config.early
 
@@ -68,15 +65,9 @@ def gemv(config: GemvConfig) -> Kernel:
         thread = int32(cuda.threadIdx.x)
         lane = thread & 31
         warp = thread >> 5
-        ring = shared + uint32(x_bytes + warp * (slots * slot_bytes))
-        # Row groups are dealt to the blocks in turn, a block's to its warps: at any time all of them read
-        # neighbouring rows.
-        groups = int32((od + (rows - 1)) // rows)
-        first = int32(cuda.blockIdx.x) + warp * int32(cuda.gridDim.x)
-        stride = warps * int32(cuda.gridDim.x)
-        turns = int32(0)
-        if first < groups:
-            turns = int32(ptx.udiv_u32(groups - first + (stride - 1), stride)) * slices
+        ring = shared + uint32(ring_at + warp * (slots * slot_bytes))
+        first, stride, turns = deal(od, warp)
+        turns = int32(turns * slices)
         begin(ring)
         for n in unroll(slots):
             slot = ring + uint32(n * slot_bytes)
@@ -123,10 +114,24 @@ def gemv(config: GemvConfig) -> Kernel:
                     ptx.st_global_f32(y + at, total)
                 total = float32(0)
 
+    return multiply
+
+
+def gemv(config: GemvConfig) -> Kernel:
+    """y = dequantize(W) x (+ addend).
+
+    Arguments: weights uint8 [od, row bytes] (16-byte aligned, GGML blocks or planes of them), x uint8 q8
+    records of dim activations, or f32 [dim] for F32, F16, BF16 weights, (addend f32 [od], may be y,) y f32
+    [od], od int32 (any). Integer dot products are exact; sums over blocks are f32 in a fixed order: the same
+    bits on every run.
+    """
+    quantized, added = config.dot.quantized, config.addend
+    multiply = gemv_mma.make_multiply(config) if config.dots == "mma" else _make_multiply(config)
+    address = ptx.global_address
+
     def gemv_rows(weights, x, addend, y, od):
         multiply(address(weights), address(x), address(addend), address(y), od)
 
-    address = ptx.global_address
     arguments = (
         Argument("weights", "in", "uint8"),
         Argument("x", "in", "uint8" if quantized else "float32"),
@@ -174,16 +179,20 @@ PLANES_7B = (
     GemvConfig("Q6_K", 3584, rows=4, warps=8, pdl=True, resident=1, layout="planes"),
 )
 
+# Q4_K on tensor cores, at the 7B's stacked q, k, v.
+MMA_7B = (GemvConfig("Q4_K", 3584, rows=16, warps=3, slots=1, pdl=True, resident=1, dots="mma"),)
+
 
 KERNELS = ("gemv",)
 
 
 def shipped() -> list[Kernel]:
-    """Every config that minfer ships: each shape plain, the 7B's with an addend, with pdl and repacked."""
+    """Every config that minfer ships: each shape plain, the 7B's with an addend, with pdl, repacked and
+    on tensor cores."""
     kernels = [gemv(GemvConfig.for_shape(*shape)) for shape in _SHAPES]
     kernels += [
         gemv(GemvConfig.for_shape(*shape, addend=True, pdl=pdl))
         for shape in _SHAPES[:4]
         for pdl in (False, True)
     ]
-    return kernels + [gemv(config) for config in PLANES_7B]
+    return kernels + [gemv(config) for config in PLANES_7B + MMA_7B]

@@ -21,6 +21,10 @@ SLICE_BYTES = 8192
 """What `for_shape` slices rows into at most, about."""
 ROWS_BYTES = 12288
 """What `for_shape` takes of whole rows at a time at most."""
+MMA_ROWS = 16
+"""Rows of an mma's A."""
+ZEROS_BYTES = 320
+"""What lanes without activations read instead of a block's records."""
 SCHEDULERS = 4
 """Of an SM: the warps of a block are dealt to them in turn."""
 
@@ -42,6 +46,7 @@ class GemvConfig:
         resident: blocks an SM that the grid is sized for.
         layout: "blocks", as they lie in a file, or "planes", repacked at load time by slices of these configs
             (`minfer.cuda.gemv_planes`; Q6_K).
+        dots: "dp4a", or "mma", on tensor cores (`minfer.cuda.gemv_mma`; 16 whole rows of Q4_K at a time).
     """
 
     format: str
@@ -54,6 +59,7 @@ class GemvConfig:
     pdl: bool = False
     resident: int = 2
     layout: str = "blocks"
+    dots: str = "dp4a"
 
     def __post_init__(self) -> None:
         check_types("gemv", self)
@@ -64,7 +70,13 @@ class GemvConfig:
         unit = self.dot.weights
         if self.dim <= 0 or self.dim % unit:
             raise ConfigRefused(f"gemv: rows of {self.dim} {self.format} weights; take a multiple of {unit}")
-        check_choice("gemv", "rows", self.rows, tuple(2**i for i in range(self.lane_groups.bit_length())))
+        check_choice("gemv", "dots", self.dots, ("dp4a", "mma"))
+        if self.dots == "mma" and (self.format != "Q4_K" or self.slices > 1):
+            raise ConfigRefused(
+                f"gemv: {self.slices} slices of {self.format} on tensor cores; take whole rows of Q4_K"
+            )
+        legal = (MMA_ROWS,) if self.dots == "mma" else [2**i for i in range(self.lane_groups.bit_length())]
+        check_choice("gemv", "rows", self.rows, tuple(legal))
         check_choice("gemv", "warps", self.warps, tuple(range(1, 17)))
         check_choice("gemv", "slots", self.slots, (1, 2, 3, 4))
         check_whole("gemv: resident blocks an SM", self.resident, 1, 32)
@@ -86,6 +98,7 @@ class GemvConfig:
     def __str__(self) -> str:
         extra = (" planes" if self.layout == "planes" else "") + (" addend" if self.addend else "")
         extra += " pdl" if self.pdl else ""
+        extra += " mma" if self.dots == "mma" else ""
         extra += f" resident={self.resident}" if self.resident != 2 else ""
         tile = f"rows={self.rows} slices={self.slices} warps={self.warps} slots={self.slots}"
         return f"{self.format} dim={self.dim} {tile}{extra}"
@@ -157,13 +170,18 @@ class GemvConfig:
         return _x_bytes(self.format, self.dim)
 
     @property
+    def ring_at(self) -> int:
+        """Of shared memory: the warps' rings, behind the activations and, for tensor cores, zeros."""
+        return self.x_bytes + (ZEROS_BYTES if self.dots == "mma" else 0)
+
+    @property
     def threads(self) -> int:
         return self.warps * 32
 
     @property
     def shared_bytes(self) -> int:
         """Activations, then a ring of slots a warp."""
-        return self.x_bytes + self.warps * self.slots * self.slot_bytes
+        return self.ring_at + self.warps * self.slots * self.slot_bytes
 
     def grid(self, od: int, sms: int = 132) -> tuple[int, int, int]:
         """Blocks that stay: `resident` an SM, fewer if there are fewer row groups."""

@@ -60,6 +60,24 @@ def copies(config: GemvConfig) -> Copies:
     return Copies(place, *ways)
 
 
+def make_deal(rows: int, warps: int) -> Callable:
+    """Device function (od, warp) -> (a warp's first group of `rows` rows, from one to the next, how many).
+    They are dealt to the blocks in turn, a block's to its warps: at any time all of them read neighbouring
+    rows."""
+
+    @device_function
+    def deal(od, warp):
+        groups = int32((od + (rows - 1)) // rows)
+        first = int32(cuda.blockIdx.x) + warp * int32(cuda.gridDim.x)
+        stride = warps * int32(cuda.gridDim.x)
+        turns = int32(0)
+        if first < groups:
+            turns = int32(ptx.udiv_u32(groups - first + (stride - 1), stride))
+        return first, stride, turns
+
+    return deal
+
+
 def _place(config: GemvConfig) -> Callable:
     row_bytes, part_bytes = config.row_bytes, config.slice_bytes
 

@@ -18,7 +18,7 @@ import pytest
 from minfer.cuda.attention import AttentionConfig, attention_prefill, seed_steps
 from minfer.cuda.gemm import GemmConfig, make_gemm
 from minfer.cuda.gemm_hopper import make_gemm_hopper
-from minfer.cuda.gemv import GemvConfig, gemv
+from minfer.cuda.gemv import MMA_7B, GemvConfig, gemv
 from minfer.cuda.kernel import Kernel
 from minfer.cuda.mmq import mmq, narrow
 from minfer.cuda.registry import shipped_kernels
@@ -125,6 +125,8 @@ def test_gemv_streams_asynchronously_and_multiplies_by_dp4a():
     assert counts["cp.async"] and counts["dp4a"]
     counts = clean(gemv(GemvConfig.for_shape("Q4_K", 3584, 37888, pdl=True)), "sm_90a").instructions
     assert counts["cp.async.bulk"] and counts["mbarrier"]
+    counts = clean(gemv(MMA_7B[0]), "sm_90a").instructions
+    assert counts["mma"] == 32 and not counts.get("dp4a")  # 4 of 64 weights of a lane's two rows
 
 
 def test_the_proof_kernel_multiplies_on_tensor_cores():

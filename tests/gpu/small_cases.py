@@ -168,6 +168,7 @@ def _gemv() -> Iterator[Case]:
     yield gemv_case(GemvConfig("Q6_K", 5 * 256, slices=2, warps=2, layout="planes"), 13, grid=3)
     yield gemv_case(GemvConfig("Q6_K", 5 * 256, slices=2, warps=2, slots=3, pdl=True), 13, grid=3)
     yield gemv_case(GemvConfig("Q4_K", 3 * 256, rows=2, warps=2, addend=True, pdl=True), 13, grid=3)
+    yield gemv_case(GemvConfig("Q4_K", 5 * 256, rows=16, warps=2, dots="mma", pdl=True), 37, grid=2)
 
 
 def _token() -> Iterator[Case]:

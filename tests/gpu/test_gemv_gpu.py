@@ -6,7 +6,7 @@ import pytest
 
 from minfer.cuda import runtime
 from minfer.cuda.block_dots import DOTS
-from minfer.cuda.gemv import PLANES_7B, GemvConfig
+from minfer.cuda.gemv import MMA_7B, PLANES_7B, GemvConfig
 from tests.cuda.gemv_cases import gemv_case
 
 SHAPES = (("Q4_K", 3584, 4608), ("Q4_K", 3584, 3584), ("Q4_K", 3584, 37888), ("Q4_K", 18944, 3584))
@@ -55,6 +55,13 @@ def test_ragged_rows(format, od, pdl):
 @pytest.mark.parametrize("od", [1, 7, 129, 3584])
 def test_repacked(config, od):
     gemv_case(config, od).run_on_gpu()
+
+
+@pytest.mark.parametrize("config", MMA_7B, ids=str)
+@pytest.mark.parametrize("od", [1, 7, 16, 129, 4608])
+def test_tensor_cores(config, od):
+    for made in (config, replace(config, addend=True), replace(config, pdl=False)):
+        run(made, od)
 
 
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K", "Q8_0", "F16"])

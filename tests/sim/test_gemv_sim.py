@@ -34,6 +34,23 @@ def test_planes(dim, od, rows, slices, slots):
     gemv_case(config, od, grid=1).run_simulated()
 
 
+@pytest.mark.parametrize(("dim", "od", "slots"), [(256, 33, 2), (1024, 16, 1), (1792, 5, 1)])
+def test_tensor_cores(dim, od, slots):
+    config = GemvConfig("Q4_K", dim, rows=16, warps=2, slots=slots, dots="mma")
+    gemv_case(config, od, grid=1).run_simulated()
+
+
+@pytest.mark.parametrize("units", [2, 7, 12])
+def test_rows_on_tensor_cores_meet_different_banks(units):
+    """What a lane loads of weights and headers; records of 320 bytes meet in pairs."""
+    trace = Trace()
+    config = GemvConfig("Q4_K", units * 256, rows=16, warps=1, slots=1, dots="mma")
+    gemv_case(config, 16, grid=1).run_simulated(trace=trace)
+    lines = shared_lines(trace, Op.LOAD_SHARED)
+    weights = [line for line in lines if line.wavefronts == 4 * -(-units // 4)]
+    assert len(weights) >= 18 and not any(line.conflicts for line in weights)
+
+
 def test_sixteen_bytes_a_lane_are_read_without_conflicts():
     """Weights in planes, and the activations of either layout; in blocks weights come word by word."""
 
@@ -126,6 +143,9 @@ def test_any_thread_order_gives_the_same(seed):
         ({"format": "Q4_K", "dim": 1024, "rows": 2, "slices": 2}, "2 slices"),
         ({"format": "Q4_K", "dim": 5 * 256, "slices": 4}, "last one empty"),
         ({"format": "Q4_K", "dim": 3584, "rows": 8, "warps": 8}, "the limit is 101376"),
+        ({"format": "Q4_K", "dim": 3584, "rows": 8, "dots": "mma"}, "rows=8"),
+        ({"format": "Q6_K", "dim": 3584, "rows": 16, "dots": "mma"}, "1 slices of Q6_K on tensor cores"),
+        ({"format": "Q4_K", "dim": 3584, "dots": "wmma"}, "dots"),
     ],
 )
 def test_refusals_name_the_number(fields, says):

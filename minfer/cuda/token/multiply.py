@@ -72,7 +72,7 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         index = (before + row) * pieces
         if row >= count:  # of up
             index = (before + row - count) * 2 + 1
-        return sums + uint32(index * groups * 4)
+        return uint32(sums + uint32(index * groups * 4))
 
     @device_function
     def hush(shared, flags):
