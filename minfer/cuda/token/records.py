@@ -32,7 +32,9 @@ class Layout(NamedTuple):
         run_at: device function: the offset of a run's int8.
         scale_at: device function: the offset of a run's scale.
         sum_behind: bytes from there to its sum.
-        load_factors: device function (shared address of a record, run) -> (scale, sum).
+        load_factors: device function (shared address of a scale) -> (scale, sum).
+        run_places, scale_places: what `run_at` and `scale_at` give, by run. From a run of the first half to
+            that of the second it is always as far.
     """
 
     pitch: int
@@ -40,6 +42,8 @@ class Layout(NamedTuple):
     scale_at: Callable
     sum_behind: int
     load_factors: Callable
+    run_places: tuple[int, ...]
+    scale_places: tuple[int, ...]
 
 
 def record_pitch(spread: bool) -> int:
@@ -53,8 +57,7 @@ def record_layout(spread: bool) -> Layout:
     pairs of a scale and a sum, in an order in which the lanes of `minfer.cuda.token.dots` do not meet."""
     pitch = record_pitch(spread)
 
-    @device_function
-    def run_at(run):
+    def run_place(run):
         """Two neighbouring records lie one place of 16 bytes apart, of 8 that are different banks. Lanes
         differ in bit 3 of the run and in bit 2 (Q4_K) or 1 (Q6_K), and take places 2 apart."""
         place = run
@@ -62,8 +65,7 @@ def record_layout(spread: bool) -> Layout:
             place = (run & 1) | ((run ^ (run >> 1)) & 2) | ((run >> 1) & 4) | ((run & 2) << 2)
         return place * 16
 
-    @device_function
-    def scale_at(run):
+    def scale_place(run):
         """As `run_at`, with places of 8 bytes: records are two apart, lanes differ in bits 0 and 3; of
         Q6_K with four lanes a block in bit 2 as well, so that two meet."""
         at = run * 4
@@ -75,8 +77,7 @@ def record_layout(spread: bool) -> Layout:
 
     @device_function
     @unrolled
-    def load_factors(record, run):
-        at = record + uint32(scale_at(run))
+    def load_factors(at):
         if spread:
             scale, total = ptx.ld_shared_v2_f32(at)
         else:
@@ -84,7 +85,11 @@ def record_layout(spread: bool) -> Layout:
             total = ptx.ld_shared_f32(at + uint32(sum_behind))
         return scale, total
 
-    return Layout(pitch, run_at, scale_at, sum_behind, load_factors)
+    run_places, scale_places = (tuple(place(run) for run in range(16)) for place in (run_place, scale_place))
+    return Layout(
+        pitch, device_function(run_place), device_function(scale_place), sum_behind, load_factors, run_places,
+        scale_places,
+    )  # fmt: skip
 
 
 @device_function
