@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
 from minfer.cuda import ptx
-from minfer.cuda.instruction import device_function, unrolled
+from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.q8 import largest_bits, quantize_four
 
 WEIGHTS = 256  # a block's
@@ -92,21 +93,56 @@ def record_layout(spread: bool) -> Layout:
     )  # fmt: skip
 
 
+def make_quantize(fours: int) -> Callable:
+    """Device function (values, words, scales, sums): so many fours of activations, each as one of
+    `quantize_run`; `values` f32, `words` u32, `scales` and `sums` f32 are local arrays. Side by side: one after
+    the other they would wait for each other's shuffles."""
+
+    @device_function
+    @unrolled
+    def quantize(values, words, scales, sums):
+        tops = cuda.local.array(fours, uint32)
+        totals = cuda.local.array(fours, uint32)
+        for i in unroll(fours):
+            tops[i] = largest_bits(values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3])
+        for step in unroll(2):
+            for i in unroll(fours):
+                tops[i] = max(tops[i], ptx.shfl_xor_u32(tops[i], 1 + step))
+        for i in unroll(fours):
+            top = ptx.bitcast_f32_u32(tops[i])
+            inverse = float32(0)
+            if tops[i] != 0:
+                inverse = float32(127) * ptx.rcp_approx(top)
+            word, part = quantize_four(
+                values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3], inverse
+            )
+            words[i] = word
+            totals[i] = uint32(part)
+            scales[i] = top * float32(1.0 / 127.0)
+        for step in unroll(2):
+            for i in unroll(fours):
+                totals[i] = uint32(totals[i] + ptx.shfl_xor_u32(totals[i], 1 + step))
+        for i in unroll(fours):
+            sums[i] = scales[i] * ptx.cvt_rn_f32_s32(int32(totals[i]))
+
+    return quantize
+
+
+_quantize_four = make_quantize(1)
+
+
 @device_function
 def quantize_run(v0, v1, v2, v3):
     """(word, scale, sum) of four activations: their int8, the scale of their run of 16, and its sum of int8
     times that. All 32 lanes call it, neighbouring lanes with neighbouring fours: 4 lanes share a run. A NaN
     makes its run's scale NaN, an infinity makes it infinite."""
-    largest = largest_bits(v0, v1, v2, v3)
-    largest = max(largest, ptx.shfl_xor_u32(largest, 1))
-    largest = max(largest, ptx.shfl_xor_u32(largest, 2))
-    top = ptx.bitcast_f32_u32(largest)
-    inverse = float32(0)
-    if largest != 0:
-        inverse = float32(127) * ptx.rcp_approx(top)
-    word, part = quantize_four(v0, v1, v2, v3, inverse)
-    total = uint32(part)
-    total = uint32(total + ptx.shfl_xor_u32(total, 1))
-    total = uint32(total + ptx.shfl_xor_u32(total, 2))
-    scale = top * float32(1.0 / 127.0)
-    return word, scale, scale * ptx.cvt_rn_f32_s32(int32(total))
+    values = cuda.local.array(4, float32)
+    values[0] = v0
+    values[1] = v1
+    values[2] = v2
+    values[3] = v3
+    words = cuda.local.array(1, uint32)
+    scales = cuda.local.array(1, float32)
+    sums = cuda.local.array(1, float32)
+    _quantize_four(values, words, scales, sums)
+    return words[0], scales[0], sums[0]
