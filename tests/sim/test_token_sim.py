@@ -1,5 +1,8 @@
 """The token kernel in the simulator: models of one and two layers, blocks that wait for each other."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from minfer.cuda.kernel import ConfigRefused
@@ -27,12 +30,24 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
             [("Q6_K", "Q6_K")],
             120,
         ),
-        (small(entries=6, blocks=8, embeds=False), [("Q4_K", "Q4_K")], 40),  # one block of them makes no q, k, v, o
+        # One block of them makes no q, k, v, o.
+        (small(entries=6, blocks=8, embeds=False), [("Q4_K", "Q4_K")], 40),
     ],
     ids=str,
 )
 def test_whole_models(made, formats, position):
     token_case(made, formats, position=position).run_simulated()
+
+
+def test_an_id_that_is_none():
+    """Outside the embedding: NaN, as the embedding's own kernel has it, and no row of other memory."""
+    case = token_case(small(entries=6), [("Q4_K", "Q4_K")])
+    arguments = case.arguments | {"next_token": np.array([-1], np.int32)}
+    replace(case, arguments=arguments, expected={"logits": assert_nan}).run_simulated()
+
+
+def assert_nan(logits):
+    assert np.isnan(logits).all()
 
 
 def test_rows_of_several_warps(monkeypatch):

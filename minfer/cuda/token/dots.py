@@ -94,7 +94,8 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
         @device_function
         @unrolled
         def load(words, factors, record, lane):
-            half_runs = record + uint32(lane * runs_apart)  # of a lane that takes a half: all else is constant
+            # Of a lane that takes a half of the block; all else is known when this is compiled.
+            half_runs = record + uint32(lane * runs_apart)
             half_factors = record + uint32(lane * scales_apart)
             for p in unroll(parts):
                 half, odd = part_of(lane, p)

@@ -1,10 +1,10 @@
-"""What a step begins with: the embedded token. It comes from a kernel before, and blocks hand their parts of it
-on as they do everything else; or every block dequantizes the token's row of the embedding for its first norm
-(`TokenConfig.embeds`): 2 KB that all read take less than an exchange, and a launch less.
+"""What a step begins with: the embedded token.
 
-Then nobody looks for what blocks store of it. Each stores the sums that its own threads will add to first,
-those of the output projection. Their tag is two behind that of the launch before: one behind it, the sums of
-the first output projection would have the tag, but for its last two bits, of what lies there from that launch.
+It comes from a kernel before, and blocks hand their parts of it on as they do everything else; or every block
+dequantizes the token's row of the embedding for its first norm (`TokenConfig.embeds`): no launch, and no
+exchange. Then nobody looks for what blocks store of it: each stores the sums that its own threads will add to
+first, those of the output projection. Its tag is two behind the last one of the launch before: one behind it,
+the first output projection's would end in the same two bits as what lies there from that launch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from numba import cuda
-from numba.cuda.types import float32, int32, uint32, uint64
+from numba.cuda.types import int32, uint32, uint64
 
 from minfer.cuda import ptx
 from minfer.cuda.blocks import BLOCKS, four_weights

@@ -95,8 +95,8 @@ def record_layout(spread: bool) -> Layout:
 
 def make_quantize(fours: int) -> Callable:
     """Device function (values, words, scales, sums): so many fours of activations, each as one of
-    `quantize_run`; `values` f32, `words` u32, `scales` and `sums` f32 are local arrays. Side by side: one after
-    the other they would wait for each other's shuffles."""
+    `quantize_run`; `values` f32, `words` u32, `scales` and `sums` f32 are local arrays. Side by side: one
+    after the other each would wait for its own shuffles."""
 
     @device_function
     @unrolled

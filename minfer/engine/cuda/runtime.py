@@ -100,10 +100,9 @@ class CudaRuntime:
             return None
         state = TokenState(*self._state_of_one, self._chooser.chosen)
         caches = self._rope_table, self._keys, self._values
+        made_of = self.config, self.weights, self._embedding, self.device
         try:
-            return TokenStep(
-                self.config, self.weights, self._embedding, self.device, state, *caches, self.route.token_kernel
-            )
+            return TokenStep(*made_of, state, *caches, self.route.token_kernel)
         except (ConfigRefused, CompileError, LaunchRefused) as error:
             tell(f"decode takes one kernel an operation; {error}")
             return None

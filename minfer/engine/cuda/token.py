@@ -140,7 +140,8 @@ class TokenStep:
         self.device.launch(
             kernel(decode_token, config), config.grid,
             self._schedule, origin, origin.view(np.float32), origin.view(np.float16), origin.view(np.float16),
-            x, embedded if self._residual is None else self._residual, self._qkv, *self._records, self._logits,
+            x, embedded if self._residual is None else self._residual, self._qkv, *self._records,
+            self._logits,
             state.position, self._rope_table, *self._split_sums, *self._counters,
             state.chosen, state.token, state.length,
             self._embedding.rows, self.config.rms_eps, self.config.head_dim**-0.5, int(choose),
