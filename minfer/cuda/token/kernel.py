@@ -61,11 +61,11 @@ def decode_token(config: TokenConfig) -> Kernel:
     head_dim, attended and activated uint8 of `config.exchanged_bytes`: workspaces, the latter for the
     attention's output and for ffn; logits f32; positions int32 [1]: rows in the caches before; rope_table f32
     [positions, rotary / 2, 2]; partial, statistics, counters: workspaces of the attention's shapes; barriers
-    uint32 [3], best uint32 [2]; chosen int32 [2], next_token, length int32 [1]; rows
-    int32; eps, scale float32; choose int32. If `choose` is not 0, the state is that of the next token
-    afterwards, as `minfer.cuda.elementwise.argmax` leaves it. Before the first launch counters, barriers, best and,
-    with tags, what blocks exchange are zero; nobody else writes them. Launch on `config.grid`, with pdl=True
-    or without.
+    uint32 [3], best uint32 [2]; chosen int32 [2], next_token, length int32 [1]; rows int32; eps, scale
+    float32; choose int32. If `choose` is not 0, the state is that of the next token afterwards, as
+    `minfer.cuda.elementwise.argmax` leaves it. Before the first launch counters, barriers, best and, with
+    tags, what blocks exchange are zero; nobody else writes them. Launch on `config.grid`, with pdl=True or
+    without.
 
     Integer dot products are exact and f32 sums have a fixed order: the same bits on every run.
     """
