@@ -62,8 +62,7 @@ class TokenConfig:
         prefetch: bring into L2 what a phase reads besides weights when the stream passes it.
         spare: who attends to a short context makes none of q, k and v: it waits for them earlier.
         spare_o: nor of the output projection, which it would begin later than the others.
-        embeds: embed the token, too (`minfer.cuda.token.embed`); else it is embedded before.
-        table: the embedding's block format.
+        embeds: embed the token, too, by a `table` of that block format (`minfer.cuda.token.embed`).
     """
 
     heads: int
