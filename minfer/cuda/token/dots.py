@@ -78,7 +78,9 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
     (block, lane, words, factors) -> f32: `lane` of those that share the block, `record` and `block` shared
     addresses; and the lengths of the local arrays `words` (u32) and `factors` (f32)."""
     parts = 4 // lanes  # of a lane
-    run_at, load_factors, fma = layout.run_at, layout.load_factors, ptx.fma_rn_f32
+    run_at, scale_at, load_factors, fma = layout.run_at, layout.scale_at, layout.load_factors, ptx.fma_rn_f32
+    run_places, scale_places = layout.run_places, layout.scale_places
+    runs_apart, scales_apart = run_places[8] - run_places[0], scale_places[8] - scale_places[0]
     scales_of = k4_scales if lanes == 4 else _half_scales
 
     @device_function
@@ -92,6 +94,50 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
             odd = lane & 1
         return half, odd
 
+    def make_load(six: bool) -> Callable:
+        """`load_activations` of one format."""
+        odd_runs, apart = (2, 4) if six else (4, 2)
+
+        @device_function
+        @unrolled
+        def load(words, factors, record, lane):
+            # Of a lane that takes a half of the block; all else is known when this is compiled.
+            half_runs = record + uint32(lane * runs_apart)
+            half_factors = record + uint32(lane * scales_apart)
+            for p in unroll(parts):
+                half, odd = part_of(lane, p)
+                first = half * 8 + odd * odd_runs
+                sums = cuda.local.array(4, float32)
+                for i in unroll(4):
+                    if parts == 1:
+                        runs = record + uint32(run_at(first + (i // 2) * apart + i % 2))
+                        scales = record + uint32(scale_at(first + (i // 2) * apart + i % 2))
+                    else:
+                        runs = half_runs + uint32(run_places[p * odd_runs + (i // 2) * apart + i % 2])
+                        scales = half_factors + uint32(scale_places[p * odd_runs + (i // 2) * apart + i % 2])
+                    w0, w1, w2, w3 = ptx.ld_shared_v4_u32(runs)
+                    words[16 * p + 4 * i] = w0
+                    words[16 * p + 4 * i + 1] = w1
+                    words[16 * p + 4 * i + 2] = w2
+                    words[16 * p + 4 * i + 3] = w3
+                    scale, total = load_factors(scales)
+                    factors[8 * p + i] = scale
+                    sums[i] = total
+                for i in unroll(2):
+                    factors[8 * p + 2 + i] *= float32(0.0625)
+                if six:
+                    for i in unroll(4):
+                        factors[8 * p + 4 + i] = sums[i] * float32(-32) - factors[8 * p + i] * float32(MAGIC)
+                else:
+                    for i in unroll(2):
+                        factors[8 * p + 4 + i] = sums[2 * i] + sums[2 * i + 1]
+                        both = factors[8 * p + 2 * i] + factors[8 * p + 2 * i + 1]
+                        factors[8 * p + 6 + i] = both * float32(-MAGIC)
+
+        return load
+
+    load_four, load_six = make_load(False), make_load(True)
+
     @device_function
     @unrolled
     def load_activations(words, factors, record, lane, six):
@@ -99,34 +145,10 @@ def make_dots(lanes: int, layout: Layout) -> tuple[Callable, Callable, Callable,
         nibbles' 16 times smaller, then of Q4_K the sums of each sub-block's two runs, which minima are
         multiplied with, and what MAGIC makes of them; of Q6_K both together, of a run, which all weights are
         32 too large for."""
-        for p in unroll(parts):
-            half, odd = part_of(lane, p)
-            first = half * 8 + odd * 4
-            apart = int32(2)
-            if six:
-                first = half * 8 + odd * 2
-                apart = int32(4)
-            sums = cuda.local.array(4, float32)
-            for i in unroll(4):
-                run = first + (i // 2) * apart + i % 2
-                w0, w1, w2, w3 = ptx.ld_shared_v4_u32(record + uint32(run_at(run)))
-                words[16 * p + 4 * i] = w0
-                words[16 * p + 4 * i + 1] = w1
-                words[16 * p + 4 * i + 2] = w2
-                words[16 * p + 4 * i + 3] = w3
-                scale, total = load_factors(record, run)
-                factors[8 * p + i] = scale
-                sums[i] = total
-            for i in unroll(2):
-                factors[8 * p + 2 + i] *= float32(0.0625)
-            if six:
-                for i in unroll(4):
-                    factors[8 * p + 4 + i] = sums[i] * float32(-32) - factors[8 * p + i] * float32(MAGIC)
-            else:
-                for i in unroll(2):
-                    factors[8 * p + 4 + i] = sums[2 * i] + sums[2 * i + 1]
-                    both = factors[8 * p + 2 * i] + factors[8 * p + 2 * i + 1]
-                    factors[8 * p + 6 + i] = both * float32(-MAGIC)
+        if six:
+            load_six(words, factors, record, lane)
+        else:
+            load_four(words, factors, record, lane)
 
     @device_function
     @unrolled

@@ -30,7 +30,7 @@ from minfer.cuda import ptx
 from minfer.cuda.elementwise.rows import warp_sum
 from minfer.cuda.instruction import device_function, unroll, unrolled
 from minfer.cuda.token.config import TokenConfig
-from minfer.cuda.token.records import Layout, quantize_run
+from minfer.cuda.token.records import Layout, make_quantize, quantize_run
 
 
 class Exchange(NamedTuple):
@@ -228,9 +228,9 @@ def _tagged(dim: int, threads: int, sums: TaggedSums) -> Exchange:
     return Exchange(sums.store, sums.load_old, load_four, load_sums, store_run)
 
 
-def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Callable, Callable]:
-    """Device functions (records, gains), (records, scratch, residual, tag) and, for one thread behind a
-    barrier, (scratch, eps).
+def make_norm(config: TokenConfig, load: Callable) -> tuple[Callable, Callable, Callable]:
+    """Device functions (records, gains), (records, scratch, residual, tag, x, first) and, for one thread
+    behind a barrier, (scratch, eps). load: of `minfer.cuda.token.embed`.
 
     The first brings the gains into shared memory, behind where the records will be, before the activations
     are there; the second leaves the records of the residual stream times the gains at the shared address
@@ -238,13 +238,12 @@ def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Calla
     is made of the records."""
     warps, threads, dim, fours = config.warps, config.threads, config.hidden, config.hidden // 4
     rounds, gains_at = sum_rounds(config.hidden, threads), config.gains_at
-    held = rounds * 4
+    held, quantize = rounds * 4, make_quantize(rounds)
     pitch, run_at, scale_at, sum_behind = config.layout[:4]
     all_have_come = ptx.cp_async_wait_group(0)
 
     @device_function
-    def store_run(records, index, v0, v1, v2, v3):
-        word, scale, total = quantize_run(v0, v1, v2, v3)
+    def store_run(records, index, word, scale, total):
         run = (index >> 4) & 15
         base = records + uint32((index >> 8) * pitch)
         ptx.st_shared_u32(base + uint32(run_at(run) + (index & 15)), word)
@@ -265,22 +264,32 @@ def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Calla
 
     @device_function
     @unrolled
-    def norm(records, scratch, residual, tag):
+    def norm(records, scratch, residual, tag, x, first):
         values = cuda.local.array(held, float32)
         for i in unroll(held):
             values[i] = float32(0)
-        load_sums(values, residual, tag)
+        load(values, residual, tag, x, first)
         all_have_come()
         squares = float32(0)
+        for i in unroll(held):
+            squares += values[i] * values[i]
         for i in unroll(rounds):
             four = int32(cuda.threadIdx.x) + int32(i * threads)
-            for j in unroll(4):
-                squares += values[i * 4 + j] * values[i * 4 + j]
             if four < fours:
                 g0, g1, g2, g3 = ptx.ld_shared_v4_f32(records + uint32(gains_at) + uint32(four * 16))
-                v0, v1, v2, v3 = values[i * 4], values[i * 4 + 1], values[i * 4 + 2], values[i * 4 + 3]
-                store_run(records, four * 4, v0 * g0, v1 * g1, v2 * g2, v3 * g3)
-        squares = warp_sum(squares)
+                values[i * 4] *= g0
+                values[i * 4 + 1] *= g1
+                values[i * 4 + 2] *= g2
+                values[i * 4 + 3] *= g3
+        words = cuda.local.array(rounds, uint32)
+        scales = cuda.local.array(rounds, float32)
+        sums = cuda.local.array(rounds, float32)
+        squares = warp_sum(squares)  # here: its shuffles are hidden by the others
+        quantize(values, words, scales, sums)
+        for i in unroll(rounds):
+            four = int32(cuda.threadIdx.x) + int32(i * threads)
+            if four < fours:
+                store_run(records, four * 4, words[i], scales[i], sums[i])
         if ptx.lane_id() == 0:
             ptx.st_shared_f32(scratch + uint32((int32(cuda.threadIdx.x) >> 5) * 4), squares)
 

@@ -96,8 +96,6 @@ def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tu
         factors = cuda.local.array(x_factors, float32)
         load_activations(words, factors, region + uint32(unit * pitch_of_records), part, six)
         if share[UNIT] >= share[END]:  # this lane does the last block again, times nothing
-            for i in unroll(x_words):
-                words[i] = uint32(0)
             for i in unroll(x_factors):
                 factors[i] = float32(0)
         pitch = units * unit_bytes(flags)
