@@ -3,13 +3,14 @@
 # make test-gpu   the kernels on this machine's GPU, with a record under data/records/
 # make lab    JupyterLab on notebooks/
 # make notebooks  run every notebook and keep its outputs
+# make pictures   README's pictures anew, from a notebook in a browser (chromium)
 #
 # Each target sets up what it needs in .venv by itself. PYTHON=... picks the interpreter, LAB_ARGS=... adds
 # options to JupyterLab, PYTEST_ARGS=... to pytest; JOBS=... is how many tests run side by side.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-gpu lab notebooks clean
+.PHONY: help run test test-gpu lab notebooks pictures clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -58,6 +59,10 @@ lab: $(RUN_SETUP)
 
 notebooks: $(RUN_SETUP)
 	$(BIN)/python -m minfer.lab.notebooks execute notebooks/*.ipynb
+
+pictures: $(TEST_SETUP)
+	MINFER_SCREENSHOTS=build/screenshots $(BIN)/python -m pytest -p no:nbval tests/browser -k kernel_of_ones_own $(PYTEST_ARGS)
+	cp build/screenshots/pictures/*.png data/pictures/
 
 clean:
 	rm -rf $(VENV) build dist

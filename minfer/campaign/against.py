@@ -20,6 +20,11 @@ HEADS, KV_HEADS, HEAD_DIM = 28, 4, 128
 """Of the attention that is compared, Qwen2.5-7B's."""
 WEIGHTS = ("F16", "Q4_K", "Q6_K", "Q4_K+Q6_K", "")
 """Forms of a product's weights, in the order of tables; attention has none."""
+KINDS = tuple(weights or ATTENTION for weights in WEIGHTS)
+"""What can be compared, by the weights' form."""
+REGIMES = ("burst", "sustained", "alone")
+"""From rest; by turns within milliseconds under load, at a clock that both share; each side by itself for
+tenths of a second, at its own clock, as a user's program runs."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,12 @@ class Comparison:
         product: its name, in `SHAPES` or `ATTENTION`. nt, od, depth: sizes. Attention multiplies twice, each
             query with (nt + 1) / 2 rows on average: its depth is nt + 1, its od all heads' columns.
         config: our kernel's.
-        ours_us, theirs_us: medians, microseconds. regime: "burst" or "sustained".
+        ours_us, theirs_us: medians, microseconds. regime: one of `REGIMES`.
         ours_mhz, theirs_mhz: mean clock of the multiprocessors while it ran; None: nobody could tell.
         clock: who says so: "counters" (the multiprocessors' own) or "NVML", which a burst is over for.
         weights: what our kernel reads B as, the other one always as f16: one of `WEIGHTS`.
         peer: the other library's kernels; the fastest of its ways.
+        ours_w, theirs_w: mean power of the board, W; None: nobody could tell, or they took turns.
     """
 
     product: str
@@ -50,6 +56,8 @@ class Comparison:
     clock: str = "NVML"
     weights: str = "F16"
     peer: str = "cuBLAS"
+    ours_w: float | None = None
+    theirs_w: float | None = None
 
     @property
     def cycles(self) -> tuple[float, float] | None:
@@ -58,6 +66,13 @@ class Comparison:
         if self.ours_mhz is None or self.theirs_mhz is None or late:
             return None
         return self.ours_us * self.ours_mhz, self.theirs_us * self.theirs_mhz
+
+    @property
+    def millijoules(self) -> tuple[float, float] | None:
+        """Energy of a launch: (ours, the other's)."""
+        if self.ours_w is None or self.theirs_w is None:
+            return None
+        return self.ours_us * self.ours_w / 1e3, self.theirs_us * self.theirs_w / 1e3
 
     @property
     def ratio(self) -> float:
@@ -82,11 +97,18 @@ class Comparison:
         if self.cycles is not None:
             clocks = f"{self.ours_mhz:.0f} and {self.theirs_mhz:.0f} MHz"
             text += f"  {self.cycles[0] / 1e3:.1f} and {self.cycles[1] / 1e3:.1f} kilocycles at {clocks}"
+        if self.millijoules is not None:
+            powers = f"{self.ours_w:.0f} and {self.theirs_w:.0f} W"
+            text += f"  {self.millijoules[0]:.1f} and {self.millijoules[1]:.1f} mJ at {powers}"
         return text
 
     def as_dict(self) -> dict:
         """The fields and the ratio, ready for JSON."""
         return asdict(self) | {"ratio": self.ratio}
+
+
+MEASURED = ("ours_mhz", "theirs_mhz", "ours_w", "theirs_w")
+"""Fields of a comparison that may be unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +132,9 @@ class Against(Record):
         for place, result in enumerate(self.results):
             try:
                 checked_positive(result, "nt", "od", "depth", "ours_us", "theirs_us")
-                for name, allowed in (("product", (*SHAPES, ATTENTION)), ("weights", WEIGHTS)):
+                known = {"product": (*SHAPES, ATTENTION), "weights": WEIGHTS, "regime": REGIMES}
+                checked_positive(result, *(n for n in MEASURED if getattr(result, n) is not None))
+                for name, allowed in known.items():
                     if (value := getattr(result, name)) not in allowed:
                         raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")
             except ValueError as error:
@@ -118,7 +142,7 @@ class Against(Record):
 
     @property
     def regime(self) -> str:
-        """ "burst" or "sustained"."""
+        """One of `REGIMES`."""
         return self.results[0].regime
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from minfer.arithmetic.reference import FOLDER
 from minfer.campaign.environment import now
 from minfer.campaign.launch_times import device_ms
 from minfer.campaign.record import TIMING_ERROR, RecordError
+from minfer.campaign.schema import build, plain
+from minfer.campaign.tensor_ceilings import TensorRate
 from minfer.campaign.workload import Work
 from minfer.model.whole_file import whole_file
 
@@ -28,14 +31,23 @@ class Ceilings:
     """Rates per second.
 
     Attributes:
-        copy, read: bytes of a copy (read + write), and of reading. tensor: by dtype, operations.
-        source: where the figures come from.
+        copy, read: bytes of a copy (read + write), and of reading. tensor: by dtype, operations as specified:
+            the limit. source: where the figures come from.
+        reached: what tensor cores alone were measured to reach at the power that the card allows: no limit,
+            as a short burst from rest may be faster.
     """
 
     copy: float
     read: float
     tensor: dict[str, float]
     source: str
+    reached: tuple[TensorRate, ...] = ()
+
+    def tensor_cores(self, dtype: str, regime: str, instruction: str = "wgmma") -> TensorRate | None:
+        """The fastest tile of tensor cores alone; None: not measured. regime: "burst" or "sustained"."""
+        wanted = dtype, regime, instruction
+        alike = (rate for rate in self.reached if (rate.dtype, rate.regime, rate.instruction) == wanted)
+        return max(alike, key=lambda rate: rate.tops, default=None)
 
     def as_dict(self) -> dict[str, float]:
         """As records keep them."""
@@ -60,7 +72,8 @@ class Ceilings:
 
 def ceilings_of(device: str, folder: Path = FOLDER) -> Ceilings | None:
     """Of a device by its driver's name: memory as measured (data/reference/ceilings-<key>.json) where that is
-    known, else as specified; tensor cores as specified. None: a device that the table does not know."""
+    known, else as specified; tensor cores as specified, and what they reached where that is known. None: a
+    device that the table does not know."""
     known = by_name(device)
     if known is None:
         return None
@@ -69,7 +82,8 @@ def ceilings_of(device: str, folder: Path = FOLDER) -> Ceilings | None:
     if not path.exists():
         return Ceilings(known.bandwidth, known.bandwidth, tensor, "datasheet")
     entry = json.loads(path.read_text(encoding="utf-8"))
-    return Ceilings(entry["copy_gb_s"] * 1e9, entry["read_gb_s"] * 1e9, tensor, entry["source"])
+    reached = tuple(build(TensorRate, rate) for rate in entry.get("tensor_cores", ()))
+    return Ceilings(entry["copy_gb_s"] * 1e9, entry["read_gb_s"] * 1e9, tensor, entry["source"], reached)
 
 
 def measure_memory(device: Any, nbytes: int = ARRAY_BYTES, samples: int = 9) -> dict[str, int]:
@@ -110,8 +124,11 @@ def measure_memory(device: Any, nbytes: int = ARRAY_BYTES, samples: int = 9) -> 
     return {"copy_gb_s": round(copied / 1e6), "read_gb_s": round(was_read / 1e6)}
 
 
-def write_ceilings(device: str, rates: dict[str, int], folder: Path = FOLDER) -> Path:
-    """Keep what was measured as this device's ceilings, for `ceilings_of`; gives the file.
+def write_ceilings(
+    device: str, rates: dict[str, int], reached: Sequence[TensorRate], folder: Path = FOLDER
+) -> Path:
+    """Keep what was measured of memory and of tensor cores as this device's ceilings, for `ceilings_of`;
+    gives the file.
 
     Raises:
         RecordError: the table does not know the device, or the file cannot be written.
@@ -120,7 +137,8 @@ def write_ceilings(device: str, rates: dict[str, int], folder: Path = FOLDER) ->
     if known is None:
         raise RecordError(f"minfer.arithmetic.devices does not know {device}: add it to keep its ceilings")
     source = f"memory: medians measured on one {device}, {now()[:10]}, by minfer ceilings"
-    text = json.dumps({"device": device, "source": f"{source}; tensor cores: datasheet"} | rates, indent=1)
+    kept = {"device": device, "source": f"{source}; tensor cores' limit: datasheet"} | rates
+    text = json.dumps(kept | {"tensor_cores": [plain(rate) for rate in reached]}, indent=1)
     path = _path(known, folder)
     with whole_file(path, len(text), RecordError) as part:
         part.write_text(f"{text}\n", encoding="utf-8")

@@ -7,12 +7,12 @@ come from memory and not from L2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from minfer.campaign.against import ATTENTION, HEAD_DIM, HEADS, KV_HEADS, SHAPES
+from minfer.campaign.against import ATTENTION, HEAD_DIM, HEADS, KINDS, KV_HEADS, SHAPES
 
 COLD_BYTES = 160e6  # of weights that take turns: more than any L2 holds
 GRAPH_S = 1.5e-3  # of work in a graph
@@ -50,15 +50,18 @@ class Contest:
         return launches(self.nt, self.od, self.depth, len(self.ours))
 
 
-def contests(tokens: Sequence[int]) -> Iterator[Callable[[Any], Contest]]:
-    """All of them at every number of tokens: functions of the module torch."""
+def contests(tokens: Sequence[int], kinds: Collection[str] = KINDS) -> Iterator[Callable[[Any], Contest]]:
+    """All of these kinds at every number of tokens: functions of the module torch."""
     for nt in tokens:
         for name, (od, depth) in SHAPES.items():
-            yield partial(f16_product, name=name, nt=nt, od=od, depth=depth)
+            if "F16" in kinds:
+                yield partial(f16_product, name=name, nt=nt, od=od, depth=depth)
         for format, name in BLOCKS:
             od, depth = SHAPES[name]
-            yield partial(block_product, format=format, name=name, nt=nt, od=od, depth=depth)
-        yield partial(attention, nt=nt)
+            if format in kinds:
+                yield partial(block_product, format=format, name=name, nt=nt, od=od, depth=depth)
+        if ATTENTION in kinds:
+            yield partial(attention, nt=nt)
 
 
 def copies(nbytes: float) -> int:

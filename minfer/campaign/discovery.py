@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import keyword
 import linecache
 import os
 import pkgutil
@@ -73,7 +74,8 @@ def write_new(name: str, path: Path) -> None:
     """Write a probe's file to begin with, a copy of `minfer.campaign.starter`.
 
     Raises:
-        ProbeError: the name is none, or there is such a file.
+        ProbeError: the name is none, there is such a file, or its name is a word of Python's own or another
+            module's.
     """
     from minfer.campaign import starter
 
@@ -82,11 +84,33 @@ def write_new(name: str, path: Path) -> None:
         raise ProbeError(f"{path}: a probe's file ends with .py")
     if path.exists():
         raise ProbeError(f"{path} is there already: choose another name or file")
+    if keyword.iskeyword(path.stem):
+        raise ProbeError(f"{path}: {path.stem} is a word of Python's own: choose another file with -o")
+    if hidden := _module_elsewhere(path):
+        raise ProbeError(
+            f"{path} would hide the module {path.stem} ({hidden}) from what runs in its folder: "
+            "choose another file with -o"
+        )
     text = Path(starter.__file__).read_text(encoding="utf-8")
     first = text.index("\n\n")  # the docstring's first line; the others are about the copying
     text = text[:first] + text[text.index('"""', first) :]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text.replace('name="row-sum"', f'name="{name}"'), encoding="utf-8")
+
+
+def _module_elsewhere(path: Path) -> str:
+    """Where a module comes from that has the name of a probe's new file, and is neither beside it nor in the
+    working folder; "": there is none."""
+    if not path.stem.isidentifier():  # nothing imports it
+        return ""
+    try:
+        spec = importlib.util.find_spec(path.stem)
+    except ValueError:  # __main__
+        return path.stem
+    if spec is None or spec.origin is None:  # a mere folder hides nothing
+        return ""
+    own = path.parent.resolve(), Path.cwd()
+    return "" if spec.has_location and Path(spec.origin).resolve().parent in own else spec.origin
 
 
 def find(paths: Iterable[Path] = ()) -> dict[str, Probe]:

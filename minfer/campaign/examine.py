@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,11 +167,21 @@ class Examination:
         ]
 
 
-def examine(probe: Probe, arch: str = "sm_90a", device: DeviceSpec | None = None) -> Examination:
+def _unheard(step: str) -> None:
+    pass
+
+
+def examine(
+    probe: Probe,
+    arch: str = "sm_90a",
+    device: DeviceSpec | None = None,
+    on_step: Callable[[str], None] = _unheard,
+) -> Examination:
     """Run a probe's small cases in the simulator, trace the first, and compile its kernels for `arch`.
 
     Args:
         device: whose multiprocessors hold the blocks; None: the usual one of `arch`.
+        on_step: is told what begins; some take many seconds.
 
     Raises:
         ProbeError: the probe takes a wall apart, or no such architecture.
@@ -184,14 +194,16 @@ def examine(probe: Probe, arch: str = "sm_90a", device: DeviceSpec | None = None
         device = device or device_for(arch)
     except ValueError as error:
         raise ProbeError(str(error)) from None
-    simulated, traces = simulate_small(probe, arch)
+    simulated, traces = simulate_small(probe, arch, on_step)
     gates, not_run = list(simulated), ()
     if gates[0].passed:
+        on_step("the probe's own gates")
         own, not_run = simulate_own(probe, arch)
         gates += own
     sides = []
     labels = numbered(label for label, _ in probe.sides)
     for label, (_, config), of_side in zip(labels, probe.sides, traces, strict=True):
+        on_step(f"compiling: {label}")
         kernels, wrong = _kernels(probe, config, arch)
         if wrong and not any(gate.found == wrong for gate in simulated):
             gates.append(GateResult("kernels", False, f"{label}: {wrong}"))
@@ -237,21 +249,24 @@ def simulate_own(probe: Probe, arch: str = "sm_90a") -> tuple[list[GateResult], 
 
 
 def simulate_small(
-    probe: Probe, arch: str = "sm_90a"
+    probe: Probe, arch: str = "sm_90a", on_step: Callable[[str], None] = _unheard
 ) -> tuple[tuple[GateResult, ...], tuple[tuple[Trace, ...], tuple[Trace, ...]]]:
     """Parity on the small cases, then races in the first of them: the gates, and the traces of both sides;
     behind a failed parity there are none.
 
     Whatever a kernel in the making raises is a failed gate.
     """
+    on_step("small cases in the simulator")
     try:
         parity = Parity().check(Trial(probe, SimulatedDevice(arch, SMS)))
         if not parity.passed:
             return (parity,), ((), ())
+        on_step("tracing")
         before = traced(probe, probe.baseline, arch)
         after = before if probe.variant == probe.baseline else traced(probe, probe.variant, arch)
     except Exception as error:
         return (GateResult("parity", False, told(error)),), ((), ())
+    on_step("looking for races")
     once = before if after is before else (*before, *after)
     findings = [finding for trace in once for finding in check(trace)]
     blocks = sum(math.prod(trace.info.grid) for trace in once)

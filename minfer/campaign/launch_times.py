@@ -202,15 +202,17 @@ def device_ms(
         rest: seconds before each. queued: each behind another one, so that the device does not wait for the
             host; else that is in it, some 20 microseconds of a graph.
     """
-    found = []
-    for _ in range(samples + 1):
-        time.sleep(rest)
-        if queued:
-            enqueue()
-        start = _event(device)
+    return statistics.median([sample_ms(enqueue, device, rest, queued) for _ in range(samples + 1)][1:])
+
+
+def sample_ms(enqueue: Callable[[], None], device: Any, rest: float = 0.0, queued: bool = False) -> float:
+    """One of `device_ms`'s times."""
+    time.sleep(rest)
+    if queued:
         enqueue()
-        found.append(_event(device).since(start))
-    return statistics.median(found[1:])
+    start = _event(device)
+    enqueue()
+    return _event(device).since(start)
 
 
 def timer(source: str = "auto") -> tuple[Any, str]:

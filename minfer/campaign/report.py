@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from minfer.campaign.against import newest_comparisons
+from minfer.campaign.against import REGIMES, Comparison, geometric_mean, newest_comparisons
 from minfer.campaign.decomposition import class_shares
-from minfer.campaign.document import campaign_table, markdown_table, shares_table
+from minfer.campaign.document import Table, campaign_table, markdown_table, shares_table
 from minfer.campaign.peers import Peer, llamacpp
 from minfer.campaign.record import origins
 from minfer.campaign.records import Bench, Record, RecordError, Sweep, load_records, newest_measured
@@ -97,7 +98,7 @@ def speed_table(records: Sequence[Record], peer: Peer) -> str:
     benches, lasting = routes(records), routes(records, regime="sustained")
     if not benches:
         raise RecordError(f"no bench of {MODEL} on {DEVICE} among {len(records)} records")
-    rows = [("", "prefill multiplies", "memory", *SPEEDS)]
+    multiplies, rows = "prefill multiplies", []
     for route, bench in benches.items():
         prefill, decode = bench.result(PREFILL), bench.result(DECODE)
         if bench.device != peer.device:
@@ -130,7 +131,7 @@ def speed_table(records: Sequence[Record], peer: Peer) -> str:
         f"minfer: {origins([*benches.values(), *lasting.values()])}.\n"
         f"{peer.what}; prefill in micro-batches of 2048."
     )
-    return f"{_markdown(rows, words=2)}\n\n{note}"
+    return markdown_table(Table("Speed", ("", multiplies, "memory", *SPEEDS), rows, note, (multiplies,)))
 
 
 def _clocks(lasting: Mapping[str, Bench]) -> str:
@@ -150,9 +151,9 @@ def launch_table(records: Sequence[Record]) -> str:
         RecordError: no run of the GPU tests on the device measured all of it.
     """
     record = newest_measured(records, DEVICE, LAUNCHES)
-    rows = [("", "microseconds")]
-    rows += [(what, f"{record.figure(name):.3g}") for name, what in LAUNCHES.items()]
-    return f"{_markdown(rows)}\n\nMeasured by the GPU tests: {record.origin}."
+    rows = [(what, f"{record.figure(name):.3g}") for name, what in LAUNCHES.items()]
+    note = f"Measured by the GPU tests: {record.origin}."
+    return markdown_table(Table("Launches", ("", "microseconds"), rows, note))
 
 
 def products_table(records: Sequence[Record]) -> str:
@@ -162,12 +163,15 @@ def products_table(records: Sequence[Record]) -> str:
     Raises:
         RecordError: nothing was compared on the device.
     """
-    found = {regime: newest_comparisons(records, DEVICE, regime) for regime in ("burst", "sustained")}
+    found = {regime: newest_comparisons(records, DEVICE, regime) for regime in REGIMES}
+    alone = [row for row, _ in found["alone"].values()]
+    if not alone:
+        del found["alone"]
     if not found["burst"]:
         raise RecordError(f"no comparison with cuBLAS on {DEVICE} among {len(records)} records")
     tokens = sorted({nt for nt, *_ in found["burst"]})
     labels = {key[1:]: row.label for key, (row, _) in found["burst"].items()}
-    rows = [("", *(f"{nt:,} tokens, {regime}" for nt in tokens for regime in found))]
+    columns, rows = ("", *(f"{nt:,} tokens, {regime}" for nt in tokens for regime in found)), []
     for key, label in labels.items():
         cells = (found[regime].get((nt, *key)) for nt in tokens for regime in found)
         rows.append((label, *("" if cell is None else f"{cell[0].ratio:.3f}" for cell in cells)))
@@ -177,7 +181,27 @@ def products_table(records: Sequence[Record]) -> str:
         f"Times as fast as {peers}, both in one process, theirs always on f16; Q4_K, Q6_K: our kernel reads "
         "the blocks; a figure is from the newest of these runs that has it"
     )
-    return f"{_markdown(rows)}\n\n{note}: {'; '.join(origins)}."
+    note = f"{note}: {'; '.join(origins)}.{_alone(alone)}"
+    return markdown_table(Table("Products", columns, rows, note))
+
+
+def _alone(rows: Sequence[Comparison]) -> str:
+    """What the regime is, and the energy that it tells."""
+    if not rows:
+        return ""
+    text = (
+        " Sustained, both take turns within milliseconds and share a clock; alone, each runs by itself for "
+        "tenths of a second, at its own clock"
+    )
+    known = [row.millijoules for row in rows if row.millijoules is not None]
+    if known:
+        energy = statistics.geometric_mean(ours / theirs for ours, theirs in known)
+        powers = [watts for row in rows for watts in (row.ours_w, row.theirs_w) if watts is not None]
+        text += (
+            f" ({min(powers):.0f} to {max(powers):.0f} W): times as fast {geometric_mean(rows):.3f} and of "
+            f"the energy {energy:.3f}, geometric means"
+        )
+    return text + "."
 
 
 def campaign_text(records: Sequence[Record]) -> str:
@@ -243,13 +267,6 @@ def _spread(mean: float, deviation: float) -> str:
 
 def _all(counts) -> str:
     return " or ".join(str(count) for count in sorted(set(counts)))
-
-
-def _markdown(rows: Sequence[Sequence[str]], words: int = 1) -> str:
-    """The first row is the header; all columns but the first, or the first `words`, are right-aligned."""
-    head, *body = rows
-    lines = [head, ["---"] * words + ["---:"] * (len(head) - words), *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,8 +1,9 @@
 """Contests measured: both sides within CUDA graphs, by turns in random order, in one process.
 
 What counts is the median. A burst begins on a GPU that has rested; `soak` seconds of work before it give the
-clock that the GPU can hold. Every output is NaN before a graph is replayed whole and its last result checked,
-before and after the timing.
+clock that the GPU can hold, which both sides share as they take turns within milliseconds. `compare_alone`
+gives each side slices of `ALONE_S` instead, at its own clock. Every output is NaN before a graph is replayed
+whole and its last result checked, before and after the timing.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any
 
 from minfer.campaign.against import Comparison
 from minfer.campaign.contests import Contest
+from minfer.campaign.stopwatch import REST_S, Stopwatch
 from minfer.engine.errors import EngineError
 
-REST_S = 8e-3
+ALONE_S, SETTLE_S = 0.7, 0.3
+"""Of a slice; of its beginning, which does not count."""
 TOLERANCE = 1e-3  # relative, of f16 results
 OURS = "ours"
 
@@ -33,10 +36,28 @@ def compare(
     Raises EngineError without torch or without a GPU that Hopper's kernels run on, or where a result is
     wrong.
     """
+    return _played(makers, lambda match: match.play(rounds, soak), on_row)
+
+
+def compare_alone(
+    makers: Iterable[Callable[[Any], Contest]],
+    rounds: int = 2,
+    on_row: Callable[[Comparison], None] | None = None,
+) -> list[Comparison]:
+    """As `compare`, each side by itself at its own clock: slices in random order, every second round in the
+    reverse of the one before, so that a GPU that warms up favours nobody."""
+    return _played(makers, lambda match: match.play_alone(rounds), on_row)
+
+
+def _played(
+    makers: Iterable[Callable[[Any], Contest]],
+    play: Callable[[_Match], Comparison],
+    on_row: Callable[[Comparison], None] | None,
+) -> list[Comparison]:
     torch = _torch()
     rows = []
     for make in makers:
-        rows.append(_Match(torch, make(torch)).play(rounds, soak))
+        rows.append(play(_Match(torch, make(torch))))
         torch.cuda.empty_cache()
         if on_row is not None:
             on_row(rows[-1])
@@ -61,10 +82,7 @@ class _Match:
     """A contest's graphs."""
 
     def __init__(self, torch: Any, contest: Contest):
-        from minfer.cuda import runtime
-        from minfer.cuda.clock import SLOTS, read_clock
-
-        self.torch, self.contest = torch, contest
+        self.contest = contest
         self.graphs, self.results = {}, {}
         for side, calls in {OURS: contest.ours, **contest.theirs}.items():
             calls[0]()  # what a library does once
@@ -73,15 +91,10 @@ class _Match:
             with torch.cuda.graph(self.graphs[side]):
                 for i in range(contest.launches):
                     self.results[side] = calls[i % len(calls)]()
-        kernel, sms = read_clock(), runtime.device().sms
-        self.readings = [runtime.zeros((SLOTS, 2), "uint64") for _ in range(2)]
-        loaded = runtime.load(kernel)
-        self.read_before, self.read_after = (
-            loaded.prepare(kernel.config.grid(sms), readings) for readings in self.readings
-        )
+        self.stopwatch = Stopwatch.of(torch.cuda.current_stream().cuda_stream)
 
     def play(self, rounds: int, soak: float) -> Comparison:
-        contest, times, clocks = self.contest, {}, {}
+        times, clocks = {}, {}
         self._check()
         begun = time.perf_counter()
         while time.perf_counter() - begun < soak:
@@ -97,13 +110,31 @@ class _Match:
                 times.setdefault(side, []).append(us)
                 clocks.setdefault(side, []).append(mhz)
         self._check()
+        return self._compared("sustained" if soak else "burst", times, clocks, {})
+
+    def play_alone(self, rounds: int) -> Comparison:
+        times, clocks, powers, order = {}, {}, {}, []
+        self._check()
+        for turn in range(rounds):
+            order = order[::-1] if turn % 2 else random.sample(list(self.graphs), len(self.graphs))
+            for side in order:
+                found = self.stopwatch.stretch(self.graphs[side].replay, ALONE_S, SETTLE_S)
+                times.setdefault(side, []).append(found.us / self.contest.launches)
+                clocks.setdefault(side, []).append(found.mhz)
+                powers.setdefault(side, []).append(found.watts)
+        self._check()
+        return self._compared("alone", times, clocks, powers)
+
+    def _compared(self, regime: str, times: dict, clocks: dict, powers: dict) -> Comparison:
+        contest = self.contest
         medians = {side: statistics.median(found) for side, found in times.items()}
         peer = min(contest.theirs, key=medians.__getitem__)
-        mhz = [_median_of_known(clocks[side]) for side in (OURS, peer)]
-        regime = "sustained" if soak else "burst"
+        mhz, watts = (
+            [_median_of_known(found.get(side, ())) for side in (OURS, peer)] for found in (clocks, powers)
+        )
         return Comparison(
             contest.product, contest.nt, contest.od, contest.depth, contest.config,
-            medians[OURS], medians[peer], regime, *mhz, "counters", contest.weights, peer,
+            medians[OURS], medians[peer], regime, *mhz, "counters", contest.weights, peer, *watts,
         )  # fmt: skip
 
     def _check(self) -> None:
@@ -118,21 +149,10 @@ class _Match:
 
     def _replay(self, side: str) -> tuple[float, float | None]:
         """Microseconds of a launch, and the mean clock."""
-        from minfer.cuda.clock import mean_mhz
-
-        torch = self.torch
-        stream = torch.cuda.current_stream().cuda_stream
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.read_before(stream=stream)
-        start.record()
-        self.graphs[side].replay()
-        end.record()
-        self.read_after(stream=stream)
-        torch.cuda.synchronize()
-        us = start.elapsed_time(end) / self.contest.launches * 1e3
-        return us, mean_mhz(*(readings.to_host() for readings in self.readings))
+        us, mhz = self.stopwatch.once(self.graphs[side].replay)
+        return us / self.contest.launches, mhz
 
 
-def _median_of_known(values: list[float | None]) -> float | None:
+def _median_of_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None

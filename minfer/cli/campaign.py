@@ -1,9 +1,10 @@
-"""`minfer ceilings`, `minfer decompose`, `minfer report`: what memory can do, where a pass's time goes, the
+"""`minfer ceilings`, `minfer decompose`, `minfer report`: what a GPU can do, where a pass's time goes, the
 campaign's tables."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -46,22 +47,27 @@ def ceilings(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how fast a GPU's memory is copied and read.
+    """Measure what a GPU's memory and its tensor cores can do.
 
-    On arrays of 1 GiB; a copy counts the bytes read and written.
+    Memory is copied and read: arrays of 1 GiB; a copy counts the bytes read and written. Tensor cores:
+    kernels that only multiply random tiles which stay in shared memory, in bursts of 1.5 ms from rest and
+    sustained for seconds, at the power that the card allows.
     """
     from minfer.arithmetic.reference import FOLDER
     from minfer.campaign.ceilings import measure_memory, write_ceilings
+    from minfer.campaign.tensor_ceilings import measure_tensor_cores
     from minfer.engine.cuda.devices import GpuDevice
 
     device = GpuDevice()
     rates = measure_memory(device)
     if as_json:
-        print_json({"device": device.gpu.name} | rates)
+        reached = measure_tensor_cores(device)
+        print_json({"device": device.gpu.name} | rates | {"tensor_cores": [asdict(each) for each in reached]})
     else:
         typer.echo(f"copy {rates['copy_gb_s']:,} GB/s, read {rates['read_gb_s']:,} GB/s ({device.gpu.name})")
+        reached = measure_tensor_cores(device, say=typer.echo)
     if record or out is not None:
-        _tell(f"ceilings: {write_ceilings(device.gpu.name, rates, out or FOLDER)}")
+        _tell(f"ceilings: {write_ceilings(device.gpu.name, rates, reached, out or FOLDER)}")
 
 
 def decompose(

@@ -66,6 +66,22 @@ def bench(
             "instead: needs torch, no model."
         ),
     ] = None,
+    alone: Annotated[
+        bool,
+        typer.Option(
+            "--alone",
+            help="With --against: each side by itself, 0.7 s a round, at its own clock; tells power too.",
+        ),
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND",
+            help="With --against: products of F16, Q4_K, Q6_K or Q4_K+Q6_K weights, or attention; may be "
+            "given again [default: all; with --alone F16].",
+            show_default=False,
+        ),
+    ] = None,
     variant: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,8 +112,13 @@ def bench(
     """
     keep = record or out is not None
     if against is not None:
-        _bench_against(prompt or [512, 2048, 8192], repetitions, sustained, keep, out, as_json)
+        regime = {"sustained": sustained, "alone": alone, "only": only}
+        _bench_against(
+            prompt or [512, 2048, 8192], repetitions, keep=keep, out=out, as_json=as_json, **regime
+        )
         return
+    if alone or only:
+        raise typer.BadParameter("--alone and --only are for comparisons: give --against torch")
     if model is None:
         raise typer.BadParameter("give a model: -m MODEL (only --against needs none)")
     if variant:
@@ -208,19 +229,34 @@ def _line(name: str, result: BenchResult, width: int = 8) -> str:
 
 
 def _bench_against(
-    tokens: list[int], rounds: int, sustained: float, keep: bool, out: Path | None, as_json: bool
+    tokens: list[int],
+    rounds: int,
+    *,
+    sustained: float,
+    alone: bool,
+    only: list[str] | None,
+    keep: bool,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Print our speed, the other library's and their ratio, contest by contest."""
-    from minfer.campaign.against import WEIGHTS, geometric_mean
+    from minfer.campaign.against import KINDS, WEIGHTS, geometric_mean
     from minfer.campaign.contests import contests
-    from minfer.campaign.side_by_side import compare
+    from minfer.campaign.side_by_side import compare, compare_alone
 
     tokens = [n for n in tokens if n]
     if not tokens:
         raise typer.BadParameter("--against measures prompts: give -p above 0")
-    rows = compare(
-        contests(tokens), rounds, sustained, None if as_json else lambda row: print(row, flush=True)
-    )
+    if unknown := set(only or ()) - set(KINDS):
+        raise typer.BadParameter(f"--only {', '.join(sorted(unknown))}: kinds are {', '.join(KINDS)}")
+    if alone and sustained:
+        raise typer.BadParameter("--alone and --sustained are two regimes: leave one out")
+    makers = contests(tokens, only or (("F16",) if alone else KINDS))
+    on_row = None if as_json else lambda row: print(row, flush=True)
+    if alone:
+        rows = compare_alone(makers, rounds, on_row)
+    else:
+        rows = compare(makers, rounds, sustained, on_row)
     if as_json:
         print_json([row.as_dict() for row in rows])
     else:
@@ -237,7 +273,9 @@ def _bench_against(
         from minfer.cuda.runtime import device
 
         lengths = " ".join(f"-p {n}" for n in tokens)
-        command = f"minfer bench --against torch {lengths} -r {rounds} --sustained {sustained:g}"
+        regime = "--alone" if alone else f"--sustained {sustained:g}"
+        kinds = "".join(f" --only {kind}" for kind in only or ())
+        command = f"minfer bench --against torch {lengths} -r {rounds} {regime}{kinds}"
         library = f"torch {version('torch')}"
         _keep(Comparisons(**stamps(device()), command=command, library=library, results=rows), out)
 

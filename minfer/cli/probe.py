@@ -101,12 +101,16 @@ def examine(
     """
     from dataclasses import asdict
 
+    from tqdm import tqdm
+
     from minfer.campaign.discovery import choose
     from minfer.campaign.examine import RESOURCES, examine
     from minfer.lab.table import Table
 
     (probe,) = choose([name], probes or ())
-    found = examine(probe, arch)
+    quiet = True if as_json else None  # None: where stderr is no terminal
+    with tqdm(bar_format="{desc} ({elapsed})", disable=quiet, file=sys.stderr, leave=False) as progress:
+        found = examine(probe, arch, on_step=progress.set_description_str)
     if as_json:
         print_json(
             {

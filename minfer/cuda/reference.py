@@ -23,6 +23,15 @@ def read_memory(words: NDArray[np.uint32], threads: int) -> NDArray[np.uint32]:
     return np.bitwise_xor.reduce(padded.reshape(rows, threads, 4), axis=(0, 2))
 
 
+def resident_sums(a: NDArray, b: NDArray, k_tiles: int) -> NDArray:
+    """sum over k < k_tiles of a[k % s] b[(k + k // s) % s]^T of operands [s, rows, columns]: f64 of floats,
+    int32 of integers (f64 holds them all)."""
+    s = len(a)
+    wide, other = a.astype(np.float64), b.astype(np.float64)
+    sums = sum(wide[k % s] @ other[(k + k // s) % s].T for k in range(k_tiles))
+    return sums if np.issubdtype(a.dtype, np.floating) else sums.astype(np.int32)
+
+
 def convert_f16(x: ArrayLike) -> NDArray[np.float16]:
     """f32 -> f16, round to nearest even, overflow to infinity (seed 000, section 3.2: convert_f32_f16)."""
     with np.errstate(over="ignore"):

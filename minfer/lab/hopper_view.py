@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from minfer.arithmetic.devices import H200
-from minfer.campaign.against import Against, Comparison, geometric_mean, newest_comparisons
+from minfer.campaign.against import REGIMES, Against, Comparison, geometric_mean, newest_comparisons
 from minfer.campaign.peers import Peer
 from minfer.campaign.records import Bench, GpuTests, Record
 from minfer.campaign.report import PEER_PREFILL, PREFILL
@@ -17,8 +17,8 @@ from minfer.lab.picture import Picture
 LADDER_FIGURE = f"GEMM TFLOPS at {NT}x4608x3584"
 HOPPER_FIGURE = f"Hopper GEMM TFLOPS at {NT}x4608x3584"
 BLOCKS_FIGURE = f"W4A16 Q4_K TFLOPS at {NT}x4608x3584"
-CUBLAS = "torch.matmul, 30 in a row"
-REGIMES = ("burst", "sustained")
+CUBLAS = "torch.matmul"
+"""How torch's product is called in records, or begins to be (`..., 30 in a row`)."""
 COLOURS = {"seed": style.SKY, "mma.sync": style.BLUE, "wgmma": style.GREEN, "from blocks": style.ORANGE}
 """Whose step it is -> its colour."""
 
@@ -55,7 +55,9 @@ def gemm_rows(records: Sequence[Record], steps: Sequence[Step] | None = None) ->
 
 def cublas(records: Sequence[Record]) -> float | None:
     """TFLOPS of cuBLAS at the ladder's product."""
-    return _speed(newest(records, LADDER_FIGURE), LADDER_FIGURE, CUBLAS)
+    record = newest(records, LADDER_FIGURE)
+    names = () if record is None else record.measured[LADDER_FIGURE]
+    return next((_speed(record, LADDER_FIGURE, name) for name in names if name.startswith(CUBLAS)), None)
 
 
 def draw_gemm(records: Sequence[Record]) -> Picture:
@@ -97,7 +99,7 @@ def product_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]
     newest run that compared it; the geometric mean comes last. Empty: none did.
 
     Args:
-        regime: one of `REGIMES`.
+        regime: one of `minfer.campaign.against.REGIMES`.
     """
     found = [row for row, _ in _compared(records, regime, "F16").values()]
     rows = [
@@ -121,27 +123,30 @@ def product_rows(records: Sequence[Record], regime: str = "burst") -> list[dict]
 
 
 def draw_products(records: Sequence[Record]) -> Picture:
-    """`product_rows` of both regimes, as multiples of cuBLAS."""
+    """`product_rows` of every regime on record, as multiples of cuBLAS."""
     rows = [row for regime in REGIMES for row in product_rows(records, regime)]
     if not rows:
         return nothing("the Hopper GEMM against cuBLAS at the 7B's products")
     fig, (ax,) = style.figure(9.6, 4.0)
     bars = [row for row in rows if row["tokens"] is not None]
     names = list(dict.fromkeys(f"{row['product']}\n{row['tokens']:,}" for row in bars))
-    for regime, colour, shift in (("burst", style.GREEN, -0.2), ("sustained", style.SKY, 0.2)):
+    regimes = [regime for regime in REGIMES if any(row["regime"] == regime for row in bars)]
+    width = 0.8 / len(regimes)
+    for turn, regime in enumerate(regimes):
+        colour = {"burst": style.GREEN, "sustained": style.SKY, "alone": style.BLUE}[regime]
         for row in (row for row in bars if row["regime"] == regime):
-            place = names.index(f"{row['product']}\n{row['tokens']:,}") + shift
-            ax.bar(place, row["of cuBLAS"], width=0.38, color=colour)
-            above = max(row["of cuBLAS"], 1) + 0.02
-            ax.text(place, above, f"{row['of cuBLAS']:.2f}", ha="center", fontsize=7.5, color=style.INK)
-        if any(row["regime"] == regime for row in bars):
-            ax.bar(0, 0, color=colour, label=regime)
+            place = names.index(f"{row['product']}\n{row['tokens']:,}") - 0.4 + (turn + 0.5) * width
+            ax.bar(place, row["of cuBLAS"], width=0.95 * width, color=colour)
+            above, look = max(row["of cuBLAS"], 1) + 0.02, {"ha": "center", "fontsize": 7.5}
+            turned = 90 if len(regimes) > 2 else 0
+            ax.text(place, above, f"{row['of cuBLAS']:.2f}", color=style.INK, rotation=turned, **look)
+        ax.bar(0, 0, color=colour, label=regime)
     ax.axhline(1, color=style.RED, linewidth=1.4, linestyle=(0, (5, 3)))
     ax.set_xticks(range(len(names)), names, color=style.INK)
     ax.set_ylim(0, max(1, *(row["of cuBLAS"] for row in bars)) * 1.3)
     ax.grid(axis="x", visible=False)
     style.label(ax, "product and tokens", "times as fast as cuBLAS")
-    style.legend(ax, loc="upper right", ncols=2)
+    style.legend(ax, loc="upper right", ncols=len(regimes))
     sources = [record for regime in REGIMES for _, record in _compared(records, regime, "F16").values()]
     style.title(ax, "The Hopper GEMM at the 7B's products; 1 is cuBLAS", origin(*sources))
     return Picture(fig, f"The Hopper GEMM against cuBLAS at {len(bars)} products of the 7B", rows)
@@ -238,7 +243,7 @@ def length_rows(records: Sequence[Record], nts: Sequence[int] = (512, NT, 8192))
     lengths that no test measured are left out."""
     rows = []
     for nt in nts:
-        for regime in REGIMES:
+        for regime in ("burst", "sustained"):
             bench = {row.nt: row.ratio for row, _ in _compared(records, regime, "").values()}
             for row in attention_rows(records, nt, regime)[-1:]:
                 rows.append({"tokens": nt, "regime": regime, **row, "of cuDNN (bench)": bench.get(nt)})

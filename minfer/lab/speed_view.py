@@ -12,6 +12,7 @@ from minfer.arithmetic.devices import DeviceSpec
 from minfer.arithmetic.reference import figure
 from minfer.arithmetic.roofline import decode_limit
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes, prefill_gmac, qwen25_7b_q4_k_m
+from minfer.campaign.ceilings import ceilings_of
 from minfer.campaign.peers import Peer
 from minfer.campaign.records import Bench, GpuTests, Record, RecordError, Sweep
 from minfer.campaign.report import DECODE, PEER_PREFILL, PREFILL
@@ -210,10 +211,12 @@ def draw_variants(rows: Sequence[dict], note: str = "") -> Picture:
 
 
 def decode_rows(benches: Mapping[str, Bench], peer: Peer | None, where: DeviceSpec) -> list[dict]:
-    """Decoding against the memory's limit: tok/s, context, bytes a token, GB/s, share of the datasheet's.
+    """Decoding against the memory's limit: tok/s, context, bytes a token, GB/s, share of what the device was
+    measured to read (`minfer ceilings`), or of the datasheet's where nobody has measured it.
 
     The bytes are those that must be read: every weight once, and the KV cache.
     """
+    read = read_rate(where)
     found = [(route, DECODE_CONTEXT, bench.result(DECODE).avg_ts) for route, bench in benches.items()]
     if peer is not None:
         found.append((peer.name, DECODE_CONTEXT, peer.tok_s[DECODE][0]))
@@ -228,7 +231,7 @@ def decode_rows(benches: Mapping[str, Bench], peer: Peer | None, where: DeviceSp
                 "tok/s": rate,
                 "GB a token": size / 1e9,
                 "GB/s": rate * size / 1e9,
-                "of the limit": rate / decode_limit(where.bandwidth, size),
+                "of the read": rate / decode_limit(read, size),
             }
         )
     return rows
@@ -246,14 +249,10 @@ def limit_rows(devices: Sequence[DeviceSpec], contexts: Sequence[int]) -> list[d
     ]
 
 
-def fastest_read(records: Sequence[Record]) -> tuple[str, float] | None:
-    """(which GEMV, GB/s): the fastest read of weights that the GPU tests measured; None: none did."""
-    speeds = [
-        (name.partition(": ")[0], float(value))
-        for name, value in _newest_figures(records).items()
-        if name.startswith("gemv") and name.endswith(": GB/s")
-    ]
-    return max(speeds, key=lambda speed: speed[1], default=None)
+def read_rate(where: DeviceSpec) -> float:
+    """Bytes a second that a device was measured to read and do nothing else; unmeasured, the datasheet's."""
+    known = ceilings_of(where.name)
+    return where.bandwidth if known is None else known.read
 
 
 def _newest_figures(records: Sequence[Record]) -> dict[str, Any]:
@@ -306,20 +305,19 @@ def _alike(rows: Sequence[dict]) -> list[list[dict]]:
     return groups
 
 
-def draw_decode(
-    rows: Sequence[dict], where: DeviceSpec, read: tuple[str, float] | None = None, note: str = ""
-) -> Picture:
-    """Measured decode speeds under the limit of the memory, over the context length.
+def draw_decode(rows: Sequence[dict], where: DeviceSpec, note: str = "") -> Picture:
+    """Measured decode speeds under the limits of the memory, as specified and as measured, over the context
+    length.
 
     Args:
-        rows: `decode_rows`. read: a measured read, drawn as a second limit. note: where and when.
+        rows: `decode_rows`. note: where and when.
     """
     fig, (ax,) = style.figure(9.6, 4.4)
     contexts = np.geomspace(32, 32768, 60)
     sizes = np.array([decode_bytes(QWEN25_7B, TYPES, context) for context in contexts])
     roofs = [(f"datasheet, {where.bandwidth / 1e9:,.0f} GB/s", where.bandwidth, style.BLUE, "-")]
-    if read is not None:
-        roofs.append((f"{read[0]}, measured, {read[1]:,.0f} GB/s", read[1] * 1e9, style.SKY, "--"))
+    if (read := read_rate(where)) != where.bandwidth:
+        roofs.append((f"read, measured, {read / 1e9:,.0f} GB/s", read, style.SKY, "--"))
     for name, bandwidth, colour, dash in roofs:
         ax.plot(contexts, bandwidth / sizes, color=colour, linestyle=dash, linewidth=2, label=name)
     top = where.bandwidth / sizes[0] * 1.15

@@ -238,6 +238,16 @@ class NotebookPage:
         ARTIFACTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=str(ARTIFACTS / f"{name}.png"))
 
+    def output_picture(self, cell, name: str) -> None:
+        """Leave the cell's output in `ARTIFACTS / "pictures"`: README shows it (`make pictures`)."""
+        (ARTIFACTS / "pictures").mkdir(parents=True, exist_ok=True)
+        self.page.set_viewport_size({"width": 1500, "height": 1600})  # all of it at once
+        area = cell.locator(".jp-Cell-outputArea")
+        area.scroll_into_view_if_needed()
+        box, left = area.bounding_box(), area.locator(".jp-OutputArea-output").first.bounding_box()["x"]
+        clip = {"x": left, "y": box["y"], "width": box["x"] + box["width"] - left, "height": box["height"]}
+        self.page.screenshot(path=str(ARTIFACTS / "pictures" / f"{name}.png"), clip=clip)
+
 
 @pytest.fixture
 def open_notebook(chromium, lab):

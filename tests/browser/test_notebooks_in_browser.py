@@ -111,6 +111,7 @@ def test_a_kernel_of_ones_own(open_notebook):
 
     lanes = notebook.cell("own-lanes")
     lanes.get_by_text("32 sectors where 4 would do").first.wait_for()
+    notebook.output_picture(lanes, "lanes-and-sectors")
     before = notebook.picture(lanes)
     lanes.get_by_role("button", name="next scattered").click()
     notebook.wait_for_other_picture(lanes, before)
@@ -121,6 +122,7 @@ def test_a_kernel_of_ones_own(open_notebook):
     other.select_option(label="a warp a row")
     code.get_by_text("- a thread a row, + a warp a row").wait_for()
     notebook.screenshot("own-kernel")
+    notebook.output_picture(code, "compared-machine-code")
 
 
 def test_start_here_streams_and_goes_on_after_a_restart(open_notebook):

@@ -10,9 +10,10 @@ import pytest
 
 from minfer import cli
 from minfer.campaign.against import SHAPES, Against, Comparison, geometric_mean, newest_comparisons
-from minfer.campaign.contests import BLOCKS, COLD_BYTES, contests, copies, launches
+from minfer.campaign.contests import BLOCKS, COLD_BYTES, Contest, contests, copies, launches
 from minfer.campaign.records import read_record, write_record
-from minfer.campaign.side_by_side import compare
+from minfer.campaign.side_by_side import _Match, compare
+from minfer.campaign.stopwatch import Stretch
 from minfer.engine.errors import EngineError
 
 
@@ -32,6 +33,12 @@ def test_ratios_and_speeds():
     assert str(clocked).endswith("108.0 and 124.0 kilocycles at 1500 and 1600 MHz")
     assert replace(clocked, clock="NVML").cycles is None
     assert replace(clocked, clock="NVML", regime="sustained").cycles == clocked.cycles
+
+
+def test_energy_is_power_over_time():
+    one = replace(row(50.0, 75.0), regime="alone", ours_w=700.0, theirs_w=600.0)
+    assert one.millijoules == (35.0, 45.0) and row(1.0, 2.0).millijoules is None
+    assert str(one).endswith("35.0 and 45.0 mJ at 700 and 600 W")
 
 
 def test_attention_counts_both_of_its_products():
@@ -59,6 +66,8 @@ def test_record(tmp_path):
         ([row(0.0, 2.0)], r"results\[0\].ours_us"),
         ([replace(row(1.0, 2.0), product="v")], r"results\[0\].product: 'v' is none of q\+k\+v, o"),
         ([replace(row(1.0, 2.0), weights="Q5_K")], r"results\[0\].weights: 'Q5_K'"),
+        ([replace(row(1.0, 2.0), regime="idle")], r"results\[0\].regime: 'idle' is none of burst, "),
+        ([replace(row(1.0, 2.0), theirs_w=-1.0)], r"results\[0\].theirs_w"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(record, results=results).check()
@@ -87,6 +96,63 @@ def test_every_product_and_the_attention_is_compared():
     assert {(words["format"], words["name"]) for name, words in made if name == "block_product"} == set(
         BLOCKS
     )
+
+
+def test_kinds_are_left_out():
+    kinds = [one.func.__name__ for one in contests([512], ["F16", "attention"])]
+    assert kinds == ["f16_product"] * len(SHAPES) + ["attention"]
+    assert [one.keywords["format"] for one in contests([512], ["Q6_K"])] == ["Q6_K"]
+
+
+class Side:
+    """A graph and what it leaves; replaying takes nothing, the stopwatch has its own mind."""
+
+    def __init__(self, us, watts):
+        self.us, self.watts, self.left = us, watts, None
+
+    def replay(self):
+        self.left = 0.0 if self.left != self.left else self.left
+
+    def fill_(self, value):
+        self.left = value
+
+
+class Watch:
+    """Every stretch of a side takes longer than the one before."""
+
+    def __init__(self):
+        self.order = []
+
+    def stretch(self, run, seconds, settle):
+        side = run.__self__
+        self.order.append(side)
+        assert seconds > settle > 0
+        return Stretch(10 * (side.us + self.order.count(side)), 1400.0, side.watts)
+
+
+def alone_match(error):
+    """A match of ours and two ways of another library's, without a GPU."""
+    match = object.__new__(_Match)
+    sides = {"ours": Side(4.0, 690.0), "slow": Side(9.0, 700.0), "fast": Side(5.0, None)}
+    match.contest = Contest("o", 512, 3584, 3584, "a tile", "F16", [], {"slow": [], "fast": []}, error)
+    match.graphs = match.results = sides
+    match.stopwatch = Watch()
+    return match
+
+
+def test_alone_every_side_has_slices_of_its_own(monkeypatch):
+    monkeypatch.setattr(Contest, "launches", 10)
+    match = alone_match(lambda result: result.left)
+    found = match.play_alone(4)
+    assert (found.regime, found.peer, found.ours_us, found.theirs_us) == ("alone", "fast", 6.5, 7.5)
+    assert (found.ours_w, found.theirs_w, found.ours_mhz, found.clock) == (690.0, None, 1400.0, "counters")
+    order = match.stopwatch.order
+    assert order[:3] == order[5:2:-1] and order[6:9] == order[:8:-1] and set(order[:3]) == set(order[6:9])
+
+
+def test_alone_a_wrong_result_is_not_timed():
+    with pytest.raises(EngineError, match=r"o at 512 tokens, ours .*: off by 5"):
+        alone_match(lambda result: 0.5).play_alone(1)
 
 
 def test_the_newest_of_each_is_found():
@@ -129,3 +195,30 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     assert cli.main(["bench", "--against", "torch", "-p", "0"]) == 2
     assert cli.main(["bench"]) == 2
     assert "-m MODEL" in capsys.readouterr().err
+
+
+def test_the_command_of_each_side_alone(capsys, monkeypatch, tmp_path):
+    seen = {}
+
+    def compared(makers, rounds, on_row):
+        seen.update(kinds=[make.func.__name__ for make in makers], rounds=rounds)
+        return [replace(row(1.0, 2.0), regime="alone", ours_w=700.0, theirs_w=699.0)]
+
+    monkeypatch.setattr("minfer.campaign.side_by_side.compare_alone", compared)
+    monkeypatch.setattr("minfer.cuda.runtime.device", lambda: SimpleNamespace(name="NVIDIA H200"))
+    monkeypatch.setattr("importlib.metadata.version", lambda package: f"of {package}")
+    bench = ["bench", "--against", "torch", "-p", "512", "-r", "2"]
+    assert cli.main([*bench, "--alone", "--out", str(tmp_path)]) == 0
+    assert seen == {"kinds": ["f16_product"] * len(SHAPES), "rounds": 2}
+    (path,) = tmp_path.rglob("against-torch-alone*.json")
+    assert read_record(path).command == "minfer bench --against torch -p 512 -r 2 --alone"
+    assert cli.main([*bench, "--alone", "--only", "Q6_K", "--only", "attention", "--json"]) == 0
+    assert seen["kinds"] == ["block_product", "attention"]
+    for wrong, message in (
+        ([*bench, "--alone", "--sustained", "1"], "leave one out"),
+        ([*bench, "--only", "Q5_K"], "--only Q5_K: kinds are F16, "),
+        (["bench", "-m", "a", "--alone"], "--against torch"),
+    ):
+        capsys.readouterr()
+        assert cli.main(wrong) == 2
+        assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())

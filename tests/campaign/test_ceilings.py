@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from minfer.campaign import ceilings
 from minfer.campaign.ceilings import AboveCeiling, Ceilings, ceilings_of, measure_memory, write_ceilings
 from minfer.campaign.record import RecordError
+from minfer.campaign.tensor_ceilings import TensorRate
 from minfer.campaign.workload import Work
 from minfer.engine.cuda.devices import SimulatedDevice
 from tests.campaign.fake_gpu import Array
@@ -67,9 +69,16 @@ def test_a_copy_that_is_none_is_found_out(timed, monkeypatch):
 
 
 def test_what_was_measured_is_what_counts_from_then_on(tmp_path):
-    path = write_ceilings("NVIDIA H200", {"copy_gb_s": 4100, "read_gb_s": 4500}, tmp_path)
+    slow = TensorRate("wgmma", "f16", "128x256", "sustained", 750.0, 1400.0, 699.0)
+    fast, burst = replace(slow, tile="256x224", tops=760.0), replace(slow, regime="burst", watts=None)
+    memory = {"copy_gb_s": 4100, "read_gb_s": 4500}
+    path = write_ceilings("NVIDIA H200", memory, [slow, fast, burst], tmp_path)
     assert path.name == "ceilings-h200.json"
     found = ceilings_of("NVIDIA H200", tmp_path)
     assert (found.copy, found.read) == (4.1e12, 4.5e12) and "minfer ceilings" in found.source
+    assert found.reached == (slow, fast, burst) and found.tensor == ceilings_of("NVIDIA H200").tensor
+    assert found.tensor_cores("f16", "sustained") == fast and found.tensor_cores("f16", "burst") == burst
+    assert found.tensor_cores("int8", "burst") is None
+    found.check("a burst above what is sustained", Work(0.95e15, 1.0), 1.0)
     with pytest.raises(RecordError, match="does not know Matrox Millennium"):
-        write_ceilings("Matrox Millennium", {}, tmp_path)
+        write_ceilings("Matrox Millennium", {}, [], tmp_path)

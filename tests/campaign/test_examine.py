@@ -66,6 +66,14 @@ class TestExamine:
         store = rows["a warp a row", "st.global"]  # one lane: a sector is the least
         assert store["a request"] == store["at best"] == 1
 
+    def test_what_begins_is_told(self, tmp_path):
+        steps = []
+        examine(written(tmp_path), on_step=steps.append)
+        assert steps == [
+            "small cases in the simulator", "tracing", "looking for races", "the probe's own gates",
+            "compiling: baseline", "compiling: variant",
+        ]  # fmt: skip
+
     def test_a_device_of_the_architecture(self, tmp_path):
         found = examine(written(tmp_path), "sm_121a")
         assert found.device == "NVIDIA GB10" and found.resource_rows()[0]["warps an SM"] == 48

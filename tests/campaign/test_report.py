@@ -148,6 +148,20 @@ def test_products_are_compared_with_cublas():
     assert "| attention | 1.200 |  |" in table and "as fast as cuBLAS or cuDNN, both" in table
 
 
+def test_products_each_side_alone():
+    stamp = {"file": "", "date": "2026-11-30T01:00:00+00:00", "commit": "abc", "device": "NVIDIA H200"}
+    row = Comparison("o", 2048, 3584, 3584, "a tile", 50.0, 60.0, "burst")
+    alone = replace(row, regime="alone", ours_us=48.0, ours_w=700.0, theirs_w=690.0)
+    records = [
+        Against(**stamp, driver="580", command="a", library="torch", results=[each]) for each in (row, alone)
+    ]
+    table = report.products_table(records)
+    assert "2,048 tokens, sustained | 2,048 tokens, alone |" in table and "| o | 1.200 |  | 1.250 |" in table
+    assert "(690 to 700 W): times as fast 1.250 and of the energy 0.812, geometric means." in table
+    unknown = replace(records[1], results=[replace(alone, ours_w=None)])
+    assert report.products_table([records[0], unknown]).endswith("at its own clock.")
+
+
 def test_a_bench_of_other_tests_takes_nobodys_place():
     old = next(iter(report.routes(RECORDS).values()))
     for results in ([old.result("tg128")], [old.result("pp2048")]):

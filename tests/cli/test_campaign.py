@@ -1,12 +1,16 @@
-"""`minfer probe`, `minfer decompose` and `minfer report`."""
+"""`minfer ceilings`, `minfer probe`, `minfer decompose` and `minfer report`."""
 
 from __future__ import annotations
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from minfer import cli
+from minfer.campaign.ceilings import ceilings_of
+from minfer.campaign.tensor_ceilings import TensorRate
 from minfer.cuda.runtime import available
 from tests.campaign.fake_gpu import FakeGpu, install
 
@@ -62,12 +66,18 @@ def test_from_a_new_file_to_what_is_known_of_it(capsys, tmp_path, monkeypatch):
     assert run(capsys, "probe", "new", "my-sum")[0] == 2
     assert run(capsys, "probe", "new", "my-sum", "-o", "own/my_sum.py")[0] == 0  # makes the folder
     asked = ("probe", "examine", "my-sum", "--probes", "my_sum.py")
-    status, out, _ = run(capsys, *asked)
+    status, out, err = run(capsys, *asked)
+    assert not err  # no terminal
     for words in ("gate races: passed", "Compiled for sm_90a; an SM of NVIDIA H200", "Machine instructions:",
                   "total += x[row * columns + column]", "a warp a row"):  # fmt: skip
         assert words in out
     assert status == 0
-    found = json.loads(run(capsys, *asked, "--json")[1])
+    with monkeypatch.context() as terminal:
+        terminal.setattr(sys.stderr, "isatty", lambda: True)
+        status, out, err = run(capsys, *asked, "--json")
+        assert not err
+        assert "compiling: a warp a row (" in run(capsys, *asked)[2]
+    found = json.loads(out)
     assert found["right"] and {row["side"] for row in found["memory"]} == {"a thread a row", "a warp a row"}
     text = (tmp_path / "my_sum.py").read_text().replace("total += x[row", "total -= x[row")
     (tmp_path / "my_sum.py").write_text(text)
@@ -76,6 +86,24 @@ def test_from_a_new_file_to_what_is_known_of_it(capsys, tmp_path, monkeypatch):
     (tmp_path / "my_sum.py").write_text(text.replace("total -= x[row", "total -= nowhere[row"))
     status, out, _ = run(capsys, *asked)
     assert status == 1 and "does not compile" in out and "nowhere" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("numpy",), "numpy.py would hide the module numpy ("),
+        (("time",), "time.py would hide the module time (built-in)"),
+        (("mine", "-o", "own/minfer.py"), "own/minfer.py would hide the module minfer ("),
+        (("lambda",), "lambda.py: lambda is a word of Python's own: choose another file with -o"),
+        (("mine", "-o", "__main__.py"), "__main__.py would hide the module __main__"),
+    ],
+)
+def test_a_new_file_hides_no_module(capsys, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run(capsys, "probe", "new", *arguments)
+    assert status == 2 and words in err and err.rstrip().endswith("choose another file with -o")
+    assert not list(tmp_path.iterdir())
+    assert run(capsys, "probe", "new", arguments[0], "-o", "my_own.py")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -208,3 +236,24 @@ def test_report(capsys, tmp_path):
     status, out, _ = run(capsys, "report", "--format", "html", "-o", str(page))
     assert status == 0 and out.strip() == str(page) and page.read_text().startswith("<!doctype html>")
     assert run(capsys, "report", "--check")[0] == 0
+
+
+def test_ceilings_are_told_and_kept(monkeypatch, tmp_path, capsys):
+    rate = TensorRate("wgmma", "f16", "128x256", "sustained", 750.0, 1400.0, 699.0)
+
+    def measured(device, say=lambda rate: None):
+        say(rate)
+        return [rate]
+
+    device = SimpleNamespace(gpu=SimpleNamespace(name="NVIDIA H200"))
+    monkeypatch.setattr("minfer.engine.cuda.devices.GpuDevice", lambda: device)
+    memory = {"copy_gb_s": 4200, "read_gb_s": 4500}
+    monkeypatch.setattr("minfer.campaign.ceilings.measure_memory", lambda device: memory)
+    monkeypatch.setattr("minfer.campaign.tensor_ceilings.measure_tensor_cores", measured)
+    assert cli.main(["ceilings", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out == f"copy 4,200 GB/s, read 4,500 GB/s (NVIDIA H200)\n{rate}\n"
+    assert ceilings_of("NVIDIA H200", tmp_path).reached == (rate,)
+    assert cli.main(["ceilings", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["copy_gb_s"] == 4200 and said["tensor_cores"][0]["watts"] == 699.0

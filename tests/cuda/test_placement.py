@@ -5,7 +5,8 @@ import pytest
 
 from minfer.cuda import simulator
 from minfer.cuda.placement import placement, places
-from minfer.cuda.tile.seats import MOST_SEATS, ORDER, make_seats
+from minfer.cuda.tile.seats import COUNTER, MOST_SEATS, ORDER, make_seats
+from tests.cuda.seat_kernel import seat_takers
 
 
 def test_a_multiprocessor_has_the_place_of_the_block_that_it_ran():
@@ -33,3 +34,20 @@ def test_seats_that_are_no_order_are_refused():
         make_seats([1, 2, 3])
     with pytest.raises(ValueError, match=f"257 seats: at most {MOST_SEATS}"):
         make_seats(range(257))
+
+
+def test_each_place_is_taken_once_and_the_seats_are_clear_again():
+    seats, taken = make_seats([3, 0, 2, 1]), np.zeros(4, np.uint32)
+    for _ in range(2):
+        simulator.launch(seat_takers(), (4, 1, 1), seats, taken)
+        assert taken.tolist() == [3, 0, 2, 1] and not seats[:ORDER].any()
+
+
+@pytest.mark.parametrize("left", [1, 0b1001])
+def test_taken_seats_that_leave_too_few_are_a_fault(left):
+    """The kernel declares no cleared elements: so launches outside checked mode are."""
+    seats = make_seats([3, 0, 2, 1])
+    seats[0] = left
+    with pytest.raises(simulator.OutOfBounds, match="take_seats, block"):
+        simulator.launch(seat_takers(), (4, 1, 1), seats, np.zeros(4, np.uint32))
+    assert seats[COUNTER] < 4

@@ -27,6 +27,7 @@ def library(monkeypatch):
         nvmlDeviceGetCurrentClocksThrottleReasons=teller(4, ctypes.c_ulonglong),
         nvmlDeviceGetClockInfo=teller(1980, ctypes.c_uint),
         nvmlDeviceGetPowerUsage=teller(300_500, ctypes.c_uint),
+        nvmlDeviceGetTotalEnergyConsumption=teller(2_500, ctypes.c_ulonglong),
         nvmlDeviceGetTemperature=lambda *_: 3,  # not told
     )
     monkeypatch.setattr(sensors, "_library", lambda: found)
@@ -37,10 +38,12 @@ def library(monkeypatch):
 def test_readings(library):
     assert sensors.read_load(None) == (0.37, 4)
     assert sensors.read_sensors(None) == {"sm_mhz": 1980.0, "power_w": 300.5}
-    library.nvmlDeviceGetUtilizationRates = lambda *_: 3
-    assert sensors.read_load(None) is None
+    assert sensors.read_energy(None) == 2.5
+    library.nvmlDeviceGetUtilizationRates = library.nvmlDeviceGetTotalEnergyConsumption = lambda *_: 3
+    assert sensors.read_load(None) is None and sensors.read_energy(None) is None
 
 
 def test_without_nvml(monkeypatch):
     monkeypatch.setattr(sensors, "_library", lambda: None)
     assert sensors.read_load(None) is None and sensors.read_sensors(None) == {}
+    assert sensors.read_energy(None) is None

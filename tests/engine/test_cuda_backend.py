@@ -15,6 +15,7 @@ from minfer.engine.errors import EngineError, InputError
 from minfer.engine.session import Session
 from minfer.model.model import Model
 from tests.engine.conftest import DATA, ORACLES
+from tests.engine.counting_device import CountingDevice
 from tests.engine.cuda_models import micro_model
 
 TINY = Path(__file__).parents[2] / "data" / "qwen2-tiny.gguf"
@@ -129,20 +130,13 @@ def test_kernels_can_be_made_in_another_process(micro):
 
 def test_buffers_take_what_was_planned(micro):
     """Every activation buffer has exactly the planned size, and the whole is within the plan."""
-    taken = []
-
-    class Counting(DryDevice):
-        def empty(self, shape, dtype):
-            array = super().empty(shape, dtype)
-            taken.append(array.nbytes)
-            return array
-
-    session = Session(micro, dry(Counting()), n_ctx=128, chunk=32)
+    device = CountingDevice()
+    session = Session(micro, dry(device), n_ctx=128, chunk=32)
     session.forward(range(32))
     session.forward([1])
     plan = session._runtime.plan
-    assert sum(taken) <= plan.total
-    assert sum(taken) > 0.95 * plan.total
+    assert sum(device.taken) <= plan.total
+    assert sum(device.taken) > 0.95 * plan.total
 
 
 @pytest.mark.slow

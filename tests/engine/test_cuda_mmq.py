@@ -19,6 +19,7 @@ from minfer.engine.host.runtime import HostBackend
 from minfer.engine.session import Session
 from minfer.model.model import Model
 from tests.engine.conftest import DATA
+from tests.engine.counting_device import CountingDevice
 from tests.engine.cuda_models import BLOCKS_K, MIXED, micro_model
 
 H200, GB10 = shared_limit("sm_90a"), shared_limit("sm_121a")
@@ -152,20 +153,11 @@ def test_mixed_formats_share_a_scratch(tmp_path):
 
 def test_buffers_take_what_was_planned():
     model = Model.load(DATA / "qwen2-k.gguf")
-    taken = []
-
-    class Counting(DryDevice):
-        def empty(self, shape, dtype):
-            array = super().empty(shape, dtype)
-            taken.append(array.nbytes)
-            return array
-
-    session = Session(
-        model, CudaBackend("mmq_raw", Counting("sm_80"), lambda line: None), n_ctx=128, chunk=64
-    )
+    device = CountingDevice("sm_80")
+    session = Session(model, CudaBackend("mmq_raw", device, lambda line: None), n_ctx=128, chunk=64)
     session.forward(range(64))
     plan = session._runtime.plan
-    assert 0.95 * plan.total < sum(taken) <= plan.total
+    assert 0.95 * plan.total < sum(device.taken) <= plan.total
 
 
 def test_needed_kernels_are_the_launched_ones():

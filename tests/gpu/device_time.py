@@ -1,12 +1,17 @@
-"""Device time of launches: in a captured graph, over operands that do not stay in L2."""
+"""Device time of launches: in captured graphs, over operands that do not stay in L2, by turns where several
+are compared."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from minfer.campaign.launch_times import device_ms
+from minfer.campaign.launch_times import sample_ms
+from minfer.campaign.side_by_side import REST_S
 from minfer.cuda import runtime
 from minfer.engine.cuda.devices import GpuDevice
 from tests.cuda.parity import Case
@@ -15,15 +20,34 @@ COLD_BYTES = 200 << 20  # more than any L2
 NT = 2048
 
 
-def milliseconds(launches: list) -> float:
+def milliseconds(launches: Sequence[Callable]) -> float:
     """Device time of one of the bound launches, run one after another in a graph."""
+    return by_turns({"": launches})[""]
+
+
+def by_turns(contestants: Mapping[Any, Sequence[Callable]], rounds: int = 9) -> dict[Any, float]:
+    """Name -> device time in milliseconds of one of a contestant's launches, which its graph runs one after
+    another. Every round times each contestant once, in random order, so that heat makes no one's times longer
+    than another's: after a rest, as a burst.
+
+    Args:
+        contestants: what launches into the current stream.
+    """
     device = GpuDevice()
+    graphs, found = {}, {name: [] for name in contestants}
+    for name, launches in contestants.items():
 
-    def enqueue() -> None:
-        for launch in launches:
-            launch()
+        def enqueue(launches=launches) -> None:
+            for launch in launches:
+                launch()
 
-    return device_ms(device.capture(enqueue), device, samples=9, queued=True) / len(launches)
+        with device.stream:
+            launches[0]()  # what a library does once
+        graphs[name] = device.capture(enqueue)
+    for _ in range(rounds):
+        for name in random.sample(list(graphs), len(graphs)):
+            found[name].append(sample_ms(graphs[name], device, REST_S, queued=True))
+    return {name: statistics.median(found[name]) / len(contestants[name]) for name in graphs}
 
 
 def copies(nbytes: int) -> int:

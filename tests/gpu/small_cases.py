@@ -14,6 +14,7 @@ def small_sequences() -> Iterator[tuple[Case | HopperCase, ...]]:
     """Every case, alone or with those to run right before it, whose results it reads."""
     families = (
         _memory,
+        _resident,
         _convert,
         _elementwise,
         _attention,
@@ -73,6 +74,15 @@ def _memory() -> Iterator[Case]:
     from tests.cuda.memory_cases import read_case
 
     yield read_case(ReadMemoryConfig(2, threads=32, blocks=1), 331)
+
+
+def _resident() -> Iterator[Case]:
+    from minfer.cuda.resident import ResidentConfig
+    from tests.cuda.resident_cases import resident_case
+
+    yield resident_case(ResidentConfig(tile_m=16, stages=2), 5)
+    yield resident_case(ResidentConfig(256, 32, 2, "s8"), 3)
+    yield resident_case(ResidentConfig(stages=2, instruction="mma.sync"), 3)
 
 
 def _convert() -> Iterator[Case]:

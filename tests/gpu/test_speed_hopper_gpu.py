@@ -3,6 +3,7 @@ results are checked. (Beside cuBLAS, in bursts and sustained: `minfer bench --ag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +15,9 @@ from minfer.cuda.w4a16 import choose as choose_w4a16
 from minfer.cuda.w4a16 import split_workspace, w4a16
 from minfer.engine.cuda.devices import GpuDevice
 from minfer.engine.cuda.seats import device_parts
+from minfer.lab.hopper_refined import figure_name, refinements
 from tests.cuda.block_data import random_matrix
-from tests.gpu.device_time import NT, copies, milliseconds
+from tests.gpu.device_time import NT, by_turns, copies, milliseconds
 from tests.gpu.gemm_cases import LARGEST, MODEL_SHAPES
 from tests.gpu.test_gemm_hopper_gpu import arguments
 
@@ -25,31 +27,55 @@ SHAPES = (LARGEST[1:], *MODEL_SHAPES)
 BLOCKS = (*(("Q4_K", *shape) for shape in SHAPES), ("Q6_K", 3584, 18944), ("Q6_K", 512, 3584))
 
 
-def tflops(launches: list, od: int, depth: int) -> float:
-    return round(2 * NT * od * depth / milliseconds(launches) / 1e9, 1)
+REFINED = {
+    step.sizes: [step.before.config, step.after.config]
+    for step in refinements()
+    if step.nt != NT and step.experiment is None
+}
+"""Of the ladder's later steps those at few tokens: (nt, od, depth) -> both configs."""
+
+
+def tflops(ms: float, nt: int, od: int, depth: int) -> float:
+    return round(2 * nt * od * depth / ms / 1e9, 1)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_ladder(shape, measure):
-    """The chosen tile comes last. What the last timed launch left is checked."""
+    """The chosen tile comes last in the record."""
+    chosen = choose(NT, *shape, runtime.device().sms)
+    time_configs(
+        (GemmHopperConfig(), GemmHopperConfig(192), replace(chosen, pdl=False), chosen), NT, *shape, measure
+    )
+
+
+@pytest.mark.parametrize("sizes", REFINED, ids=str)
+def test_few_tokens(sizes, measure):
+    time_configs(REFINED[sizes], *sizes, measure)
+
+
+def time_configs(configs: Sequence[GemmHopperConfig], nt: int, od: int, depth: int, measure) -> None:
+    """By turns; afterwards every config's result is checked."""
     torch = pytest.importorskip("torch")
-    od, depth = shape
-    a = torch.randn(NT, depth, device="cuda").half()
+    a = torch.randn(nt, depth, device="cuda").half()
     weights = [torch.randn(od, depth, device="cuda").half() for _ in range(copies(2 * od * depth))]
-    wanted, speeds = a.float() @ weights[-1].float().T, {}
-    chosen = choose(NT, od, depth, runtime.device().sms)
-    steps = GemmHopperConfig(), GemmHopperConfig(192), replace(chosen, pdl=False), chosen
-    for config in dict.fromkeys(steps):
+    wanted, launches = a.float() @ weights[-1].float().T, {}
+    c = torch.empty(nt, od, device="cuda", dtype=torch.float16)
+    torch.cuda.synchronize()
+    for config in configs:
         kernel = make_gemm_hopper(config)
-        c = torch.full((NT, od), float("nan"), device="cuda", dtype=torch.float16)
-        torch.cuda.synchronize()
-        loaded, launches = runtime.load(kernel), []
+        loaded, bound = runtime.load(kernel), []
         for b in weights:
             grid, args = arguments(kernel, a, b, c)
-            launches.append(loaded.prepare(grid, *args, pdl=config.pdl))
-        speeds[str(config)] = tflops(launches, od, depth)
-        assert float((c.float() - wanted).norm() / wanted.norm()) < 1e-3
-    measure(f"Hopper GEMM TFLOPS at {NT}x{od}x{depth}", speeds)
+            bound.append(loaded.prepare(grid, *args, pdl=config.pdl))
+        launches[str(config)] = bound
+    times = by_turns(launches)
+    for name, bound in launches.items():
+        c.fill_(float("nan"))
+        torch.cuda.synchronize()
+        bound[-1]()
+        runtime.device().synchronize()
+        assert float((c.float() - wanted).norm() / wanted.norm()) < 1e-3, name
+    measure(figure_name(nt, od, depth), {name: tflops(ms, nt, od, depth) for name, ms in times.items()})
 
 
 @pytest.mark.parametrize("shape", BLOCKS, ids=str)
@@ -72,7 +98,7 @@ def test_straight_from_blocks(shape, measure):
         ]
         sizes = NT, od, depth, 0, od, config.group(NT)
         launches.append(loaded.prepare(config.grid(NT, od, sms), *seen, *sizes, *parts, pdl=config.pdl))
-    speed = tflops(launches, od, depth)
+    speed = tflops(milliseconds(launches), NT, od, depth)
     rows = torch.linspace(0, NT - 1, 64, device="cuda").long()
     wanted = a[rows].double() @ torch.from_numpy(values).cuda().double().T
     wanted = wanted.repeat(1, -(-od // 256))[:, :od]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from minfer.cuda.gemv_planes import repack_q6_k
 from minfer.cuda.registry import shipped_kernels
 from tests.cuda.attention_cases import decode_cases
 from tests.cuda.block_data import random_matrix
-from tests.gpu.device_time import NT, copies, milliseconds, milliseconds_of
+from tests.gpu.device_time import NT, by_turns, copies, milliseconds, milliseconds_of
 from tests.gpu.gemm_cases import DTYPES, LARGEST, MODEL_SHAPES
 
 POOL_ROWS = 256  # of random weights that larger matrices repeat
@@ -33,30 +35,28 @@ def half(shape, seed=0):
 
 @pytest.mark.parametrize("shape", [LARGEST[1:], *MODEL_SHAPES], ids=str)
 def test_gemm(shape, measure):
-    """Every shipped config on f16 weights, and torch's own product, on random numbers: zeros would leave the
-    clocks higher than a model does."""
+    """Every shipped config on f16 weights, and torch's own product, by turns, on random numbers: zeros would
+    leave the clocks higher than a model does."""
     torch = pytest.importorskip("torch")
     od, depth = shape
     a = torch.randn(NT, depth, device="cuda").half()
     sides = {"float16": a, "float32": a.float()}
     weights = [torch.randn(od, depth, device="cuda").half() for _ in range(copies(2 * od * depth))]
     torch.cuda.synchronize()
-    times = {}
+    launches = {}
     for kernel in shipped_kernels()["gemm_f16"]:
         out = runtime.empty((NT, od), DTYPES[kernel.config.out])
         loaded, grid = runtime.load(kernel), kernel.config.grid(NT, od)
         left = sides[kernel.config.sources[0].element]
-        launches = [loaded.prepare(grid, left, b, out, NT, od, depth) for b in weights]
-        times[str(kernel.config)] = milliseconds(launches)
+        launches[str(kernel.config)] = [loaded.prepare(grid, left, b, out, NT, od, depth) for b in weights]
     product = torch.empty(NT, od, device="cuda", dtype=torch.float16)
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for repeats in (3, 30):
-        start.record()
-        for i in range(repeats):
-            torch.matmul(a, weights[i % len(weights)].T, out=product)
-        stop.record()
-    torch.cuda.synchronize()
-    times["torch.matmul, 30 in a row"] = start.elapsed_time(stop) / 30
+
+    def multiply(b) -> None:
+        with torch.cuda.stream(torch.cuda.ExternalStream(runtime.current_stream().handle)):
+            torch.matmul(a, b.T, out=product)
+
+    launches["torch.matmul"] = [partial(multiply, b) for b in weights]
+    times = by_turns(launches)
     speeds = {name: round(2 * NT * od * depth / ms / 1e9, 1) for name, ms in times.items()}
     measure(f"GEMM TFLOPS at {NT}x{od}x{depth}", speeds)
 
@@ -106,18 +106,24 @@ def time_gemv(config: GemvConfig, od: int, measure, name: str, overlap: bool) ->
     measure(f"{name}: GB/s", round(first.nbytes / time / 1e6))
 
 
-@pytest.mark.parametrize("step", seed_steps(28, 4))
 @pytest.mark.parametrize("nt", [512, NT])
-def test_prefill_attention(step, nt, measure):
-    config = seed_steps(28, 4)[step]
+def test_prefill_attention(nt, measure):
+    """The seed's steps, by turns."""
     q, out = half((nt, 3584)), runtime.empty((nt, 3584), np.float16)
     k, v = half((nt, 512), 1), half((nt, 512), 2)
-    launch = runtime.load(attention_prefill(config)).prepare(
-        config.grid(nt), q, k, v, out, nt, 0, nt, 128**-0.5
-    )
-    time = milliseconds([launch] * 8)
-    measure(f"attention {nt} tokens, {step}: ms", round(time, 4))
-    measure(f"attention {nt} tokens, {step}: TFLOPS", round(28 * 4 * 128 * nt * (nt + 1) / 2 / time / 1e9, 1))
+    launches = {
+        step: [
+            runtime.load(attention_prefill(config)).prepare(
+                config.grid(nt), q, k, v, out, nt, 0, nt, 128**-0.5
+            )
+        ]
+        * 8
+        for step, config in seed_steps(28, 4).items()
+    }
+    for step, ms in by_turns(launches).items():
+        measure(f"attention {nt} tokens, {step}: ms", round(ms, 4))
+        flop = 28 * 4 * 128 * nt * (nt + 1) / 2
+        measure(f"attention {nt} tokens, {step}: TFLOPS", round(flop / ms / 1e9, 1))
 
 
 @pytest.mark.parametrize("length", [257, NT, 8192])

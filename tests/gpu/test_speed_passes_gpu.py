@@ -16,7 +16,7 @@ from tests.cuda.convert_cases import convert_case
 from tests.cuda.elementwise_cases import rmsnorm_case, swiglu_case
 from tests.cuda.parity import Case
 from tests.cuda.quantize_cases import pad40_case
-from tests.gpu.device_time import NT, milliseconds, milliseconds_of
+from tests.gpu.device_time import NT, by_turns, milliseconds_of
 
 HIDDEN, FFN = 3584, 18944
 ROWS = 64
@@ -134,13 +134,16 @@ def swiglu_and_convert() -> dict[str, list[tuple]]:
 
 @pytest.mark.parametrize("passes", [add_and_norm, bias_rope_and_store, swiglu_and_convert])
 def test_fused_and_apart(passes, measure):
-    """What it saves that one kernel does several passes of a layer of the 7B."""
+    """What it saves that one kernel does several passes of a layer of the 7B: both ways by turns."""
     sets, name = [passes() for _ in range(4)], passes.__name__.replace("_", " ")
-    for way in ("apart", "fused"):
-        launches = [
+    launches = {
+        way: [
             runtime.load(kernel).prepare(grid, *arguments)
             for operands in sets
             for kernel, grid, *arguments in operands[way]
         ]
-        time = milliseconds(launches) * len(launches) / len(sets)
-        measure(f"{name}, {NT} tokens, {way}: us", round(time * 1e3, 1))
+        for way in ("apart", "fused")
+    }
+    for way, ms in by_turns(launches).items():
+        us = ms * 1e3 * len(launches[way]) / len(sets)
+        measure(f"{name}, {NT} tokens, {way}: us", round(us, 1))

@@ -38,6 +38,13 @@ def test_every_step_changes_something():
         assert all(row["change"] != "-" for row in hopper_ladder.change_rows(steps)[1:])
 
 
+@pytest.mark.parametrize("name", ["torch.matmul", "torch.matmul, 30 in a row"])
+def test_torchs_product_is_found_by_both_of_its_names(run, name):
+    figures = run(**{hopper_view.LADDER_FIGURE: {"GemmConfig(...)": 400.0, name: 730.5}})
+    assert hopper_view.cublas(figures) == 730.5
+    assert hopper_view.cublas(run(**{hopper_view.LADDER_FIGURE: {"GemmConfig(...)": 400.0}})) is None
+
+
 def test_attention_steps_change_one_field_each():
     rows = hopper_ladder.change_rows(hopper_ladder.attention_ladder())
     assert all(row["change"].count("->") == 1 for row in rows[1:])

@@ -52,6 +52,8 @@ WARPGROUPS = {
 DEPENDENT_CYCLES = 300_000
 #: That two blocks take to exchange sums, and to be launched at once (measured on an H200).
 EXCHANGE_CYCLES = 9500
+#: Of a tile outside its main loop (about; measured on an H200).
+TILE_CYCLES = 1500
 #: (tile_n, tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
 TILES = (
     *((128, m, 4) for m in (256, 240, 224, 192)),
@@ -283,7 +285,7 @@ class GemmHopperConfig:
         return -(-rows // max(1, round(nt / GROUP_ROWS)))
 
 
-def _step(tile_n: int, tile_m: int) -> float:
+def k_tile_cycles(tile_n: int, tile_m: int) -> float:
     """Cycles of a k-tile: of its wgmmas (4096 FLOP a cycle) or its bytes from L2 (56 a cycle)."""
     return max(tile_n * tile_m / 32, (tile_n + tile_m) * 128 / 56)
 
@@ -291,7 +293,7 @@ def _step(tile_n: int, tile_m: int) -> float:
 def may_split(depth: int) -> bool:
     """Whether `choose` gives a product of that depth split_k at any sizes: half of it takes longer than the
     exchange."""
-    return any(-(-depth // 64) // 2 * _step(n, m) > EXCHANGE_CYCLES for n, m, _ in SPLIT_TILES)
+    return any(-(-depth // 64) // 2 * k_tile_cycles(n, m) > EXCHANGE_CYCLES for n, m, _ in SPLIT_TILES)
 
 
 def choose(
@@ -299,7 +301,7 @@ def choose(
 ) -> GemmHopperConfig:
     """The config with the least time over whole waves of blocks, for an nt x od x depth product.
 
-    A k-tile costs `_step`, a tile about 1500 cycles outside its main loop (measured on an H200).
+    A k-tile costs `k_tile_cycles`, a tile `TILE_CYCLES` besides.
 
     What cycles do not say: an H200 is at its power limit within the first millisecond, where a schedule of
     fewer cycles gets a lower clock, and one that moves fewer bytes a higher one."""
@@ -311,10 +313,10 @@ def choose(
 
     def cost(option: tuple[int, int, int, bool]) -> float:
         tile_n, tile_m, _, split = option
-        step = _step(tile_n, tile_m)
+        step = k_tile_cycles(tile_n, tile_m)
         if split:
-            return -(-k_tiles // 2) * step + 1500 + EXCHANGE_CYCLES
-        return -(-tiles(tile_n, tile_m) // multiprocessors) * (k_tiles * step + 1500)
+            return -(-k_tiles // 2) * step + TILE_CYCLES + EXCHANGE_CYCLES
+        return -(-tiles(tile_n, tile_m) // multiprocessors) * (k_tiles * step + TILE_CYCLES)
 
     options = [(*tile, False) for tile in TILES if tile[1] >= 64 * halves]
     if may_split(depth):

@@ -4,9 +4,8 @@ Addresses are bytes: u64 in global, u32 in shared memory; an access of n bytes n
 multiple of n. `nc` loads go through the read-only path: the data must not be written while the kernel runs.
 """
 
-import inspect
-
 from minfer.cuda.instruction import Instruction, Scalar, f32, instruction, s32, u32, u64
+from minfer.cuda.ptx.stub import stub_of
 
 _TYPES = {"u8": u32, "u16": u32, "u32": u32, "f32": f32, "s8": s32}
 _LD, _LDNC, _ST = "9.7.9.8 ld", "9.7.9.9 ld.global.nc", "9.7.9.11 st"
@@ -58,16 +57,7 @@ def _load_text(qualifiers: str, dtype: str, count: int) -> str:
 def _memory(
     name: str, text: str, section: str, operands: dict, returns: tuple, documentation: str
 ) -> Instruction:
-    def stub():
-        pass
-
-    stub.__doc__ = documentation
-    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    stub.__signature__ = inspect.Signature(
-        [inspect.Parameter(p, positional, annotation=kind) for p, kind in operands.items()],
-        return_annotation=returns or None,
-    )
-    return instruction(text, section=section, name=name)(stub)
+    return instruction(text, section=section, name=name)(stub_of(operands, documentation, returns))
 
 
 ld_global_u8 = _load("ld_global_u8", "global", "u8")

@@ -10,11 +10,11 @@ of the instruction; the low word, `wgmma_descriptor(address, leading_bytes)`, is
 """
 
 import functools
-import inspect
 import itertools
 
 from minfer.cuda.checks import check_whole
 from minfer.cuda.instruction import Instruction, Registers, device_function, f32, instruction, s32, u32
+from minfer.cuda.ptx.stub import stub_of
 
 # PTX types of D, A and B; k of a step; accumulator.
 _DTYPES = {
@@ -225,14 +225,6 @@ def _block(
     arch_specific: bool = True,
     collective: bool = True,
 ) -> Instruction:
-    def stub():
-        pass
-
-    stub.__doc__ = documentation
-    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    stub.__signature__ = inspect.Signature(
-        [inspect.Parameter(p, positional, annotation=kind) for p, kind in operands.items()]
-    )
     return instruction(
         text,
         section=section,
@@ -242,4 +234,4 @@ def _block(
         collective=collective,
         early_clobber=early_clobber,
         parameters=parameters,
-    )(stub)
+    )(stub_of(operands, documentation))

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         reset_launch_counts,
     )
     from minfer.cuda.runtime.resources import Resources
-    from minfer.cuda.runtime.sensors import read_load, read_sensors
+    from minfer.cuda.runtime.sensors import read_energy, read_load, read_sensors
     from minfer.cuda.runtime.streams import Event, Graph, Stream, capture, current_stream
     from minfer.cuda.runtime.tensor_maps import TensorMap, tensor_map
 
@@ -63,7 +63,7 @@ _WHERE = {
     "driver": ("DriverError",),
     "launching": ("BoundLaunch", "LoadedKernel", "launch", "launch_counts", "load", "reset_launch_counts"),
     "resources": ("Resources",),
-    "sensors": ("read_load", "read_sensors"),
+    "sensors": ("read_energy", "read_load", "read_sensors"),
     "streams": ("Event", "Graph", "Stream", "capture", "current_stream"),
     "tensor_maps": ("TensorMap", "tensor_map"),
 }
@@ -98,6 +98,7 @@ __all__ = [
     "load",
     "mapped",
     "profiled",
+    "read_energy",
     "read_load",
     "read_sensors",
     "reset_launch_counts",

@@ -56,6 +56,18 @@ def read_sensors(device: Gpu) -> dict[str, float]:
     return found
 
 
+def read_energy(device: Gpu) -> float | None:
+    """Joules that the board has taken since the driver was loaded; None where NVML does not tell. The figure
+    moves on some ten times a second."""
+    library = _library()
+    handle = None if library is None else _handle(device)
+    if handle is None:
+        return None
+    millijoules = ctypes.c_ulonglong()
+    status = library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules))
+    return millijoules.value / 1000 if status == 0 else None
+
+
 def read_load(device: Gpu) -> tuple[float, int] | None:
     """(utilisation over the last moments, 0 to 1; NVML's bits of what holds the clocks down); None without
     NVML."""

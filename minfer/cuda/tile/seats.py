@@ -10,7 +10,8 @@ The seats lie in global memory: WORDS words with a bit for each seat that is tak
 on the place of each seat. Bits and counter are zero between launches: the block that is seated last clears
 them, before any kernel that depends on this one may start. So the launches of one stream share an array;
 launches that may run at the same time need one each. Launches check the array's size, checked mode and the
-simulator that it is clear (`Argument.per_block`, `cleared`); a kernel would wait for ever for a seat.
+simulator that it is clear (`Argument.per_block`, `cleared`). Elsewhere a kernel whose array has too few seats
+left ends as a fault: a block looks at each seat once, and in a clear array finds a free one.
 """
 
 from __future__ import annotations
@@ -50,8 +51,11 @@ def take_seat(seats):
     blocks."""
     count = uint32(cuda.gridDim.x)
     seat = ptx.multiprocessor()
-    taken, place = uint32(1), uint32(0)
+    taken, place, looked = uint32(1), uint32(0), uint32(0)
     while taken != uint32(0):
+        if looked == count:  # not `trap`: an exit here costs every kernel 80 instructions and registers
+            seats = uint64(0)  # nothing lies there: a fault
+        looked = uint32(looked + uint32(1))
         while seat >= count:
             seat = uint32(seat - count)
         place = ptx.ld_global_u32(seats + uint64(4) * uint64(uint32(ORDER) + seat))

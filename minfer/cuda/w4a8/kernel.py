@@ -140,6 +140,13 @@ def w4a8(config: W4A8Config) -> Kernel:
                 sums[o + 1] = ptx.fma_rn_f32(scale * y, ptx.cvt_rn_f32_s32(integers[o + 1]), sums[o + 1])
 
     @device_function
+    def unpack_first(even, place, block_at, row):
+        """The fragments of a group's first k-tile."""
+        near, factors = place + block_at, place + factors_start + row * 4
+        fragments(even, near, near + blocks_apart, factors, words_apart, 0)
+        pin(even)
+
+    @device_function
     @unrolled
     def consume(
         c, base, barriers, tile, step, token_tiles, output_tiles, groups, first, group, consumer, thread
@@ -163,15 +170,7 @@ def w4a8(config: W4A8Config) -> Kernel:
         block_at = types.uint32(row * BLOCK_BYTES + 4 * quad)
         ptx.mbarrier_wait(ready, 0)
         place = slots_at
-        fragments(
-            even,
-            place + block_at,
-            place + block_at + blocks_apart,
-            place + factors_start + row * 4,
-            words_apart,
-            0,
-        )
-        pin(even)
+        unpack_first(even, place, block_at, row)
         while tile < token_tiles * output_tiles:
             k = types.int32(0)
             while k < groups:
@@ -212,15 +211,7 @@ def w4a8(config: W4A8Config) -> Kernel:
                     slot, slot_parity = advance_slot(slot, slot_parity)
                     ptx.mbarrier_wait(ready + 8 * slot, slot_parity)
                 place = types.uint32(slots_at + slot * slot_bytes)
-                fragments(
-                    even,
-                    place + block_at,
-                    place + block_at + blocks_apart,
-                    place + factors_start + row * 4,
-                    words_apart,
-                    0,
-                )
-                pin(even)
+                unpack_first(even, place, block_at, row)
                 wait_integers(integers)
                 wait_sums(sums)
                 ptx.mbarrier_arrive_if(barriers + 8 * (stages + previous), thread == 0)

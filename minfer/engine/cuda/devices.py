@@ -166,13 +166,32 @@ class GpuDevice:
         return graph.replay
 
 
-class SimulatedDevice:
-    """The simulator: every launch runs at once, lane by lane, in plain Python."""
+class _WithoutGpu:
+    """What devices share on which nothing is compiled and nothing waits. `launches`: the kernels so far."""
 
-    def __init__(self, arch: str = "sm_80", sms: int = 2, memory_bytes: int = 1 << 30) -> None:
+    def __init__(self, arch: str, sms: int, memory_bytes: int) -> None:
         self.arch, self.sms, self.memory_bytes = arch, sms, memory_bytes
         self.shared_bytes = shared_limit(arch)
         self.launches: list[Kernel] = []
+
+    def end_uploads(self) -> None:
+        pass
+
+    def mark(self) -> Callable[[], None]:
+        return lambda: None
+
+    def load(self, kernel: Kernel) -> None:
+        pass
+
+    def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        return enqueue
+
+
+class SimulatedDevice(_WithoutGpu):
+    """The simulator: every launch runs at once, lane by lane, in plain Python."""
+
+    def __init__(self, arch: str = "sm_80", sms: int = 2, memory_bytes: int = 1 << 30) -> None:
+        super().__init__(arch, sms, memory_bytes)
         # One block, as a GPU's memory is one space; the system gives pages as they are written.
         self._memory, self._used = np.empty(memory_bytes, np.uint8), 0
 
@@ -209,9 +228,6 @@ class SimulatedDevice:
     def upload(self, target: np.ndarray, source: np.ndarray) -> None:
         target.reshape(-1).view(np.uint8)[:] = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
 
-    def end_uploads(self) -> None:
-        pass
-
     def read(self, source: np.ndarray) -> np.ndarray:
         return source.copy()
 
@@ -219,12 +235,6 @@ class SimulatedDevice:
         array = self.empty(shape, dtype)
         array[...] = 0
         return array, array
-
-    def mark(self) -> Callable[[], None]:
-        return lambda: None
-
-    def load(self, kernel: Kernel) -> None:
-        pass
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         from minfer.cuda import simulator
@@ -237,17 +247,12 @@ class SimulatedDevice:
 
         return simulator.tensor_map(array, *box)
 
-    def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
-        return enqueue
 
-
-class DryDevice:
+class DryDevice(_WithoutGpu):
     """No device at all: remembers which kernels are launched, and runs nothing. Its arrays have no memory."""
 
     def __init__(self, arch: str = "sm_90a", sms: int = 132, memory_bytes: int = 141_000_000_000) -> None:
-        self.arch, self.sms, self.memory_bytes = arch, sms, memory_bytes
-        self.shared_bytes = shared_limit(arch)
-        self.launches: list[Kernel] = []
+        super().__init__(arch, sms, memory_bytes)
 
     def __str__(self) -> str:
         return f"no device ({self.arch}, {self.sms} SMs)"
@@ -275,26 +280,14 @@ class DryDevice:
     def upload(self, target: Any, source: np.ndarray) -> None:
         pass
 
-    def end_uploads(self) -> None:
-        pass
-
     def read(self, source: Any) -> np.ndarray:
         return np.zeros(source.shape, source.dtype)
 
     def mapped(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[Any, np.ndarray]:
         return self.empty(shape, dtype), np.zeros(shape, dtype)
 
-    def mark(self) -> Callable[[], None]:
-        return lambda: None
-
-    def load(self, kernel: Kernel) -> None:
-        pass
-
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], *args: Any, pdl: bool = False) -> None:
         self.launches.append(kernel)
 
     def tensor_map(self, array: Any, box: tuple[int, ...]) -> Any:
         return array, box
-
-    def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
-        return enqueue
