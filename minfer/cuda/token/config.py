@@ -55,7 +55,6 @@ class TokenConfig:
         spread: how activations lie in shared memory (`minfer.cuda.token.records`).
         exchange: how blocks hand them on, "barrier", "tags" or "bits" (`minfer.cuda.token.exchange`).
         early: percent of the blocks that one does not wait for before it looks for tags.
-        soon: with tags, a block tells that its share is done when it begins its last tile.
         ahead: tiles that are brought into L2, beyond those of the ring, while it is full and one block
             attends to all rows (`minfer.cuda.token.ring`).
         in_flight: most tiles that a block has asked memory for and not got (`minfer.cuda.token.ring`).
@@ -81,7 +80,6 @@ class TokenConfig:
     spread: bool = True
     exchange: str = "bits"
     early: int = 50
-    soon: bool = True
     ahead: int = 8
     in_flight: int = 2
     quiet: int = 1
@@ -156,7 +154,7 @@ class TokenConfig:
         ring = f"warps={self.warps} lanes={self.lanes} slots={slots} {self.exchange}"
         if self.tagged:
             ring += f" early={self.early}%"
-        for name in ("soon", "prefetch", "spare_o", "spare", "spread"):
+        for name in ("prefetch", "spare_o", "spare", "spread"):
             if getattr(self, name):
                 ring = f"{name} {ring}"
         if self.embeds:

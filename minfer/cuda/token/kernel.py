@@ -105,9 +105,8 @@ def decode_token(config: TokenConfig) -> Kernel:
     exchange = make_exchange(config)
     load_sum = exchange.load_sum
     stream, attend = make_stream(config), make_attend(config, exchange, wait, arrive, sync)
-    take_share, multiply = make_multiply(config, exchange, arrive, sync)
+    take_share, multiply = make_multiply(config, exchange, sync)
     tell, choose_next = make_choose(config, sync)
-    soon = config.soon and tagged
     embed = make_embed(config, exchange)
     find_row, put_row, tags_apart = embed.find, embed.put, embed.tags_apart
     prepare, norm, put_norm_scale = make_norm(config, embed.load)
@@ -194,8 +193,8 @@ def decode_token(config: TokenConfig) -> Kernel:
                         put_norm_scale(shared + uint32(scratch_at), eps)
                     if hushed and e > 0 and thread == 0:  # no more: what was handed on is here
                         ptx.mbarrier_arrive(shared + uint32(quiet_at))
-                multiply(shared, region, barriers, share, flags, w7, w5, w0, state, old, tag + uint32(1))
-                if flags & ARRIVE and not soon:
+                multiply(shared, region, share, flags, w7, w5, w0, state, old, tag + uint32(1))
+                if flags & ARRIVE:
                     arrive(barriers, uint32(1))
             if flags & ARRIVE:
                 target += uint32(blocks)

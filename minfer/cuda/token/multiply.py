@@ -29,17 +29,13 @@ SHARE = 7
 end."""
 
 
-def make_multiply(
-    config: TokenConfig, exchange: Exchange, arrive: Callable, sync: Callable
-) -> tuple[Callable, Callable]:
+def make_multiply(config: TokenConfig, exchange: Exchange, sync: Callable) -> tuple[Callable, Callable]:
     """Device functions (share, flags, rows, shape, block, warp): this warp's share of a product; and (shared,
-    region, counter, share, flags, shape, place, matrix, state, old, tag): its work. `shape` is a word of
-    the schedule, `matrix` the low word of the weights' offset; `sync` is the warps' barrier, and with
-    `config.soon` they tell by arrive(counter, 1)."""
+    region, share, flags, shape, place, matrix, state, old, tag): its work. `shape` is a word of
+    the schedule, `matrix` the low word of the weights' offset; `sync` is the warps' barrier."""
     slots, warps, block_rows = config.slots, config.warps, make_block_rows(config)
     full_at, done_at, sums_at, ring_at = config.full_at, config.done_at, config.sums_at, config.ring_at
     most, lanes, pitch_of_records = config.sums, config.lanes, config.layout.pitch
-    soon = config.soon and config.tagged
     slot_bytes, hushed, quiet_at = config.slot_bytes, config.hushed, config.quiet_at
     write = make_outputs(config, exchange)
     row_groups = make_groups(config.group_units)
@@ -86,14 +82,7 @@ def make_multiply(
 
     @device_function
     @unrolled
-    def tell(counter, flags):
-        """A hint to whoever waits: until it is seen, what it announces has come."""
-        if soon and flags & ARRIVE:
-            arrive(counter, uint32(1))
-
-    @device_function
-    @unrolled
-    def multiply(shared, region, counter, share, flags, shape, place, matrix, state, old, tag):
+    def multiply(shared, region, share, flags, shape, place, matrix, state, old, tag):
         lane = int32(ptx.lane_id())
         part = lane & (lanes - 1)
         units, each = tile_shape(shape)
@@ -124,7 +113,6 @@ def make_multiply(
         at = uint32(0)
         if begin == last:
             hush(shared, flags)
-            tell(counter, flags)
             sync()  # as behind every product: the activations may be overwritten
         while begin < last:
             count = int32(min(each, int32(last - begin)))
@@ -137,8 +125,6 @@ def make_multiply(
             quiet_from = int32(last - QUIET_TILES * each)
             if quiet_from <= begin and (begin == share[FIRST] or begin < quiet_from + each):
                 hush(shared, flags)
-            if int32(begin + each) >= last:
-                tell(counter, flags)
             second = int32(next_row + teams)
             while second < rows:
                 if six:

@@ -11,7 +11,6 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "exchange": "barrier",
         "spread": False,
         "early": 0,
-        "soon": False,
         "lanes": 4,
         "ahead": 0,
         "prefetch": False,
@@ -33,7 +32,6 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "spared of o too": {"spare_o": True},
     "L2 in the gaps": {"ahead": 8},
     "embedded": {"embeds": True},
-    "told with the last tile": {"soon": True},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}
