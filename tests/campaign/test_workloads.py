@@ -176,7 +176,7 @@ class TestToken:
 
         found, (before, _) = simulate_small(asks(One(), Rung()))
         assert [(gate.name, gate.passed) for gate in found] == RIGHT, found
-        assert [trace.info.kernel for trace in before] == ["decode_token"]
+        assert [trace.info.kernel for trace in before] == ["embedding", "decode_token"]
 
     def test_arrays_are_as_they_are_said_to_be(self):
         workload = Token()

@@ -67,10 +67,6 @@ def token_case(
     caches = rng.normal(size=(2, len(formats), capacity, kv_dim)).astype(np.float16)
     caches[:, :, position:] = np.nan
     start = rng.normal(size=hidden).astype(np.float32)
-    embedding, token_id = start, 3
-    if config.embeds:
-        embedding, rows = random_matrix(config.table, token_id + 2, hidden, seed, 1 / SPREAD[config.table])
-        start = rows[token_id].astype(np.float32)
     x, layers, stored = start.astype(np.float64), [], caches.copy()
     for n, (v_format, down_format) in enumerate(formats):
         gains = 1 + 0.1 * rng.standard_normal((2, hidden)).astype(np.float32)
@@ -144,7 +140,7 @@ def token_case(
     state = {
         "best": np.zeros(2, np.uint32),
         "chosen": np.full(2, -7, np.int32),
-        "next_token": np.array([token_id], np.int32),
+        "next_token": np.array([3], np.int32),
         "positions": np.array([position], np.int32),
         "length": np.array([position + 1], np.int32),
     }
@@ -153,7 +149,7 @@ def token_case(
         after |= {"chosen": chosen, "next_token": is_token}
         after |= {name: state[name] + 1 for name in ("positions", "length")}
 
-    last_tag = 1 + config.embeds + sum(bool(entry.flags & ARRIVE) for entry in entries)
+    last_tag = 1 + sum(bool(entry.flags & ARRIVE) for entry in entries)
     workspace = np.zeros if config.tagged else poisoned
     arguments = {
         "schedule": table(entries, config),
@@ -161,7 +157,7 @@ def token_case(
         "vectors": vectors.bytes().view(np.float32),
         "keys": caches[0],
         "values": caches[1],
-        "x": embedding,
+        "x": start,
         "residual": np.zeros(config.sums_shape(hidden), np.float32) if config.tagged else start.copy(),
         "qkv": workspace(config.sums_shape(q_dim + 2 * kv_dim), np.float32),
         "attended": workspace(config.exchanged_bytes(q_dim), np.uint8),
@@ -174,7 +170,6 @@ def token_case(
         "counters": np.zeros(config.groups, np.uint32),
         "barriers": np.zeros(3, np.uint32),
         **state,
-        "rows": token_id + 2,
         "eps": EPS,
         "scale": head_dim**-0.5,
         "choose": int(choose),

@@ -122,7 +122,7 @@ def test_every_product_of_many_tokens_is_an_mmq(route):
     backend.device.launches.clear()
     session.forward([1])
     assert not launched(backend.device)
-    assert {kernel.name for kernel in backend.device.launches} == {"decode_token"}
+    assert [kernel.name for kernel in backend.device.launches][:2] == ["embedding", "decode_token"]
 
 
 def test_steps_down_are_told_once(tmp_path):

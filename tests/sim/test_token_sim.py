@@ -1,8 +1,5 @@
 """The token kernel in the simulator: models of one and two layers, blocks that wait for each other."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
 from minfer.cuda.kernel import ConfigRefused
@@ -26,28 +23,16 @@ def small(heads=2, kv_heads=1, head_dim=128, interleaved=False, bias=True, **fie
             0,
         ),
         (
-            small(4, 2, 64, True, False, entries=7, blocks=5, warps=2, ahead=90, table="Q6_K"),
+            small(4, 2, 64, True, False, entries=7, blocks=5, warps=2, ahead=90),
             [("Q6_K", "Q6_K")],
             120,
         ),
-        # One block of them makes no q, k, v, o.
-        (small(entries=6, blocks=8, embeds=False), [("Q4_K", "Q4_K")], 40),
+        (small(entries=6, blocks=8), [("Q4_K", "Q4_K")], 40),  # one block of them makes no q, k, v, o
     ],
     ids=str,
 )
 def test_whole_models(made, formats, position):
     token_case(made, formats, position=position).run_simulated()
-
-
-def test_an_id_that_is_none():
-    """Outside the embedding: NaN, as the embedding's own kernel has it, and no row of other memory."""
-    case = token_case(small(entries=6), [("Q4_K", "Q4_K")])
-    arguments = case.arguments | {"next_token": np.array([-1], np.int32)}
-    replace(case, arguments=arguments, expected={"logits": assert_nan}).run_simulated()
-
-
-def assert_nan(logits):
-    assert np.isnan(logits).all()
 
 
 def test_rows_of_several_warps(monkeypatch):
@@ -58,7 +43,7 @@ def test_rows_of_several_warps(monkeypatch):
 
 @pytest.mark.parametrize(("exchange", "early"), [("barrier", 0), ("tags", 50), ("bits", 100)])
 def test_threads_in_any_order(exchange, early):
-    made = small(entries=7, warps=3, exchange=exchange, early=early, embeds=exchange != "barrier")
+    made = small(entries=7, warps=3, exchange=exchange, early=early)
     token_case(made, [("Q6_K", "Q4_K")]).run_simulated(seed=3)
 
 
@@ -72,8 +57,6 @@ def test_threads_in_any_order(exchange, early):
         ({"hidden": 4096, "warps": 2, "blocks": 64}, "64 threads norm 4096"),
         ({"blocks": 3}, "3 blocks of 64 threads add to 256 sums"),
         ({"early": 101}, "early"),
-        ({"embeds": True}, "embeds without tags"),
-        ({"table": "Q4_X"}, "no kernel reads Q4_X"),
         ({"quiet": 0}, "quiet"),
         ({"blocks": 40, "exchange": "tags"}, "40 blocks for 256 sums, 256 attended, 32 runs"),
         ({"blocks": 1, "warps": 8, "heads": 4, "kv_heads": 2}, "1 blocks for 2 groups"),

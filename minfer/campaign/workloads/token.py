@@ -50,7 +50,7 @@ class Rung:
         attended = shape.heads * shape.head_dim
         return TokenConfig(
             shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim, shape.hidden, shape.ffn, entries,
-            bias=True, table=TABLE, blocks=min(sms, most_blocks(shape.hidden, attended, shape.ffn)),
+            bias=True, blocks=min(sms, most_blocks(shape.hidden, attended, shape.ffn)),
             **TOKEN_STEPS[self.step] | dict(self.changes),
         )  # fmt: skip
 
@@ -121,32 +121,31 @@ class Token(Workload):
         return {"schedule": table(model.schedule(), made)} | made_of
 
     def outputs(self, config: Rung, case: Case) -> dict:
-        embeds = self._config(config, case, 132).embeds
-        return {"logits": ((case["steps"], case["vocab"]), "float32")} | (
-            {} if embeds else {"embedded": ((1, case["hidden"]), "float32")}
-        )
+        return {
+            "logits": ((case["steps"], case["vocab"]), "float32"),
+            "embedded": ((1, case["hidden"]), "float32"),
+        }
 
     compared: ClassVar = ("logits",)
 
     def launches(self, config: Rung, case: Case, arrays: Mapping[str, Any], device: Any) -> list[Launch]:
         made = self._config(config, case, device.sms)
         embed, found = EmbeddingConfig(TABLE, case["hidden"]), []
-        x = arrays["embedding"] if made.embeds else arrays["embedded"][0]
-        residual = arrays["residual"] if made.tagged else x
+        embedded = arrays["embedded"][0]
+        residual = arrays["residual"] if made.tagged else embedded
         names = ("schedule", "weights", "vectors", "keys", "values")
         work = [arrays[name] for name in ("partial", "statistics", "counters", "barriers", "best")]
         state = arrays["state"]
         for step in range(case["steps"]):
             ids, positions = arrays["ids"][step : step + 1], arrays["positions"][step : step + 1]
-            if not made.embeds:
-                first = kernel(embedding, embed), embed.grid(1)
-                found.append(Launch.of(*first, arrays["embedding"], ids, arrays["embedded"], case["steps"]))
+            first = kernel(embedding, embed), embed.grid(1)
+            found.append(Launch.of(*first, arrays["embedding"], ids, arrays["embedded"], case["steps"]))
             found.append(
                 Launch.of(
-                    kernel(decode_token, made), made.grid, *(arrays[name] for name in names), x,
+                    kernel(decode_token, made), made.grid, *(arrays[name] for name in names), embedded,
                     residual, arrays["qkv"], arrays["attended"], arrays["activated"], arrays["logits"][step],
-                    positions, arrays["rope_table"], *work, state[:2], ids, state[2:],
-                    case["steps"], EPS, case["head_dim"] ** -0.5, 0,
+                    positions, arrays["rope_table"], *work, state[:2], ids, state[2:], EPS,
+                    case["head_dim"] ** -0.5, 0,
                 )
             )  # fmt: skip
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from minfer.cuda.blocks import BLOCKS, block_of
+from minfer.cuda.blocks import BLOCKS
 from minfer.cuda.checks import check_choice, check_types, check_whole
 from minfer.cuda.elementwise.rotary_store import RopeStoreConfig
 from minfer.cuda.kernel import MAX_SHARED_BYTES, ConfigRefused
@@ -62,7 +62,6 @@ class TokenConfig:
         prefetch: bring into L2 what a phase reads besides weights when the stream passes it.
         spare: who attends to a short context makes none of q, k and v: it waits for them earlier.
         spare_o: nor of the output projection, which it would begin later than the others.
-        embeds: embed the token, too, by a `table` of that block format (`minfer.cuda.token.embed`).
     """
 
     heads: int
@@ -86,8 +85,6 @@ class TokenConfig:
     prefetch: bool = True
     spare: bool = True
     spare_o: bool = True
-    embeds: bool = True
-    table: str = "Q4_K"
 
     def __post_init__(self) -> None:
         check_types("decode_token", self)
@@ -95,8 +92,6 @@ class TokenConfig:
         check_choice("decode_token", "warps", self.warps, tuple(range(1, 32)))
         check_choice("decode_token", "lanes", self.lanes, (2, 4))
         check_choice("decode_token", "exchange", self.exchange, EXCHANGES)
-        if self.embeds and not self.tagged:
-            raise ConfigRefused("decode_token: embeds without tags; take an exchange of tags or bits")
         check_whole("decode_token: early", self.early, 0, 100)
         check_whole("decode_token: ahead", self.ahead, 0)
         check_whole("decode_token: in_flight", self.in_flight, 1)
@@ -108,7 +103,6 @@ class TokenConfig:
         for name, dim in (("hidden", self.hidden), ("heads", self.attended), ("ffn", self.ffn)):
             if dim <= 0 or dim % WEIGHTS:
                 raise ConfigRefused(f"decode_token: rows of {dim} weights ({name}); take a multiple of 256")
-        block_of("decode_token", self.table, self.hidden)
         if 2 * BLOCKS["Q4_K"].row_bytes(self.hidden) > self.tile_bytes:
             raise ConfigRefused(
                 f"decode_token: two rows of {self.hidden} weights do not fit {self.tile_bytes} bytes"
@@ -157,8 +151,6 @@ class TokenConfig:
         for name in ("prefetch", "spare_o", "spare", "spread"):
             if getattr(self, name):
                 ring = f"{name} {ring}"
-        if self.embeds:
-            shape += f" table={self.table}"
         return (
             f"hidden={self.hidden} ffn={self.ffn} {shape} entries={self.entries} blocks={self.blocks} {ring}"
         )

@@ -228,9 +228,9 @@ def _tagged(dim: int, threads: int, sums: TaggedSums) -> Exchange:
     return Exchange(sums.store, sums.load_old, load_four, load_sums, store_run)
 
 
-def make_norm(config: TokenConfig, load: Callable) -> tuple[Callable, Callable, Callable]:
-    """Device functions (records, gains), (records, scratch, residual, tag, x, first) and, for one thread
-    behind a barrier, (scratch, eps). load: of `minfer.cuda.token.embed`.
+def make_norm(config: TokenConfig, load_sums: Callable) -> tuple[Callable, Callable, Callable]:
+    """Device functions (records, gains), (records, scratch, residual, tag) and, for one thread behind a
+    barrier, (scratch, eps).
 
     The first brings the gains into shared memory, behind where the records will be, before the activations
     are there; the second leaves the records of the residual stream times the gains at the shared address
@@ -264,11 +264,11 @@ def make_norm(config: TokenConfig, load: Callable) -> tuple[Callable, Callable, 
 
     @device_function
     @unrolled
-    def norm(records, scratch, residual, tag, x, first):
+    def norm(records, scratch, residual, tag):
         values = cuda.local.array(held, float32)
         for i in unroll(held):
             values[i] = float32(0)
-        load(values, residual, tag, x, first)
+        load_sums(values, residual, tag)
         all_have_come()
         squares = float32(0)
         for i in unroll(held):

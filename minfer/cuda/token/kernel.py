@@ -44,28 +44,27 @@ from minfer.cuda.token.addresses import (
 from minfer.cuda.token.attend import make_attend
 from minfer.cuda.token.choose import make_choose
 from minfer.cuda.token.config import ENTRY_BYTES, TokenConfig
-from minfer.cuda.token.embed import make_embed
 from minfer.cuda.token.exchange import make_copy, make_exchange, make_norm
 from minfer.cuda.token.multiply import FIRST, LAST, SHARE, make_multiply
 from minfer.cuda.token.ring import make_stream
 from minfer.cuda.token.schedule import ACTIVATED, ADD, ARRIVE, ATTENDED, ATTENTION, NORM, WAIT
+from minfer.cuda.token.tiles import make_block_rows
 
 
 def decode_token(config: TokenConfig) -> Kernel:
     """The layers and the output projection of one token.
 
     Arguments: schedule uint32 [entries, 8] (`minfer.cuda.token.schedule`); weights, vectors, keys, values:
-    what its offsets count from; x uint8: the embedding of so many `rows`, or f32
-    [hidden]: the embedded token; residual f32 of `config.sums_shape`, or
+    what its offsets count from; x f32 [hidden]: the embedded token; residual f32 of `config.sums_shape`, or
     without tags x itself: afterwards the last residual; qkv f32 of that shape of (heads + 2 kv_heads) *
     head_dim, attended and activated uint8 of `config.exchanged_bytes`: workspaces, the latter for the
     attention's output and for ffn; logits f32; positions int32 [1]: rows in the caches before; rope_table f32
     [positions, rotary / 2, 2]; partial, statistics, counters: workspaces of the attention's shapes; barriers
-    uint32 [3], best uint32 [2]; chosen int32 [2], next_token, length int32 [1]; rows int32; eps, scale
-    float32; choose int32. If `choose` is not 0, the state is that of the next token afterwards, as
-    `minfer.cuda.elementwise.argmax` leaves it. Before the first launch counters, barriers, best and, with
-    tags, what blocks exchange are zero; nobody else writes them. Launch on `config.grid`, with pdl=True or
-    without.
+    uint32 [3], best uint32 [2]; chosen int32 [2], next_token, length int32 [1]; eps,
+    scale float32; choose int32. If `choose` is not 0, the state is that of the next token afterwards, as
+    `minfer.cuda.elementwise.argmax` leaves it. Before the first launch counters, barriers, best and,
+    with tags, what blocks exchange are zero; nobody else writes them. Launch on `config.grid`, with pdl=True
+    or without.
 
     Integer dot products are exact and f32 sums have a fixed order: the same bits on every run.
     """
@@ -73,7 +72,7 @@ def decode_token(config: TokenConfig) -> Kernel:
     scratch_at, addresses_at, table_at, region_at = (
         config.scratch_at, config.addresses_at, config.table_at, config.region_at
     )  # fmt: skip
-    full_at, done_at, blocks = config.full_at, config.done_at, config.blocks
+    full_at, done_at, blocks, hidden = config.full_at, config.done_at, config.blocks, config.hidden
     best_at, tagged, counted = config.best_at, config.tagged, config.awaited > 0
     quiet_at, hushed = config.quiet_at, config.hushed
     all_threads, early = threads + 32, blocks - config.awaited
@@ -103,13 +102,12 @@ def decode_token(config: TokenConfig) -> Kernel:
                 ptx.red_add_release_u32(counter, uint32(times))
 
     exchange = make_exchange(config)
-    load_sum = exchange.load_sum
+    store_sum, load_sum = exchange.store_sum, exchange.load_sum
+    block_rows = make_block_rows(config)
     stream, attend = make_stream(config), make_attend(config, exchange, wait, arrive, sync)
     take_share, multiply = make_multiply(config, exchange, sync)
     tell, choose_next = make_choose(config, sync)
-    embed = make_embed(config, exchange)
-    find_row, put_row, tags_apart = embed.find, embed.put, embed.tags_apart
-    prepare, norm, put_norm_scale = make_norm(config, embed.load)
+    prepare, norm, put_norm_scale = make_norm(config, exchange.load_sums)
     copy_attended, copy_activated = (make_copy(config, dim) for dim in (config.attended, config.ffn))
 
     @device_function
@@ -132,8 +130,16 @@ def decode_token(config: TokenConfig) -> Kernel:
                     choose_next(shared)
 
     @device_function
+    def put_embedded(x, residual, block, tag):
+        """This block's share of the embedded token to the residual stream."""
+        first, last = block_rows(int32(0), int32(hidden), block)
+        mine = first + int32(cuda.threadIdx.x)
+        if mine < last:
+            store_sum(residual, mine, ptx.ld_global_f32(x + uint64(mine) * uint64(4)), tag)
+
+    @device_function
     @unrolled
-    def work(shared, x, rows, eps, scale, choose, block, warp):
+    def work(shared, x, eps, scale, choose, block, warp):
         """The warps that multiply and attend."""
         thread = int32(cuda.threadIdx.x)
         addresses = shared + uint32(addresses_at)
@@ -149,9 +155,8 @@ def decode_token(config: TokenConfig) -> Kernel:
         target = uint32(0)
         tag = uint32(0)  # of what the step before has made
         if tagged:
-            tag = uint32(ptx.ld_global_u32(barriers + uint64(8)) + uint32(tags_apart))
-            x = find_row(x, ptx.ld_global_u32(address_of(addresses, TOKEN)), rows)
-            put_row(address_of(addresses, RESIDUAL), x, block, tag)
+            tag = uint32(ptx.ld_global_u32(barriers + uint64(8)) + uint32(1))
+            put_embedded(x, address_of(addresses, RESIDUAL), block, tag)
         for e in range(entries):
             at = table + uint32(e * ENTRY_BYTES)
             w0, w1, w2, w3 = ptx.ld_shared_v4_u32(at)
@@ -183,7 +188,7 @@ def decode_token(config: TokenConfig) -> Kernel:
                         prepare(region, address_of(addresses, VECTORS) + join(w2, w3))
                     wait(barriers, target)
                     if flags & NORM:
-                        norm(region, shared + uint32(scratch_at), residual, tag, x, e == 0)
+                        norm(region, shared + uint32(scratch_at), residual, tag)
                     elif flags & ATTENDED:
                         copy_attended(region, address_of(addresses, ATTENDED_RECORDS), tag)
                     elif flags & ACTIVATED:
@@ -204,7 +209,7 @@ def decode_token(config: TokenConfig) -> Kernel:
         leave(shared, barriers, tag, choose)
 
     @device_function
-    def run(shared, x, rows, eps, scale, choose):
+    def run(shared, x, eps, scale, choose):
         thread = int32(cuda.threadIdx.x)
         warp = ptx.uniform(thread >> 5)
         block = int32(cuda.blockIdx.x)
@@ -222,14 +227,14 @@ def decode_token(config: TokenConfig) -> Kernel:
                 stream(shared, block)
         else:
             ptx.griddepcontrol_wait()
-            work(shared, x, rows, eps, scale, choose, block, warp)
+            work(shared, x, eps, scale, choose, block, warp)
 
     address = ptx.global_address
 
     def token(
         schedule, weights, vectors, keys, values, x, residual, qkv, attended, activated, logits, positions,
         rope_table, partial, statistics, counters, barriers, best, chosen, next_token, length,
-        rows, eps, scale, choose,
+        eps, scale, choose,
     ):  # fmt: skip
         shared = ptx.shared_address(cuda.shared.array(0, uint8))
         load_table(shared + uint32(table_at), address(schedule))
@@ -254,7 +259,7 @@ def decode_token(config: TokenConfig) -> Kernel:
             put_address(at, CHOSEN, address(chosen))
             put_address(at, TOKEN, address(next_token))
             put_address(at, LENGTH, address(length))
-        run(shared, address(x), rows, eps, scale, choose)
+        run(shared, address(x), eps, scale, choose)
 
     arguments = (
         Argument("schedule", "in", "uint32", align=16),
@@ -262,7 +267,7 @@ def decode_token(config: TokenConfig) -> Kernel:
         Argument("vectors", "in", "float32", align=16),
         Argument("keys", "inout", "float16", align=16),
         Argument("values", "inout", "float16", align=16),
-        Argument("x", "in", "uint8" if config.embeds else "float32"),
+        Argument("x", "in", "float32"),
         Argument("residual", "inout", "float32", align=16),
         Argument("qkv", "inout", "float32", align=16),
         Argument("attended", "inout", "uint8", align=16),
@@ -278,7 +283,6 @@ def decode_token(config: TokenConfig) -> Kernel:
         Argument("chosen", "inout", "int32"),
         Argument("next_token", "inout", "int32"),
         Argument("length", "inout", "int32"),
-        Argument("rows", "scalar", "int32"),
         Argument("eps", "scalar", "float32"),
         Argument("scale", "scalar", "float32"),
         Argument("choose", "scalar", "int32"),

@@ -16,7 +16,6 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "prefetch": False,
         "spare": False,
         "spare_o": False,
-        "embeds": False,
         "in_flight": MOST_SLOTS,
         "quiet": MOST_SLOTS,
     },
@@ -31,7 +30,6 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "quiet exchanges": {"quiet": 1},
     "spared of o too": {"spare_o": True},
     "L2 in the gaps": {"ahead": 8},
-    "embedded": {"embeds": True},
 }
 
 TOKEN_STEPS: dict[str, dict[str, Any]] = {}

@@ -101,9 +101,8 @@ class CudaRuntime:
             return None
         state = TokenState(*self._state_of_one, self._chooser.chosen)
         caches = self._rope_table, self._keys, self._values
-        made_of = self.config, self.weights, self._embedding, self.device
         try:
-            return TokenStep(*made_of, state, *caches, self.route.token_fields)
+            return TokenStep(self.config, self.weights, self.device, state, *caches, self.route.token_fields)
         except (ConfigRefused, CompileError, LaunchRefused) as error:
             tell(f"decode takes one kernel an operation; {error}")
             return None
@@ -213,8 +212,8 @@ class CudaRuntime:
 
     def embed(self, out: Activations) -> None:
         """See Runtime.embed."""
-        if self._step is not None and self._step.begin(out):
-            return
+        if self._step is not None:
+            self._step.begin()
         table = self._embedding
         rows = launch_for(ew.embedding, ew.EmbeddingConfig, (len(out),), table.format, table.columns)
         rows.on(self.device, table.blocks, self._tokens, out.matrix("f32"), table.rows)

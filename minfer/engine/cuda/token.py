@@ -1,7 +1,7 @@
 """A decode step in one kernel, where the device and the model's formats allow (sm_90; Q4_K, Q6_K).
 
-The forward states its operations one by one; they are only noted (on the ladder's first steps all but the
-embedding), and then `minfer.cuda.token` does them all, and the choice of the next token too.
+The forward states its operations one by one; all but the embedding are only noted, and then
+`minfer.cuda.token` does them all, and the choice of the next token too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class TokenStep:
         self,
         config: ModelConfig,
         weights: Weights,
-        embedding: Run,
         device: Device,
         state: TokenState,
         rope_table: Any,
@@ -64,8 +63,7 @@ class TokenStep:
         self._config = made = TokenConfig(
             config.n_heads, config.n_kv_heads, config.head_dim, rope.dimension_count, config.hidden,
             config.ffn, len(entries), rope.interleaved, weights.layers[0].qkv.bias is not None,
-            min(device.sms, most_blocks(config.hidden, q_dim, config.ffn)), table=embedding.format,
-            **fields,
+            min(device.sms, most_blocks(config.hidden, q_dim, config.ffn)), **fields,
         )  # fmt: skip
         device.load(kernel(decode_token, made))
         schedule = table(entries, made)
@@ -79,7 +77,7 @@ class TokenStep:
         exchanged = [self._residual, self._qkv, *self._records] if made.tagged else []
         for cleared in (*self._counters, *exchanged):
             device.write(cleared, np.zeros(cleared.shape, cleared.dtype))
-        self._state, self._rope_table, self._embedding = state, rope_table, embedding
+        self._state, self._rope_table = state, rope_table
         self._spare = device.empty(config.vocab_size, np.float32)
         self._x: Any = None
         self._logits: Any = None
@@ -101,13 +99,9 @@ class TokenStep:
             values=offset(values),
         )
 
-    def begin(self, out: Activations) -> bool:
-        """Nothing of the step has been launched, and nobody wants its logits. Whether it embeds the token,
-        too: then nothing else need write `out`."""
+    def begin(self) -> None:
+        """Nothing of the step has been launched, and nobody wants its logits."""
         self._x, self._logits = None, self._spare
-        if self._config.embeds:
-            out.storage.mark("f32")
-        return self._config.embeds
 
     def rmsnorm(self, out: Activations, x: Activations, weights: Any) -> None:
         """The first one's x is the embedded token."""
@@ -137,16 +131,14 @@ class TokenStep:
 
     def _launch(self, choose: bool) -> None:
         config, origin, state = self._config, self.device.origin(), self._state
-        embedded, self._x = self._x, None
-        x = self._embedding.blocks if config.embeds else embedded
+        x, self._x = self._x, None
         self.device.launch(
             kernel(decode_token, config), config.grid,
             self._schedule, origin, origin.view(np.float32), origin.view(np.float16), origin.view(np.float16),
-            x, embedded if self._residual is None else self._residual, self._qkv, *self._records,
-            self._logits,
+            x, x if self._residual is None else self._residual, self._qkv, *self._records, self._logits,
             state.position, self._rope_table, *self._split_sums, *self._counters,
             state.chosen, state.token, state.length,
-            self._embedding.rows, self.config.rms_eps, self.config.head_dim**-0.5, int(choose),
+            self.config.rms_eps, self.config.head_dim**-0.5, int(choose),
         )  # fmt: skip
 
 
