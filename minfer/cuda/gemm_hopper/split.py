@@ -45,12 +45,13 @@ def split_workspace(multiprocessors: int) -> tuple[int, int]:
 @functools.cache
 def share_among(parts: int) -> DeviceFunction:
     """(place, tiles, k_tiles) -> (tile, part, first k-tile, k-tiles) of the block at a place; 2 or 4 share a
-    tile. All first parts come first: neighbours read the same k-tiles of A and B."""
+    tile. All first parts come first: neighbours read the same k-tiles of A and B. A block behind the last part
+    has a tile behind the last, which is none."""
     shift = parts // 2
 
     @device_function
     def share(place, tiles, k_tiles):
-        part = int32(ptx.udiv_u32(place, tiles))
+        part = min(int32(ptx.udiv_u32(place, tiles)), int32(parts - 1))
         first = int32((part * k_tiles) >> shift)
         count = int32((((part + 1) * k_tiles) >> shift) - first)
         return int32(place - part * tiles), part, first, count
