@@ -159,21 +159,30 @@ BLOCK_FORMATS = ("Q4_K", "Q6_K", "Q4_K+Q6_K")
 def block_rows(records: Sequence[Record]) -> list[dict]:
     """W4A16 straight from the file's blocks beside cuBLAS on an f16 copy, by the newest runs that compared
     them: rows of format, product, tokens, tile, us, TFLOPS, of cuBLAS (bursts), sustained (of cuBLAS; None:
-    not compared). Empty: no run did."""
-    lasting = _compared(records, "sustained", *BLOCK_FORMATS)
-    return [
-        {
-            "format": row.weights,
-            "product": row.product,
-            "tokens": row.nt,
-            "tile": row.config,
-            "us": row.ours_us,
-            "TFLOPS": row.tflops[0],
-            "of cuBLAS": row.ratio,
-            "sustained": lasting[key][0].ratio if key in lasting else None,
-        }
-        for key, (row, _) in _compared(records, "burst", *BLOCK_FORMATS).items()
-    ]
+    not compared). The tile is that of the newer run; of bursts by another one nothing is told. Empty: no run
+    did."""
+    burst, lasting = (_compared(records, regime, *BLOCK_FORMATS) for regime in ("burst", "sustained"))
+    rows = []
+    for key in burst | lasting:
+        sides = [side[key] for side in (burst, lasting) if key in side]
+        newest = max(sides, key=lambda side: side[1].date)[0]
+        fast, slow = (
+            side[key][0] if key in side and side[key][0].config == newest.config else None
+            for side in (burst, lasting)
+        )
+        rows.append(
+            {
+                "format": newest.weights,
+                "product": newest.product,
+                "tokens": newest.nt,
+                "tile": newest.config,
+                "us": fast.ours_us if fast else None,
+                "TFLOPS": fast.tflops[0] if fast else None,
+                "of cuBLAS": fast.ratio if fast else None,
+                "sustained": slow.ratio if slow else None,
+            }
+        )
+    return rows
 
 
 def _compared(

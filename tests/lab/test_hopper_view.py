@@ -157,9 +157,10 @@ def test_blocks_beside_cublas(records):
         else:
             config = choose(row["format"], row["tokens"], od, depth)
         assert row["tile"] == str(config)
-        assert row["TFLOPS"] < 989
+        assert row["TFLOPS"] is None or row["TFLOPS"] < 989
         assert 0.5 < row["sustained"] < 1.3
-    long = [row["of cuBLAS"] for row in rows if row["tokens"] >= 2048]
+    long = [row["of cuBLAS"] for row in rows if row["tokens"] >= 2048 and row["of cuBLAS"] is not None]
+    assert len(long) >= 10
     assert statistics.geometric_mean(long) > 0.97
 
 

@@ -44,11 +44,7 @@ def store_fraction(config: W4A16Config, tokens: int, fractions: int) -> DeviceFu
     store_elements = store_accumulators_transposed(columns, config.out)
 
     @device_function
-    def store(sums, fraction, c, buffer, token, column, first, width, nt, od, consumer, thread, constant):
-        own = cuda.local.array(accumulators, dtype=types.float32)
-        for i in range(accumulators):
-            own[i] = sums[fraction * accumulators + i]
-        row = types.int32(token + fraction * columns)
+    def store_own(own, c, buffer, row, column, first, width, nt, od, consumer, thread, constant):
         if stored_by_tma:
             store_tile(own, c, buffer, row, first + column, thread, 1 + consumer, constant)
         else:
@@ -56,7 +52,19 @@ def store_fraction(config: W4A16Config, tokens: int, fractions: int) -> DeviceFu
             target = c + types.uint64(first * element_bytes)
             store_elements(own, target, width, row, column + warp * 16, nt, od, lane)
 
-    return store
+    @device_function
+    def store_all(sums, _, c, buffer, token, column, first, width, nt, od, consumer, thread, constant):
+        store_own(sums, c, buffer, token, column, first, width, nt, od, consumer, thread, constant)
+
+    @device_function
+    def store(sums, fraction, c, buffer, token, column, first, width, nt, od, consumer, thread, constant):
+        own = cuda.local.array(accumulators, dtype=types.float32)
+        for i in range(accumulators):
+            own[i] = sums[fraction * accumulators + i]
+        row = types.int32(token + fraction * columns)
+        store_own(own, c, buffer, row, column, first, width, nt, od, consumer, thread, constant)
+
+    return store if fractions > 1 else store_all
 
 
 def consume_tiles(
