@@ -45,8 +45,8 @@ def split_workspace(multiprocessors: int) -> tuple[int, int]:
 @functools.cache
 def share_among(parts: int) -> DeviceFunction:
     """(place, tiles, k_tiles) -> (tile, part, first k-tile, k-tiles) of the block at a place; 2 or 4 share a
-    tile. All first parts come first: neighbours read the same k-tiles of A and B. A block behind the last part
-    has a tile behind the last, which is none."""
+    tile. All first parts come first: neighbours read the same k-tiles of A and B. A block behind the last
+    part has a tile behind the last, which is none."""
     shift = parts // 2
 
     @device_function
