@@ -12,7 +12,9 @@ from minfer.cuda.gemm_hopper import (
 )
 from minfer.cuda.gemm_hopper.config import SPLIT_TILES, WARPGROUPS
 from minfer.cuda.kernel import ConfigRefused
+from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.runtime import compile_kernel
+from tests.cuda.compiled import clean
 
 
 def test_shared_memory():
@@ -124,6 +126,10 @@ def test_choice_fills_whole_waves(nt, od, depth, tile_n, tile_m):
     assert config.skew == (2 if tile_n == 256 else 0)
 
 
+def test_gates_of_the_largest_tile_are_not_skewed():
+    assert str(choose(2048, 8960, 1536, epilogue="swiglu")) == "256x224x64 3 stages swiglu pdl"
+
+
 def test_few_tokens_share_the_depth_of_long_products():
     for nt in (1, 128, 256):
         config = choose(nt, 3584, 18944)
@@ -190,6 +196,7 @@ def test_a_group_holds_about_2048_tokens():
         ((256, 4, "f16", "store", 128, None, False, False, 2), "skew with 128 tokens"),
         ((224, 3, "f16", "store", 256, None, False, False, 4), "skew = 4: must be from 0 to 3"),
         ((224, 3, "f16", "store", 256, None, False, False, -1), "skew = -1"),
+        ((224, 3, "f16", "swiglu", 256, None, False, False, 2), "skew with swiglu over 224 rows"),
         ((256, 1), "1 stages"),
         ((256, 5), "use fewer stages"),
     ],
@@ -226,6 +233,19 @@ def test_assembled_without_spills_and_serialisation(config):
     if config.producer:
         assert resources.registers == 65_536 // config.threads // 8 * 8
     assert ("USETMAXREG" in compiled.sass) == config.producer
+
+
+@pytest.mark.parametrize(
+    ("width", "inner"), [(896, 4864), (1536, 8960), (2048, 11008), (4096, 14336), (5120, 27648)]
+)
+def test_what_is_chosen_for_other_models_compiles_without_spills(width, inner):
+    """Their residual streams, gates and vocabularies, from one token to 8192: a shipped tile or not."""
+    chosen = set()
+    for nt in (1, 96, 160, 256, 448, 640, 896, 1400, 2048, 3300, 8192):
+        chosen |= {choose(nt, width, depth, out="f32", epilogue="add") for depth in (width, inner)}
+        chosen |= {choose(nt, inner, width, epilogue="swiglu"), choose(nt, 151_936, width)}
+    for config in chosen - {kernel.config for kernel in shipped_kernels()["gemm_hopper"]}:
+        clean(make_gemm_hopper(config), "sm_90a")
 
 
 def test_other_architectures_are_refused():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from minfer.cuda.checks import check_sizes, check_types
@@ -50,6 +50,8 @@ WARPGROUPS = {
     192: Warpgroups(3, 1, 200, (32, 160)),
     256: Warpgroups(2, 2, 224, None, skew=2),
 }
+#: Rows of B of the largest tile whose gates can be activated while its other block is multiplied.
+MOST_SKEWED_GATES = 192
 #: Cycles up to which a product is a dependent launch: what that saves, a microsecond, is lost in longer ones.
 DEPENDENT_CYCLES = 300_000
 #: That two blocks take to exchange sums, and to be launched at once (measured on an H200).
@@ -136,6 +138,11 @@ class GemmHopperConfig:
                 f"gemm_hopper: skew with {self.tile_n} tokens: it is between two blocks of 64 rows, which a "
                 "consumer has with 256"
             )
+        if self.skew and not self.can_skew:
+            raise ConfigRefused(
+                f"gemm_hopper: skew with swiglu over {self.tile_m} rows: its registers spill; take "
+                f"{MOST_SKEWED_GATES} rows or fewer, or no skew"
+            )
         if not 0 <= self.skew <= self.stages:
             raise ConfigRefused(
                 f"gemm_hopper: skew = {self.skew}: must be from 0 to {self.stages}, the stages that hold the "
@@ -206,6 +213,16 @@ class GemmHopperConfig:
     def can_rotate(self) -> bool:
         """Whether its tile can have the epilogue "rope"."""
         return self.tile_m % PIECE == 0 and self.warpgroups.row_blocks == 1
+
+    @property
+    def best_skew(self) -> int:
+        """The skew that `choose` gives its tile."""
+        return self.warpgroups.skew if self.can_skew else 0
+
+    @property
+    def can_skew(self) -> bool:
+        """Whether registers are left for the arithmetic of one block of rows beside the other's wgmmas."""
+        return self.epilogue != "swiglu" or self.tile_m <= MOST_SKEWED_GATES
 
     @property
     def out_m(self) -> int:
@@ -352,5 +369,5 @@ def choose(
         options += [(*tile, True) for tile in fit if tile[1] >= 64 * halves]
     tile_n, tile_m, stages, split = best = min(options, key=cost)
     dependent = cost(best) <= DEPENDENT_CYCLES
-    skew = WARPGROUPS[tile_n].skew
-    return GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=dependent, split_k=split, skew=skew)
+    config = GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=dependent, split_k=split)
+    return replace(config, skew=config.best_skew)

@@ -220,14 +220,17 @@ def shipped() -> list[Kernel]:
     ]
     gates = [
         GemmHopperConfig(m, stages, "f16", "swiglu", n)
-        for n, m, stages in ((128, 256, 4), (128, 192, 4), (128, 144, 5), (192, 192, 4), (256, 192, 3))
+        for n, m, stages in (
+            *((128, 256, 4), (128, 192, 4), (128, 144, 5)),
+            *((192, 192, 4), (256, 192, 3), (256, 224, 3)),
+        )
     ]
     rotated = [
         GemmHopperConfig(m, stages, "f16", "rope", n, Heads(28, 4, 128, bias=True))
         for n, m, stages in ((192, 192, 4), (128, 256, 4), (128, 64, 8))
     ]
     rotated.append(GemmHopperConfig(128, 6, "f16", "rope", 128, Heads(9, 3, 64, interleaved=True)))
-    every = [replace(config, skew=config.warpgroups.skew) for config in (*plain, *sums, *gates, *rotated)]
+    every = [replace(config, skew=config.best_skew) for config in (*plain, *sums, *gates, *rotated)]
     dependent = [replace(config, pdl=True) for config in every]
     for out, epilogue in (("f16", "store"), ("f32", "add")):
         dependent += [
