@@ -56,7 +56,7 @@ MOST_SKEWED_GATES = 192
 DEPENDENT_CYCLES = 300_000
 #: That two blocks take to exchange sums, and to be launched at once (measured on an H200).
 EXCHANGE_CYCLES = 9500
-#: Of a tile outside its main loop (about; measured on an H200).
+#: Of one of a block's tiles outside its main loop (about; measured on an H200), beside its launch's own.
 TILE_CYCLES = 1500
 #: (tile_n, tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
 TILES = (

@@ -32,23 +32,22 @@ What was tried on an H200 and lost: two blocks that share a tile of 128 x 224 at
 the depth, and exchange sums (3584 x 3584: 23.1 us where 128 x 112 tiles take 19.8; 3584 x 18944: 95.3 and
 95.7; without the exchange, and with wrong results, 19.3 and 91.8); the same with the exchange in the middle,
 under k-tiles of 128 x 112 (21.6, and 94.2 in bursts, where the clock is higher; under a load that lasts 1 to
-3 percent more than without); stream-k, the last wave's tiles cut
-along k with the sums handed on through L2 (291 us where 128 x 256 takes 279: 3584 x 3584 at 8192 tokens; 0.7
-percent slower where no tile is cut); k-tiles of 128 (half the barriers, but three stages: 110 us instead of
-95); clusters of 4 (30 of them fit); another order of tiles (the best of five within a percent of this one;
-one whose neighbours share A and not B 1 percent slower at 512 tokens; a random one takes a quarter more time
-at 3584 x 18944 and 512 tokens); clusters of 2, which share a tile of A or of B by multicast (512 tokens: 2-4
-percent slower; 2048: 1; 8192: no faster): the hardware deals them out to all GPCs in turn, where requests for
-the other operand no longer meet on their way to L2; such clusters as dependent launches by seats (16 percent
-slower at 3584 x 18944 and 512 tokens, 60 at 3584 x 3584); dependent launches without seats (0.1 to 1.1
-percent less time at 512 tokens, with them 1.4 to 1.9), or with places by the multiprocessors' numbers (4 to 8
-percent more: those of a GPC do not follow each other); for 3584 columns at 8192 tokens tiles of 256 x 184,
-192 x 200, 256 x 192 and 256 x 152 (1 to 4 percent slower than 128 x 256, though they move 11 to 22 percent
-fewer bytes); no producer beside tiles of fewer tokens (4, 2 and 1 percent slower for down, o and q+k+v at 512
-tokens); C through the stage of the last k-tile as well, four buffers a warp instead of two (no faster); L2
-policies (37888 x 3584 at 8192 tokens: A to be evicted last, B and C first, 0.6 percent less time, 1.4 with a
-producer; nothing elsewhere, and 2.5 percent more for 3584 x 18944, where B is needed again); the wgmmas of
-both blocks of 64 rows by turns (no faster).
+3 percent more than without); stream-k, the last wave's tiles cut along k with the sums handed on through L2
+(291 us where 128 x 256 takes 279: 3584 x 3584 at 8192 tokens; 0.7 percent slower where no tile is cut);
+k-tiles of 128 (half the barriers, but three stages: 110 us instead of 95); clusters of 4 (30 of them fit);
+other orders of tiles (`minfer.cuda.tile.scheduler`; a random one takes a quarter more time at 3584 x 18944
+and 512 tokens); clusters of 2, which share a tile of A or of B by multicast (512 tokens: 2-4 percent slower;
+2048: 1; 8192: no faster): the hardware deals them out to all GPCs in turn, where requests for the other
+operand no longer meet on their way to L2; such clusters as dependent launches by seats (16 percent slower at
+3584 x 18944 and 512 tokens, 60 at 3584 x 3584); dependent launches without seats (0.1 to 1.1 percent less
+time at 512 tokens, with them 1.4 to 1.9), or with places by the multiprocessors' numbers (4 to 8 percent
+more: those of a GPC do not follow each other); for 3584 columns at 8192 tokens tiles of 256 x 184, 192 x 200,
+256 x 192 and 256 x 152 (1 to 4 percent slower than 128 x 256, though they move 11 to 22 percent fewer bytes);
+no producer beside tiles of fewer tokens (4, 2 and 1 percent slower for down, o and q+k+v at 512 tokens); C
+through the stage of the last k-tile as well, four buffers a warp instead of two (no faster); L2 policies
+(37888 x 3584 at 8192 tokens: A to be evicted last, B and C first, 0.6 percent less time, 1.4 with a producer;
+nothing elsewhere, and 2.5 percent more for 3584 x 18944, where B is needed again); the wgmmas of both blocks
+of 64 rows by turns (no faster).
 
 What the last steps brought: tiles of 256 x 224 without a producer at 8192 tokens 3.7 percent for o and 5.0
 for down (read from memory 161 and 854 MB instead of 241 and 1361, as waves of 128 blocks foretell), at 2048
@@ -64,14 +63,25 @@ percent longer in the same cycles (3584 x 18944 at 8192 tokens). Under a load of
 of 3584 x 18944 at 8192 tokens takes 1142 mJ (128 x 256: 1172, cuBLAS 1167) and 1656 us (1762, 1711). Where
 contestants take turns within milliseconds they share a clock, and only cycles count.
 
-What is left: without any loads (and with wrong results) 128 x 112, 256 x 192 and 128 x 256 took 86 us of 95
-(3584 x 18944 at 512 tokens), 672 of 702 (37888 x 3584 at 2048), 1323 of 1397 (3584 x 18944 at 8192), where
-cuBLAS took 93, 716 and 1397: wgmma alone, at the power limit, is 6-8 percent faster than cuBLAS. A tile of
-256 x 224 spends 6000 cycles outside of its main loop, of which blocks of rows apart hide 1,700. A
-wave that leaves multiprocessors idle costs less than its cycles: 126 blocks instead of 132 take 8.3 percent
-more waves and 5.5 percent more time (37888 x 3584 at 2048 tokens). The clock follows what L2 is asked for
-(3584 x 18944 at 512 tokens): 26.1 million sectors at 1490 MHz, with promotion to 128 bytes 21.0 at 1500,
-cuBLAS's 17.2 at 1522.
+What is left at 512 tokens: time stamps in a chain of dependent launches under load say that the main loop
+takes the tensor cores' cycles and no more (3584 x 3584: 25,086 of 25,088; 4608 x 3584: 32,084 of 32,256; 3584
+x 18944: 133,200 of 132,608), and that 5,850 cycles of a launch are outside of it, 19 percent of the first
+one. A block starts 610 after the one before it on its multiprocessor has ended; it takes its seat (720 to
+850) and has B on its way while it waits for the end of the kernel before: `griddepcontrol.wait` returns 3,400
+after the block's end, 3,100 at the earliest. A's first tile is there 950 later; the epilogue takes 590, and
+TMA reads shared memory for 660 more. With the wait, A's way and the main loop alone, and no epilogue, o and
+q+k+v would take 0.94 of cuBLAS's cycles and down 0.98. A thread for A and another for B, so that A's first
+load waits for nothing else, and a word for each seat: 0.3 to 1 percent more cycles, as what they execute
+first is not in the instruction cache (600 cycles) and the wait is what all wait for. Six stages of 128 x 144:
+nothing.
+
+At 8192 tokens a tile of 256 x 224 spends 6,000 cycles outside of its main loop, as all blocks store at once;
+of these blocks of rows apart hide 1,700. Without any loads (and with wrong results) 128 x 112, 256 x 192 and
+128 x 256 took 86 us of 95 (3584 x 18944 at 512 tokens), 672 of 702 (37888 x 3584 at 2048), 1323 of 1397 (3584
+x 18944 at 8192), where cuBLAS took 93, 716 and 1397. A wave that leaves multiprocessors idle costs less than
+its cycles: 126 blocks instead of 132 take 8.3 percent more waves and 5.5 percent more time (37888 x 3584 at
+2048 tokens). The clock follows what L2 is asked for (3584 x 18944 at 512 tokens): 26.1 million sectors at
+1490 MHz, with promotion to 128 bytes 21.0 at 1500, cuBLAS's 17.2 at 1522.
 """
 
 from __future__ import annotations
