@@ -90,6 +90,14 @@ class Comparison:
         """The product, and the blocks that our kernel reads where it reads blocks."""
         return self.product if self.weights in ("F16", "") else f"{self.product} {self.weights}"
 
+    def check_sizes(self) -> None:
+        """Refuse (ValueError) weights or sizes that are not those of the product."""
+        if (self.weights == "") != (self.product == ATTENTION):
+            raise ValueError(f"weights: {self.weights!r} of {self.product}: attention alone has none")
+        sizes = SHAPES.get(self.product, (HEADS * HEAD_DIM, self.nt + 1))
+        if (self.od, self.depth) != sizes:
+            raise ValueError(f"od, depth: {self.od}, {self.depth} of {self.product}, which has {sizes}")
+
     def __str__(self) -> str:
         ours, theirs = self.tflops
         what = f"{self.label:<12} {self.nt:>5} tokens {self.regime:<9}"
@@ -109,6 +117,13 @@ class Comparison:
 
 MEASURED = ("ours_mhz", "theirs_mhz", "ours_w", "theirs_w")
 """Fields of a comparison that may be unknown."""
+KNOWN = {
+    "product": (*SHAPES, ATTENTION),
+    "weights": WEIGHTS,
+    "regime": REGIMES,
+    "clock": ("counters", "NVML"),
+}
+"""What a comparison's fields may say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +147,17 @@ class Against(Record):
         for place, result in enumerate(self.results):
             try:
                 checked_positive(result, "nt", "od", "depth", "ours_us", "theirs_us")
-                known = {"product": (*SHAPES, ATTENTION), "weights": WEIGHTS, "regime": REGIMES}
                 checked_positive(result, *(n for n in MEASURED if getattr(result, n) is not None))
-                for name, allowed in known.items():
+                for name, allowed in KNOWN.items():
                     if (value := getattr(result, name)) not in allowed:
                         raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")
+                result.check_sizes()
             except ValueError as error:
                 raise ValueError(f"results[{place}].{error}") from None
+        rows = [(result.product, result.weights, result.nt) for result in self.results]
+        if len(set(rows)) != len(rows):
+            product, weights, nt = next(row for row in rows if rows.count(row) > 1)
+            raise ValueError(f"results: {product} {weights} of {nt} tokens comes more than once")
 
     @property
     def regime(self) -> str:

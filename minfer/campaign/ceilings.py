@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,11 @@ class Ceilings:
 def ceilings_of(device: str, folder: Path = FOLDER) -> Ceilings | None:
     """Of a device by its driver's name: memory as measured (data/reference/ceilings-<key>.json) where that is
     known, else as specified; tensor cores as specified, and what they reached where that is known. None: a
-    device that the table does not know."""
+    device that the table does not know.
+
+    Raises:
+        RecordError: the file is no JSON, a field is missing or wrong, or no device reaches a rate.
+    """
     known = by_name(device)
     if known is None:
         return None
@@ -81,9 +85,42 @@ def ceilings_of(device: str, folder: Path = FOLDER) -> Ceilings | None:
     path = _path(known, folder)
     if not path.exists():
         return Ceilings(known.bandwidth, known.bandwidth, tensor, "datasheet")
-    entry = json.loads(path.read_text(encoding="utf-8"))
-    reached = tuple(build(TensorRate, rate) for rate in entry.get("tensor_cores", ()))
-    return Ceilings(entry["copy_gb_s"] * 1e9, entry["read_gb_s"] * 1e9, tensor, entry["source"], reached)
+    kept = _read(path, known)
+    return Ceilings(kept.copy_gb_s * 1e9, kept.read_gb_s * 1e9, tensor, kept.source, tuple(kept.tensor_cores))
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A file of ceilings."""
+
+    device: str
+    source: str
+    copy_gb_s: float
+    read_gb_s: float
+    tensor_cores: list[TensorRate] = field(default_factory=list)
+
+    def check(self, known: DeviceSpec) -> None:
+        """Raise ValueError for another device's figures, or what no device reaches."""
+        if by_name(self.device) != known:
+            raise ValueError(f"device: {self.device!r} in the file of {known.name}")
+        for name in ("copy_gb_s", "read_gb_s"):
+            rate, most = getattr(self, name), known.bandwidth / 1e9 * (1 + TIMING_ERROR)
+            if not 0 < rate <= most:
+                raise ValueError(f"{name}: {rate:g}, the datasheet's bandwidth is {known.bandwidth / 1e9:g}")
+        for place, rate in enumerate(self.tensor_cores):
+            rate.check(known, f"tensor_cores[{place}].")
+
+
+def _read(path: Path, known: DeviceSpec) -> _Kept:
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(entry, dict):
+            raise ValueError(f"an object is needed, not {type(entry).__name__}")
+        kept = build(_Kept, entry)
+        kept.check(known)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path.name}: {error}: measure it again with minfer ceilings --record") from None
+    return kept
 
 
 def measure_memory(device: Any, nbytes: int = ARRAY_BYTES, samples: int = 9) -> dict[str, int]:
@@ -131,14 +168,20 @@ def write_ceilings(
     gives the file.
 
     Raises:
-        RecordError: the table does not know the device, or the file cannot be written.
+        RecordError: the table does not know the device, a rate is none or above its datasheet's, or the file
+            cannot be written.
     """
     known = by_name(device)
     if known is None:
         raise RecordError(f"minfer.arithmetic.devices does not know {device}: add it to keep its ceilings")
     source = f"memory: medians measured on one {device}, {now()[:10]}, by minfer ceilings"
-    kept = {"device": device, "source": f"{source}; tensor cores' limit: datasheet"} | rates
-    text = json.dumps(kept | {"tensor_cores": [plain(rate) for rate in reached]}, indent=1)
+    entry = {"device": device, "source": f"{source}; tensor cores' limit: datasheet"} | rates
+    try:
+        kept = build(_Kept, plain(entry | {"tensor_cores": list(reached)}))
+        kept.check(known)
+    except ValueError as error:
+        raise RecordError(f"ceilings of {device} that are not kept: {error}") from None
+    text = json.dumps(plain(kept), indent=1)
     path = _path(known, folder)
     with whole_file(path, len(text), RecordError) as part:
         part.write_text(f"{text}\n", encoding="utf-8")

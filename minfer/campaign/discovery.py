@@ -84,12 +84,14 @@ def write_new(name: str, path: Path) -> None:
     """Write a probe's file to begin with, a copy of `minfer.campaign.starter`.
 
     Raises:
-        ProbeError: the name is none, there is such a file, or its name is a word of Python's own or another
-            module's.
+        ProbeError: the name is none or taken, there is such a file, or its name is a word of Python's own or
+            another module's.
     """
     from minfer.campaign import starter
 
     replace(starter.PROBE, name=name)  # refuses a bad name
+    if name in {probe.name for probe in (*shipped(), *later())}:
+        raise ProbeError(f"{name} is a probe of minfer's own: choose another name")
     if path.suffix != ".py":
         raise ProbeError(f"{path}: a probe's file ends with .py")
     if path.exists():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from minfer.campaign.probe_record import GateResult
+from minfer.campaign.workload import unwritable
 
 if TYPE_CHECKING:
     from minfer.campaign.trial import Trial
@@ -58,12 +59,19 @@ class Parity:
                 found = trial.outputs(workload.shrunk(config), case, inputs, checked=True)
                 if found is None:
                     return GateResult(self.name, False, f"{label}, {case.label}: nothing was launched")
-                reference = workload.reference(case, inputs)
+                reference = workload.reference(case, unwritable(inputs))
+                if not isinstance(reference, Mapping):
+                    words = f"{type(workload).__name__}.reference gave {reference!r}, no dict of arrays"
+                    return GateResult(self.name, False, f"{label}, {case.label}: {words}")
                 for name in workload.compared:
                     for source, given in (("outputs", found), ("reference", reference)):
                         if name not in given:
                             words = f"{source} has no {name!r}, which is compared, but: {', '.join(given)}"
                             return GateResult(self.name, False, f"{label}, {case.label}: {words}")
+                    if np.shape(reference[name]) != found[name].shape:
+                        shapes = f"shape {np.shape(reference[name])}, the output {found[name].shape}"
+                        words = f"{label}, {case.label}, {name}: the reference has {shapes}"
+                        return GateResult(self.name, False, words)
                     error = relative_error(found[name], reference[name])
                     if not error <= workload.tolerance:
                         words = f"{label}, {case.label}, {name}: error {error:.3g} of the largest value"

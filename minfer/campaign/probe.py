@@ -112,6 +112,8 @@ class Probe:
             yield f"workload={self.workload!r} is no Workload (an object, not its class)"
         elif not self.workload.cases or not self.workload.small or not self.workload.compared:
             yield "its workload needs cases to measure, small ones to check, and names of outputs to compare"
+        elif self.workload.phase not in ("prefill", "decode"):
+            yield f"its workload's phase={self.workload.phase!r} is neither prefill nor decode"
         if not self.gates or not all(hasattr(gate, "check") and hasattr(gate, "name") for gate in self.gates):
             yield f"gates={self.gates!r}: at least one Gate, which has a name and a check"
 

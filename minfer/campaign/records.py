@@ -40,6 +40,7 @@ __all__ = [
     "Sweep",
     "Wall",
     "annotate",
+    "check_folder",
     "load_records",
     "newest_measured",
     "read_record",
@@ -47,6 +48,8 @@ __all__ = [
 ]
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "records"
+MOST_READ = {"sm_mhz": 1e4, "memory_mhz": 1e5, "power_w": 1e4, "temperature_c": 200.0}
+"""Of a sensor of one GPU."""
 TOLERANCE = 0.01
 """A rate and the time that it follows from agree to so much."""
 
@@ -82,11 +85,15 @@ class GpuTests(Record):
 
         Raises:
             KeyError: it measured no such thing; the message lists names that begin alike.
+            RecordError: it is no number.
         """
         if name not in self.measured:
             alike = [known for known in self.measured if known.split(" ")[0] == name.split(" ")[0]]
             raise KeyError(f"{self.file} has no figure {name!r}; alike: {', '.join(alike) or 'none'}")
-        return float(self.measured[name])
+        value = self.measured[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise RecordError(f"{self.file}: measured[{name!r}]: {value!r} is no finite number")
+        return float(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +111,9 @@ class Measured(Record):
             try:
                 checked_positive(result, "avg_ns", "avg_ts")
                 _agrees("avg_ts", result.avg_ts, (result.n_prompt + result.n_gen) / result.avg_ns * 1e9)
+                for name, reading in result.sensors.items():
+                    if not 0 <= reading <= MOST_READ.get(name, math.inf):
+                        raise ValueError(f"sensors[{name!r}]: {reading:g} is nothing that a sensor reads")
                 if _name(result.device) != self.device:
                     raise ValueError(f"device: {result.device!r} beside {self.device!r}")
             except ValueError as error:
@@ -312,6 +322,15 @@ def write_record(record: Record, folder: Path = FOLDER, *, stem: str) -> Path:
             path, number = target / f"{stem}-{record.day}-{number}.json", number + 1
         _replace(path, record)
     return path
+
+
+def check_folder(folder: Path) -> None:
+    """Raise RecordError where no record could be written below `folder`: before it is measured for one."""
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise RecordError(f"{folder}: {there} is no folder that can be written to: give another --out")
 
 
 @contextmanager

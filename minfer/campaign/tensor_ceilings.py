@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from minfer.arithmetic.devices import DeviceSpec
 from minfer.campaign.stopwatch import REST_S, Stopwatch
 
 BURST_S = 1.5e-3
@@ -22,6 +23,13 @@ K_TILES = 56
 """Of a sum: 3584 columns of f16."""
 MOST_ERROR = 1e-4
 """Relative, of f32 sums; sums of integers are exact."""
+
+KNOWN = {
+    "instruction": ("wgmma", "mma.sync"),
+    "dtype": ("f16", "int8"),
+    "regime": ("burst", "sustained"),
+}
+"""What a rate's fields may say."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,18 @@ class TensorRate:
     tops: float
     mhz: float | None = None
     watts: float | None = None
+
+    def check(self, device: DeviceSpec, where: str = "") -> None:
+        """Raise ValueError ("field: what is wrong") for a rate that the device cannot have."""
+        for name, allowed in KNOWN.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{where}{name}: {value!r} is none of {', '.join(allowed)}")
+        most = {"f16": device.tensor_f16, "int8": device.tensor_int8}[self.dtype] / 1e12
+        if not 0 < self.tops <= most:
+            raise ValueError(f"{where}tops: {self.tops:g}, the datasheet's rate is {most:g}")
+        for name in ("mhz", "watts"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"{where}{name}: {value:g} is not above zero")
 
     def __str__(self) -> str:
         text = f"{self.instruction} {self.dtype} {self.tile}, {self.regime}: {self.tops:,.0f} TOPS"

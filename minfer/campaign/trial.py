@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minfer.campaign.gates import Difference
-from minfer.campaign.workload import Case, Launch, Workload
+from minfer.campaign.workload import Case, Launch, Workload, unwritable
 from minfer.cuda.kernel import Kernel
 from minfer.engine.cuda.devices import DryDevice, GpuDevice
 
@@ -52,8 +52,23 @@ class Trial:
         return self.uploaded(self.read_by(config, case, inputs)) | self.poisoned(config, case)
 
     def read_by(self, config: Any, case: Case, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The inputs with what is prepared for the config."""
-        return {**inputs, **self.workload.prepared(config, case, inputs)}
+        """The inputs with what is prepared for the config.
+
+        Raises:
+            TypeError: what is prepared is no dict. ValueError: it has the name of an output, or was written
+                over an input, which the reference and the other side read too.
+        """
+        prepared = self.workload.prepared(config, case, unwritable(inputs))
+        if not isinstance(prepared, Mapping):
+            raise TypeError(
+                f"{type(self.workload).__name__}.prepared gave {prepared!r}: give a dict of arrays by name"
+            )
+        if both := prepared.keys() & self.workload.outputs(config, case).keys():
+            raise ValueError(
+                f"{type(self.workload).__name__}.prepared gave {', '.join(sorted(both))}, an output: outputs "
+                "begin poisoned, so name it otherwise"
+            )
+        return {**inputs, **prepared}
 
     def uploaded(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Copies on the device."""
@@ -112,8 +127,9 @@ class Trial:
         shared, sides = self.uploaded(inputs), []
         for _, config in self.probe.sides:
             config = self.config(config)
-            own = self.uploaded(self.workload.prepared(config, case, inputs))
-            arrays = shared | own | self.poisoned(config, case)
+            read = self.read_by(config, case, inputs)
+            own = {name: value for name, value in read.items() if value is not inputs.get(name)}
+            arrays = shared | self.uploaded(own) | self.poisoned(config, case)
             self.run(self.launches(config, case, arrays))
             sides.append({name: self.device.read(arrays[name]) for name in self.workload.compared})
         worst, elements = 0.0, 0

@@ -153,6 +153,17 @@ class Workload(ABC):
         return None
 
 
+def unwritable(inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """The same arrays for code that may only read them (what others read, too): writing raises ValueError.
+    What makes its arrays when they are asked for is given as it is."""
+    if type(inputs) is not dict:
+        return inputs
+    seen = {name: value.view() for name, value in inputs.items()}
+    for value in seen.values():
+        value.flags.writeable = False
+    return seen
+
+
 @cache
 def _pool() -> np.ndarray:
     """Normal numbers to fill large inputs from: a prime number of them, so that rows differ."""

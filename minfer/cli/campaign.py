@@ -55,9 +55,12 @@ def ceilings(
     """
     from minfer.arithmetic.reference import FOLDER
     from minfer.campaign.ceilings import measure_memory, write_ceilings
+    from minfer.campaign.records import check_folder
     from minfer.campaign.tensor_ceilings import measure_tensor_cores
     from minfer.engine.cuda.devices import GpuDevice
 
+    if record or out is not None:
+        check_folder(out or FOLDER)
     device = GpuDevice()
     rates = measure_memory(device)
     if as_json:
@@ -113,13 +116,15 @@ def decompose(
     from minfer.campaign.document import wall_table
     from minfer.campaign.precompile import precompile
     from minfer.campaign.prefills import SharedModel, separate
-    from minfer.campaign.records import FOLDER, write_record
+    from minfer.campaign.records import FOLDER, check_folder, write_record
     from minfer.campaign.schema import plain
     from minfer.engine.cuda.devices import GpuDevice
     from minfer.engine.cuda.routes import check_route, choose_route
     from minfer.model.model import Model
 
     check_route(route)
+    if record or out is not None:
+        check_folder(out or FOLDER)
     if phase is Phase.decode:
         if tokens is not None:
             raise typer.BadParameter("a decode is of one token, after --context others: leave out --tokens")

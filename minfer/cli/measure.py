@@ -111,7 +111,17 @@ def bench(
     GPU chooses itself, as in greedy generation (of random ones on the host). Nothing is tokenized.
     """
     keep = record or out is not None
+    if keep:
+        from minfer.campaign.records import FOLDER, check_folder
+
+        check_folder(out or FOLDER)
     if against is not None:
+        of_models = (backend, route, weights, kv_type) != ("auto", "auto", "auto", "f16")
+        if model or variant or generate or of_models:
+            raise typer.BadParameter(
+                "--against measures kernels, no model: leave out -m, -n, --variant, --backend, --route, "
+                "--weights and --kv-type"
+            )
         regime = {"sustained": sustained, "alone": alone, "only": only}
         _bench_against(
             prompt or [512, 2048, 8192], repetitions, keep=keep, out=out, as_json=as_json, **regime
@@ -244,7 +254,7 @@ def _bench_against(
     from minfer.campaign.contests import contests
     from minfer.campaign.side_by_side import compare, compare_alone
 
-    tokens = [n for n in tokens if n]
+    tokens = [n for n in dict.fromkeys(tokens) if n]
     if not tokens:
         raise typer.BadParameter("--against measures prompts: give -p above 0")
     if unknown := set(only or ()) - set(KINDS):

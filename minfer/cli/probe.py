@@ -194,6 +194,7 @@ def run(
     """
     from minfer.campaign import session
     from minfer.campaign.discovery import choose, find
+    from minfer.campaign.records import FOLDER, check_folder
     from minfer.cuda.kernel import NoDevice
 
     if bool(names) == everything:
@@ -201,12 +202,15 @@ def run(
     paths = probes or ()
     chosen = list(find(paths).values()) if everything else choose(names or (), paths)
     if device == "simulator":
+        if model is not None or out is not None:
+            raise typer.BadParameter("the simulator runs the gates alone: leave out -m and --out")
         failed = session.simulate(chosen, typer.echo)
     else:
         if device.isascii() and device.isdigit():
             os.environ["CUDA_VISIBLE_DEVICES"] = device
         elif device != "gpu":
             raise typer.BadParameter(f"--device {device}: gpu, the number of a GPU, or simulator")
+        check_folder(out or FOLDER)
         try:
             failed = session.run(
                 chosen,

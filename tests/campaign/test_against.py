@@ -66,6 +66,10 @@ def test_record(tmp_path):
         ([row(0.0, 2.0)], r"results\[0\].ours_us"),
         ([replace(row(1.0, 2.0), product="v")], r"results\[0\].product: 'v' is none of q\+k\+v, o"),
         ([replace(row(1.0, 2.0), weights="Q5_K")], r"results\[0\].weights: 'Q5_K'"),
+        ([row(1.0, 2.0), row(1.0, 3.0)], "o F16 of 2048 tokens comes more than once"),
+        ([replace(row(1.0, 2.0), clock="foo")], r"results\[0\].clock: 'foo' is none of counters, NVML"),
+        ([replace(row(1.0, 2.0), weights="")], r"results\[0\].weights: '' of o: attention alone has none"),
+        ([replace(row(1.0, 2.0), od=7)], r"od, depth: 7, 3584 of o, which has \(3584, 3584\)"),
         ([replace(row(1.0, 2.0), regime="idle")], r"results\[0\].regime: 'idle' is none of burst, "),
         ([replace(row(1.0, 2.0), theirs_w=-1.0)], r"results\[0\].theirs_w"),
     ):
@@ -168,13 +172,16 @@ def test_the_newest_of_each_is_found():
 
 
 def test_the_command(capsys, monkeypatch, tmp_path):
-    seen = {}
+    seen, products = {}, []
 
     def compared(makers, rounds, soak, on_row):
+        makers = list(makers)
         seen.update(tokens={make.keywords["nt"] for make in makers}, rounds=rounds, soak=soak)
-        for one in (row(1.0, 2.0), row(2.0, 1.0)):
+        products.append([str(make) for make in makers])
+        rows = [row(1.0, 2.0), replace(row(2.0, 1.0), nt=512)]
+        for one in rows:
             on_row(one)
-        return [row(1.0, 2.0), row(2.0, 1.0)]
+        return rows
 
     monkeypatch.setattr("minfer.campaign.side_by_side.compare", compared)
     assert cli.main(["bench", "--against", "torch", "-p", "512", "-r", "3", "--sustained", "0.5"]) == 0
@@ -193,6 +200,16 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     assert kept.command == "minfer bench --against torch -p 512 -r 3 --sustained 0"
     assert kept.library == "torch of torch" and len(kept.results) == 2
     assert cli.main(["bench", "--against", "torch", "-p", "0"]) == 2
+    capsys.readouterr()
+    for flags in (["-m", "x"], ["-n", "3"], ["--route", "w4a16"], ["--variant", "all"], ["--kv-type", "f32"]):
+        assert cli.main(["bench", "--against", "torch", *flags]) == 2
+        assert "leave out -m" in capsys.readouterr().err
+    assert cli.main(["bench", "--against", "torch", "-p", "64", "-p", "64"]) == 0
+    assert seen["tokens"] == {64} and len(products[-1]) == len(set(products[-1]))
+    taken = tmp_path / "file"
+    taken.touch()
+    assert cli.main(["bench", "--against", "torch", "--out", str(taken / "below")]) == 2
+    assert "no folder that can be written to" in capsys.readouterr().err
     assert cli.main(["bench"]) == 2
     assert "-m MODEL" in capsys.readouterr().err
 

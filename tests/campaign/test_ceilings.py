@@ -82,3 +82,54 @@ def test_what_was_measured_is_what_counts_from_then_on(tmp_path):
     found.check("a burst above what is sustained", Work(0.95e15, 1.0), 1.0)
     with pytest.raises(RecordError, match="does not know Matrox Millennium"):
         write_ceilings("Matrox Millennium", {}, [], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda kept: [], "an object is needed, not list"),
+        (lambda kept: kept | {"copy_gb_s": "fast"}, "copy_gb_s: 'fast' is no float"),
+        (lambda kept: {name: kept[name] for name in kept if name != "read_gb_s"}, "read_gb_s: missing"),
+        (lambda kept: kept | {"read_gb_s": float("nan")}, "read_gb_s: nan is no finite number"),
+        (lambda kept: kept | {"read_gb_s": -4000}, "read_gb_s: -4000, the datasheet's bandwidth is 4800"),
+        (lambda kept: kept | {"copy_gb_s": 48_000}, "copy_gb_s: 48000, the datasheet's bandwidth"),
+        (lambda kept: kept | {"device": "NVIDIA B200"}, "device: 'NVIDIA B200' in the file of"),
+        (lambda kept: kept | {"tensor_cores": None}, "tensor_cores: None is no list"),
+        (
+            lambda kept: with_rate(kept, tops=1e9),
+            r"tensor_cores\[0\].tops: 1e\+09, the datasheet",
+        ),
+        (lambda kept: with_rate(kept, tops=-1), r"tensor_cores\[0\].tops: -1"),
+        (
+            lambda kept: with_rate(kept, regime="x"),
+            r"tensor_cores\[0\].regime: 'x' is none of burst",
+        ),
+        (lambda kept: with_rate(kept, watts=0), r"tensor_cores\[0\].watts: 0 is not above zero"),
+    ],
+)
+def test_a_file_that_no_device_measured_is_refused(tmp_path, change, words):
+    path = write_ceilings("NVIDIA H200", {"copy_gb_s": 4100, "read_gb_s": 4500}, [RATE], tmp_path)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(RecordError, match=f"ceilings-h200.json: {words}"):
+        ceilings_of("NVIDIA H200", tmp_path)
+
+
+RATE = TensorRate("wgmma", "f16", "128x256", "sustained", 750.0, 1400.0, 699.0)
+
+
+def with_rate(kept: dict, **fields: object) -> dict:
+    return kept | {"tensor_cores": [kept["tensor_cores"][0] | fields]}
+
+
+def test_a_file_that_was_cut_off_is_refused(tmp_path):
+    path = write_ceilings("NVIDIA H200", {"copy_gb_s": 4100, "read_gb_s": 4500}, [RATE], tmp_path)
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(RecordError, match=r"ceilings-h200\.json: .*minfer ceilings --record"):
+        ceilings_of("NVIDIA H200", tmp_path)
+
+
+@pytest.mark.parametrize("rates", [{}, {"copy_gb_s": float("nan"), "read_gb_s": 4000}])
+def test_what_was_not_measured_is_not_kept(tmp_path, rates):
+    with pytest.raises(RecordError, match="ceilings of NVIDIA H200 that are not kept"):
+        write_ceilings("NVIDIA H200", rates, [], tmp_path)
+    assert not list(tmp_path.iterdir())

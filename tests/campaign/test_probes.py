@@ -23,6 +23,8 @@ README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 EXAMPLE = next(
     block for block in re.findall(r"^```python\n(.*?)^```", README, re.M | re.S) if "PROBE = " in block
 )
+REFERENCE = "    def reference(self, case, inputs):"
+PREPARED = "    def prepared(self, config, case, inputs):\n        {}\n"
 PROBES = {probe.name: probe for probe in shipped()}
 QUICK = ("p5.1-vectorized-elementwise", "quantize-rebuild")
 SLOW = ("p5.2-tm128", "ks64", "af32", "p5.3-softmax-padding")
@@ -119,6 +121,8 @@ def test_a_new_file_runs_as_it_is(tmp_path):
     assert probe.name == "my-sum" and simulate([probe], lambda line: None) == []
     with pytest.raises(ProbeError, match=r"mine\.py is there already"):
         write_new("other", path)
+    with pytest.raises(ProbeError, match="ks64 is a probe of minfer's own"):
+        write_new("ks64", tmp_path / "other.py")
     with pytest.raises(ProbeError, match="small letters"):
         write_new("Mine", tmp_path / "other.py")
     with pytest.raises(ProbeError, match=r"ends with \.py"):
@@ -243,6 +247,11 @@ def changed(tmp_path, old: str, new: str) -> Probe:
         ('cases, small = (Case.of("16 M", n=1 << 24),)', "cases, small = ()", "needs cases to measure"),
         ("variant=Config(4),", "variant=Config(4), gates=(),", "at least one Gate"),
         ("variant=Config(4),", "variant=Config(4), gates=(1,),", "at least one Gate"),
+        (
+            "    cases, small",
+            '    phase = "prefil"\n    cases, small',
+            "phase='prefil' is neither",
+        ),
         ("variant=Config(4),", "variant=None,", "needs a workload, a baseline and a variant"),
     ],
 )
@@ -276,6 +285,10 @@ def test_a_prediction_that_fails(compute, words):
         ('"out": 2 *', '"oot": 2 *', "reference has no 'out', which is compared, but: oot"),
         ('"out": 2 *', '"out": float("nan") *', "error nan of the largest value"),
         ("x[i] * 2", "x[i] * 3", "error 0.5 of the largest value"),
+        (REFERENCE, PREPARED.format('inputs["x"][:] = 0; return {}') + REFERENCE, "ValueError: .* read-only"),
+        (REFERENCE, PREPARED.format('return {"out": inputs["x"]}') + REFERENCE, "Double.prepared gave out"),
+        (REFERENCE, PREPARED.format("return None") + REFERENCE, "Double.prepared gave None: give a dict"),
+        ('"out": 2 * inputs["x"]', '"out": inputs["x"][1:]', "the reference has shape"),
     ],
 )
 def test_a_probe_that_fails_in_the_simulator_says_where(tmp_path, old, new, words):

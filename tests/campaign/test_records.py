@@ -160,6 +160,10 @@ def test_a_run_gives_its_figures_and_says_what_it_lacks():
     assert run.figure(name) == run.measured[name] and run.device_key == "h200"
     with pytest.raises(KeyError, match="alike: convert 2048x18944 vector=1"):
         run.figure("convert of nothing")
+    for wrong in ("abc", float("nan"), True):
+        told = replace(run, measured={name: wrong})
+        with pytest.raises(RecordError, match=r"json: measured\['convert .*\]: .* is no finite number"):
+            told.figure(name)
 
 
 @pytest.mark.parametrize(("device", "name"), [("h200", "no such figure"), ("gb10", "launch us: prepared")])
