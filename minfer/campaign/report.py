@@ -181,7 +181,8 @@ def products_table(records: Sequence[Record]) -> str:
         f"Times as fast as {peers}, both in one process, theirs always on f16; Q4_K, Q6_K: our kernel reads "
         "the blocks; a figure is from the newest of these runs that has it"
     )
-    note = f"{note}: {'; '.join(origins)}.{_alone(alone)}"
+    shown = [row for row in alone if row.nt in tokens and (row.weights, row.product) in labels]
+    note = f"{note}: {'; '.join(origins)}.{_alone(shown)}"
     return markdown_table(Table("Products", columns, rows, note))
 
 
