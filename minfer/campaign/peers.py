@@ -21,6 +21,7 @@ class Peer:
         tok_s: test -> (mean, standard deviation) in tokens a second. Tests are called as llama-bench calls
             them, with the micro-batch where it was varied: "pp2048_ub2048", "tg128".
         us_per_gmac: what its products take, by kernel.
+        prefill_ms: milliseconds of a prefill of 2048 tokens, by kernels.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Peer:
     date: str
     tok_s: dict[str, tuple[float, float]]
     us_per_gmac: dict[str, float]
+    prefill_ms: dict[str, float]
 
     @property
     def origin(self) -> str:
@@ -44,4 +46,5 @@ def llamacpp(path: Path = LLAMACPP_H200) -> Peer:
         test: (float(mean), float(spread)) for test, (mean, spread) in entry["llama_bench_tok_s"].items()
     }
     origin = {name: entry[name] for name in ("what", "device", "driver", "date")}
-    return Peer(name="llama.cpp", **origin, tok_s=speeds, us_per_gmac=entry["us_per_GMAC"])
+    wall = {name: ms for name, ms in entry["prefill_2048_kernels_ms"].items() if name != "note"}
+    return Peer(name="llama.cpp", **origin, tok_s=speeds, us_per_gmac=entry["us_per_GMAC"], prefill_ms=wall)

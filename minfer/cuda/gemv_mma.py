@@ -13,8 +13,8 @@ which the other's sum is not used. Sums begin at MAGIC: they are floats then.
 On an H200 q, k and v of the 7B (4608 x 3584) take 3.54 us and 2.00 mJ a launch, 3.66 and 2.09 by dp4a in as
 many blocks (4 rows and 9 warps), 4.12 and 2.32 by what `GemvConfig.for_shape` takes. gate and up took 21.1 us
 at 1,560 MHz, by dp4a 20.1 at 1,470, both at some 700 W (with other masks and moves, 385 instructions): a slot
-of 16 whole rows has 32 KB, so that few warps multiply: seven with one slot each. In the token kernel they lose more
-(`minfer.cuda.token.dots`).
+of 16 whole rows has 32 KB, so that few warps multiply: seven with one slot each. In the token kernel they
+lose more (`minfer.cuda.token.dots`).
 """
 
 from __future__ import annotations

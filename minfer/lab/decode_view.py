@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from minfer.arithmetic.ledger import bits_a_weight
 from minfer.arithmetic.work import QWEN25_7B, decode_bytes
@@ -94,6 +95,18 @@ def _figure(way: str) -> str:
 
 def _newest_steps(records: Sequence[Record]) -> GpuTests | None:
     return newest(records, _figure(STEPS[0]), _figure(STEPS[1]))
+
+
+def change_rows() -> list[dict]:
+    """Every step of the token kernel's ladder, and the fields of its config that it changes."""
+    rows = [{"step": (first := next(iter(TOKEN_STEPS))), "changes": "-"}]
+    for (_, before), (name, after) in pairwise(TOKEN_STEPS.items()):
+        changed = (
+            f"{field} {before[field]} -> {new}" for field, new in after.items() if before[field] != new
+        )
+        rows.append({"step": name, "changes": ", ".join(changed)})
+    rows[0]["changes"] = ", ".join(f"{field} = {value}" for field, value in TOKEN_STEPS[first].items())
+    return rows
 
 
 def step_rows(records: Sequence[Record]) -> list[dict]:

@@ -143,8 +143,8 @@ def ledger_rows(steps: Sequence[Step]) -> list[dict]:
 
 SHARED_BYTES, L2_BYTES = 128, 56
 """Bytes a cycle that a multiprocessor reads from shared memory, and gets from L2 (measured)."""
-MMA_SHARE = 0.65
-"""Of the tensor cores' peak that mma.sync reaches on Hopper (measured)."""
+MMA_SHARE = 0.575
+"""Of the tensor cores' cycles that mma.sync alone keeps busy on Hopper (measured, `minfer ceilings`)."""
 
 
 def bound(step: Step, nt: int = NT, od: int = 4608) -> float:
@@ -206,7 +206,7 @@ LOST = (
         "probe": "the same, sums exchanged in the middle",
         "of": "GEMM, o and down, 512 tokens",
         "idea": "wide k-tiles first; then each block's own columns, under which sums change hands",
-        "outcome": "x0.93, x1.015; sustained x0.90, x0.99",
+        "outcome": "x0.92, x1.015; sustained x0.90, x0.99",
         "why": "o is too short to hide them; of down's 4 % a third is left, not explained",
     },
     {
@@ -220,14 +220,14 @@ LOST = (
         "probe": "dependent launch without seats",
         "of": "GEMM, 512 tokens",
         "idea": "load weights while the kernel before ends",
-        "outcome": "x0.98 to x1.00",
+        "outcome": "x1.00 to x1.01, with seats x1.01 to x1.02",
         "why": "a block starts where one has ended: neighbours are apart, and the clock falls",
     },
     {
         "probe": "seats by the number of the multiprocessor",
         "of": "GEMM, 512 tokens",
         "idea": "an order that needs no measurement",
-        "outcome": "x0.90 to x0.94",
+        "outcome": "x0.93 to x0.96",
         "why": "numbers go across the GPCs in turn: no blocks of a GPC share a tile",
     },
     {
@@ -288,7 +288,7 @@ LOST = (
     },
     {
         "probe": "neighbours share A",
-        "of": "GEMM",
+        "of": "GEMM, 512 tokens",
         "idea": "tiles in strips of 2 or 4 columns: the two blocks of a TPC read one tile of A, not of B",
         "outcome": "x0.97 to x1.00",
         "why": "not explained: 24 million sectors from L2 instead of 26 (down, 512 tokens)",

@@ -210,6 +210,12 @@ def draw_variants(rows: Sequence[dict], note: str = "") -> Picture:
     return Picture(fig, f"Prefill speed of {len(bars)} variants of the 7B", rows)
 
 
+def peer_wall_rows(peer: Peer) -> list[dict]:
+    """Where the peer's prefill of 2048 tokens goes: kernels, ms, share."""
+    whole = sum(peer.prefill_ms.values())
+    return [{"kernels": name, "ms": ms, "share": ms / whole} for name, ms in peer.prefill_ms.items()]
+
+
 def decode_rows(benches: Mapping[str, Bench], peer: Peer | None, where: DeviceSpec) -> list[dict]:
     """Decoding against the memory's limit: tok/s, context, bytes a token, GB/s, share of what the device was
     measured to read (`minfer ceilings`), or of the datasheet's where nobody has measured it.
