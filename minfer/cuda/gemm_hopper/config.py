@@ -66,7 +66,7 @@ TILES = (
     (128, 64, 8), (192, 192, 4), (256, 192, 3), (256, 224, 3),
 )  # fmt: skip
 #: Those that two blocks may share, for few tokens.
-SPLIT_TILES = ((128, 112, 6), (128, 64, 8))
+SPLIT_TILES = ((128, 224, 4), (128, 112, 6), (128, 64, 8))
 
 
 def split_sums(multiprocessors: int) -> int:
@@ -81,7 +81,9 @@ class GemmHopperConfig:
     epilogue ("rope": for a product with q, k and v of `heads`). pdl: a dependent launch, which loads B before
     the kernel before it has ended, and whose blocks take seats (`minfer.cuda.tile.seats`). split_k: two
     blocks a tile, each with half of the depth (`minfer.cuda.gemm_hopper.split`). skew: k-tiles by which a
-    consumer's two blocks of rows are apart at the ends of a tile (`minfer.cuda.gemm_hopper.skewed`)."""
+    consumer's two blocks of rows are apart at the ends of a tile (`minfer.cuda.gemm_hopper.skewed`).
+    split_lead: k-tiles more than half of the depth that a block multiplies with the rows that it finishes, and
+    fewer with those that it hands over."""
 
     tile_m: int = 256
     stages: int = 4
@@ -92,6 +94,7 @@ class GemmHopperConfig:
     pdl: bool = False
     split_k: bool = False
     skew: int = 0
+    split_lead: int = 0
 
     tile_k = BOX_COLUMNS
 
@@ -121,6 +124,10 @@ class GemmHopperConfig:
             raise ConfigRefused(
                 f"gemm_hopper: split_k with {self.tile_n} tokens: its two blocks finish the rows of one "
                 "consumer each, so take 128"
+            )
+        if self.split_lead < 0 or self.split_lead and not self.split_k:
+            raise ConfigRefused(
+                f"gemm_hopper: split_lead = {self.split_lead}: must be 0 or more, and 0 without split_k"
             )
         self._check_skew()
         if self.stages < 2:
@@ -177,6 +184,7 @@ class GemmHopperConfig:
             text += f" {self.heads}"
         text += f" -> {self.out}" if self.out != "f16" else ""
         text += " split" if self.split_k else ""
+        text += f" lead {self.split_lead}" if self.split_lead else ""
         text += f" skew {self.skew}" if self.skew else ""
         return text + (" pdl" if self.pdl else "")
 
@@ -247,6 +255,11 @@ class GemmHopperConfig:
         return self.tile_n * self.tile_k * 2
 
     @property
+    def a_loads(self) -> int:
+        """TMA loads that bring a tile of A: one; one a consumer if a k-tile may be for one of them alone."""
+        return 2 if self.split_lead else 1
+
+    @property
     def stage_bytes(self) -> int:
         """Shared memory of a stage; also what a block receives a k-tile."""
         return self.a_bytes + self.tile_m * self.tile_k * 2
@@ -280,7 +293,7 @@ class GemmHopperConfig:
     def boxes(self) -> dict[str, tuple[int, int]]:
         """Argument -> (rows, columns) of its tensor map's boxes; all have the 128-byte swizzle."""
         return {
-            "a": (self.tile_n, BOX_COLUMNS),
+            "a": (self.tile_n // self.a_loads, BOX_COLUMNS),
             "b": (self.tile_m // self.loads, BOX_COLUMNS),
             "c": (16, chunk_columns(self.out)),
         }

@@ -94,7 +94,7 @@ from minfer.cuda.gemm_hopper.consumer import make_consumer
 from minfer.cuda.gemm_hopper.heads import Heads
 from minfer.cuda.gemm_hopper.loads import make_loads
 from minfer.cuda.gemm_hopper.skewed import make_skewed_consumer
-from minfer.cuda.gemm_hopper.split import share_among
+from minfer.cuda.gemm_hopper.split import share_among, share_with_lead
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT
 
@@ -129,6 +129,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     high_word = ptx.wgmma_high_word()
     pdl, place_start = config.pdl, config.place_start
     split_k, share = config.split_k, share_among(2)
+    lead, share_lead = config.split_lead, share_with_lead(config.split_lead)
     heads = config.heads
     rotated, biased = heads is not None, heads is not None and heads.bias
     address, produce = ptx.global_address, make_loads(config).produce
@@ -170,9 +171,13 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 seated(address(seats))
         k_first, part = types.int32(0), types.int32(0)
         if split_k:
-            tile, part, k_first, k_tiles = share(tile, rows * columns, k_tiles)
-        shape = rows, columns, step, k_first, k_tiles, group, od
-        half = part, address(parts), address(ready)
+            every = k_tiles
+            tile, part, k_first, k_tiles = share(tile, rows * columns, every)
+        both = k_tiles
+        if lead:
+            k_first, k_tiles, both = share_lead(part, every)
+        shape = rows, columns, step, (k_first, k_tiles, both, part), group, od
+        half = address(parts), address(ready)
         if producer and warpgroup == 0:
             fewer()
             if thread == 0:

@@ -59,6 +59,21 @@ def share_among(parts: int) -> DeviceFunction:
     return share
 
 
+@functools.cache
+def share_with_lead(lead: int) -> DeviceFunction:
+    """(part, k_tiles) -> (first k-tile, k-tiles, those for both consumers) of one of two blocks that share a
+    tile. Part 0 begins with the first k-tiles, part 1 with the last ones, as many each; those in the middle,
+    2 `lead` or one more, both blocks multiply last, each with the rows that it finishes. Counted from the
+    block's first they have their own numbers."""
+
+    @device_function
+    def share(part, k_tiles):
+        both = max(int32((k_tiles >> 1) - lead), int32(1))
+        return int32(part * (k_tiles - both)), int32(k_tiles - both), both
+
+    return share
+
+
 @dataclass(frozen=True)
 class Exchange:
     """Of a config with `accumulators` sums a thread of its two consumers, in a ring of stages of
