@@ -140,11 +140,13 @@ def test_gates_of_the_largest_tile_are_not_skewed():
 
 
 def test_few_tokens_share_the_depth_of_long_products():
-    for nt in (1, 128, 256):
+    for nt, tile_m, lead in ((1, 64, 0), (128, 64, 0), (256, 112, 0), (384, 168, 6), (512, 224, 6)):
         config = choose(nt, 3584, 18944)
         assert config.split_k and config.grid(nt, 3584, 132) == (132, 1, 1)
-    assert not choose(512, 3584, 18944).split_k  # 128 tiles need no halves
+        assert (config.tile_m, config.split_lead) == (tile_m, lead)
+    assert not choose(1024, 3584, 18944).split_k  # 128 tiles of 128 x 224 need no halves
     assert not choose(256, 3584, 3584).split_k  # the exchange takes longer than half of the depth
+    assert not choose(512, 3584, 3584).split_k and not choose(384, 3584, 3584).split_k
     assert may_split(3584) and not may_split(2048) and not choose(1, 3584, 2048).split_k
 
 
@@ -174,16 +176,16 @@ def test_blocks_with_a_lead_share_all_k_tiles(k_tiles, lead):
 def test_halves_have_room_in_the_workspace():
     """The largest grid of each tile that `choose` takes; larger tiles fit if they are few."""
     elements, counters = split_workspace(132)
-    assert (elements, counters) == (66 * 128 * 112, 132)
-    for tile_n, tile_m, stages in SPLIT_TILES:
-        config = GemmHopperConfig(tile_m, stages, tile_n=tile_n, split_k=True)
+    assert (elements, counters) == (66 * 128 * 224, 132)
+    for tile_n, tile_m, stages, lead in SPLIT_TILES:
+        config = GemmHopperConfig(tile_m, stages, tile_n=tile_n, split_k=True, split_lead=lead)
         assert config.grid(tile_n, 66 * tile_m, 132) == (132, 1, 1)
     config = GemmHopperConfig(256, 4, split_k=True)
-    assert config.grid(128, 28 * 256, 132) == (56, 1, 1)
-    words = "128 x 7424 in tiles of 128 x 256 takes 950,272 sums .* has 946,176 for 132 multiprocessors"
+    assert config.grid(128, 57 * 256, 132) == (114, 1, 1)
+    words = "128 x 14848 in tiles of 128 x 256 takes 1,900,544 sums .* has 1,892,352 for 132 multiprocessors"
     with pytest.raises(ConfigRefused, match=words):
-        config.grid(128, 29 * 256, 132)
-    assert GemmHopperConfig(256, 4).grid(128, 29 * 256, 132) == (29, 1, 1)
+        config.grid(128, 58 * 256, 132)
+    assert GemmHopperConfig(256, 4).grid(128, 58 * 256, 132) == (58, 1, 1)
 
 
 def test_short_products_are_dependent_launches():

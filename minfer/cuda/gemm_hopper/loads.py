@@ -13,10 +13,10 @@ from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unr
 
 
 class Loads(NamedTuple):
-    """The loading of a config. `shape` is (tile rows, tile columns, blocks, span, group, od). A span is (first
-    k-tile, k-tiles, those for both consumers, part): with a lead the last k-tiles are for the consumer whose
-    number is the part's, and have their own numbers, not counted from the first. `work` what is loaded next: (tile, k-tile, its rows of A and of B, stages already open), and `one` is
-    1 in the thread that loads.
+    """The loading of a config. `shape` is (tile rows, tile columns, blocks, span, group, od), `work` what is
+    loaded next: (tile, k-tile, its rows of A and of B, stages already open), and `one` is 1 in the thread
+    that loads. A span is (first k-tile, k-tiles, those for both consumers, part): with a lead the last ones
+    are for the consumer that has the part's number, and are not counted from the first (`share_with_lead`).
 
     Attributes:
         rows_of: (tile, shape) -> the first rows of A and B that a tile takes; of none behind the last.
