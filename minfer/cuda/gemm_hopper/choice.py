@@ -44,6 +44,8 @@ def may_split(depth: int) -> bool:
     """Whether `choose` gives a product of that depth split_k at any sizes: a tile takes two blocks less time
     than two tiles of half of its columns, of which there is room for as many."""
     k_tiles = -(-depth // 64)
+    if k_tiles == 1:
+        return False
     for tile_n, tile_m, _, lead in SPLIT_TILES:
         half = min(m for n, m, _ in TILES if n == tile_n and 2 * m >= tile_m)
         if shared_cost(k_tiles, tile_n, tile_m, lead) < k_tiles * k_tile_cycles(tile_n, half) + TILE_CYCLES:
