@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from minfer.arithmetic.devices import H200
 from minfer.campaign.against import SHAPES
 from minfer.campaign.records import Record
-from minfer.cuda.gemm_hopper.config import TILE_CYCLES, GemmHopperConfig, choose, k_tile_cycles
+from minfer.cuda.gemm_hopper.choice import TILE_CYCLES, choose, k_tile_cycles
+from minfer.cuda.gemm_hopper.config import GemmHopperConfig
 from minfer.lab.figures import newest
 from minfer.lab.hopper_ladder import L2_BYTES
 
@@ -35,12 +36,18 @@ class Plan:
     narrow: int = 0
 
     def k_tiles(self, depth: int) -> list[tuple[int, int]]:
-        """(how many, columns of B) that a block multiplies of a tile, in their order."""
+        """(how many, columns of B) that a block multiplies of a tile, in their order; with a lead those for
+        both consumers."""
         count = -(-depth // self.config.tile_k)
         if not self.config.split_k:
             return [(count, self.config.tile_m)]
-        wide = -(-(count - self.narrow) // 2), self.config.tile_m
+        wide = -(-(count - self.narrow - self.alone) // 2), self.config.tile_m
         return [wide, (self.narrow, self.config.tile_m // 2)] if self.narrow else [wide]
+
+    @property
+    def alone(self) -> int:
+        """K-tiles that a block multiplies for one consumer, with half of the tokens."""
+        return 2 * self.config.split_lead
 
     def exchanged(self) -> int:
         """Bytes that a block hands on and takes: of f32 sums half a tile each."""
@@ -51,7 +58,9 @@ class Plan:
         rows, columns = self.config.tiles(nt, od)
         blocks = rows * columns * (1 + self.config.split_k)
         tile = sum(count * k_tile_cycles(self.config.tile_n, width) for count, width in self.k_tiles(depth))
-        exchange = 0 if self.narrow else self.exchanged() / L2_BYTES  # else under the narrow k-tiles
+        tile += self.alone * k_tile_cycles(self.config.tile_n // 2, self.config.tile_m)
+        # Under the narrow k-tiles, or those of one consumer.
+        exchange = 0 if self.narrow or self.alone else self.exchanged() / L2_BYTES
         return -(-blocks // H200.sms) * (tile + TILE_CYCLES + exchange)
 
     def moved(self, nt: int, od: int, depth: int) -> int:
@@ -61,6 +70,7 @@ class Plan:
             count * (self.config.tile_n + width) * 2 * self.config.tile_k
             for count, width in self.k_tiles(depth)
         )
+        each += self.alone * (self.config.tile_n // 2 + self.config.tile_m) * 2 * self.config.tile_k
         return rows * columns * (1 + self.config.split_k) * (each + self.exchanged())
 
 
@@ -97,11 +107,14 @@ def refinements() -> list[Refinement]:
         )
     for nt, name in ((128, "down"), (256, "down"), (128, "o")):
         found.append(Refinement("split-k", name, nt, Plan(narrow), Plan(choose(nt, *SHAPES[name]))))
+    unshared = GemmHopperConfig(112, 6, pdl=True)
     shared = GemmHopperConfig(224, 4, pdl=True, split_k=True)
     for name, at_end, under in (("o", 0.86, 0.93), ("down", 1.0, 1.015)):
-        alone = Plan(choose(512, *SHAPES[name]))
+        alone = Plan(unshared)
         found.append(Refinement("pairs", name, 512, alone, Plan(shared), at_end))
         found.append(Refinement("narrow pairs", name, 512, alone, Plan(shared, 16), under))
+    for nt, before in ((384, GemmHopperConfig(96, 6, pdl=True)), (512, unshared)):
+        found.append(Refinement("lead", "down", nt, Plan(before), Plan(choose(nt, *SHAPES["down"]))))
     return found
 
 

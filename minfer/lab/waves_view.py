@@ -78,7 +78,8 @@ def wave_rows(nt: int, od: int, widths: Sequence[int] = WIDTHS, sms: int = SMS) 
 
 
 def chosen_rows(nts: Sequence[int] = (512, 2048)) -> list[dict]:
-    """The tile that the Hopper GEMM takes for every product of a layer, and its waves."""
+    """The tile that the Hopper GEMM takes for every product of a layer, and its waves; of tiles that two
+    blocks share there is one, on twice as many multiprocessors."""
     from minfer.cuda.gemm_hopper import choose
 
     rows = []
@@ -94,7 +95,7 @@ def chosen_rows(nts: Sequence[int] = (512, 2048)) -> list[dict]:
                     "tile": str(config),
                     "tiles": found.tiles,
                     "waves": found.waves,
-                    "useful": found.useful,
+                    "useful": found.useful * (1 + config.split_k),
                     "useful with 256": widest.useful,
                 }
             )

@@ -11,6 +11,7 @@ from minfer.cuda.gemm_hopper import (
     split_workspace,
 )
 from minfer.cuda.gemm_hopper.config import SPLIT_TILES, WARPGROUPS
+from minfer.cuda.gemm_hopper.split import share_with_lead
 from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.registry import shipped_kernels
 from minfer.cuda.runtime import compile_kernel
@@ -80,6 +81,12 @@ def test_f32_results_have_narrower_chunks():
     assert GemmHopperConfig(out="f32").boxes["c"] == (16, 32)
 
 
+def test_each_consumer_s_rows_are_loaded_alone_with_a_lead():
+    even, led = (GemmHopperConfig(split_k=True, split_lead=lead) for lead in (0, 6))
+    assert (even.boxes["a"], led.boxes["a"]) == ((128, 64), (64, 64))
+    assert even.shared_bytes == led.shared_bytes
+
+
 def test_names_tell_variants_apart():
     configs = [
         GemmHopperConfig(),
@@ -90,6 +97,8 @@ def test_names_tell_variants_apart():
         GemmHopperConfig(192, tile_n=192),
         GemmHopperConfig(192, tile_n=192, pdl=True),
         GemmHopperConfig(192, split_k=True),
+        GemmHopperConfig(192, split_k=True, split_lead=4),
+        GemmHopperConfig(192, split_k=True, split_lead=8),
         GemmHopperConfig(192, 3, tile_n=256),
         GemmHopperConfig(192, 3, tile_n=256, skew=2),
         GemmHopperConfig(192, 3, tile_n=256, skew=3),
@@ -131,11 +140,13 @@ def test_gates_of_the_largest_tile_are_not_skewed():
 
 
 def test_few_tokens_share_the_depth_of_long_products():
-    for nt in (1, 128, 256):
+    for nt, tile_m, lead in ((1, 64, 0), (128, 64, 0), (256, 112, 0), (384, 168, 6), (512, 224, 6)):
         config = choose(nt, 3584, 18944)
         assert config.split_k and config.grid(nt, 3584, 132) == (132, 1, 1)
-    assert not choose(512, 3584, 18944).split_k  # 128 tiles need no halves
+        assert (config.tile_m, config.split_lead) == (tile_m, lead)
+    assert not choose(1024, 3584, 18944).split_k  # 128 tiles of 128 x 224 need no halves
     assert not choose(256, 3584, 3584).split_k  # the exchange takes longer than half of the depth
+    assert not choose(512, 3584, 3584).split_k and not choose(384, 3584, 3584).split_k
     assert may_split(3584) and not may_split(2048) and not choose(1, 3584, 2048).split_k
 
 
@@ -148,19 +159,33 @@ def test_halves_need_a_multiprocessor_each():
         config.check(1, 8, 64)
 
 
+@pytest.mark.parametrize("k_tiles", [2, 3, 8, 9, 10, 11, 296])
+@pytest.mark.parametrize("lead", [1, 2, 4, 30])
+def test_blocks_with_a_lead_share_all_k_tiles(k_tiles, lead):
+    """The rows of a consumer meet every k-tile once: in the block that finishes them all of its own, in the
+    other one those for both."""
+    spans = [share_with_lead(lead)(part, k_tiles) for part in (0, 1)]
+    for finisher, giver in (spans, spans[::-1]):
+        first, count, both = finisher
+        numbers = [first + k if k < both else k for k in range(count)]
+        given = range(giver[0], giver[0] + giver[2])
+        assert sorted([*numbers, *given]) == list(range(k_tiles))
+        assert both == giver[2] == max(1, k_tiles // 2 - lead)
+
+
 def test_halves_have_room_in_the_workspace():
     """The largest grid of each tile that `choose` takes; larger tiles fit if they are few."""
     elements, counters = split_workspace(132)
-    assert (elements, counters) == (66 * 128 * 112, 132)
-    for tile_n, tile_m, stages in SPLIT_TILES:
-        config = GemmHopperConfig(tile_m, stages, tile_n=tile_n, split_k=True)
+    assert (elements, counters) == (66 * 128 * 224, 132)
+    for tile_n, tile_m, stages, lead in SPLIT_TILES:
+        config = GemmHopperConfig(tile_m, stages, tile_n=tile_n, split_k=True, split_lead=lead)
         assert config.grid(tile_n, 66 * tile_m, 132) == (132, 1, 1)
     config = GemmHopperConfig(256, 4, split_k=True)
-    assert config.grid(128, 28 * 256, 132) == (56, 1, 1)
-    words = "128 x 7424 in tiles of 128 x 256 takes 950,272 sums .* has 946,176 for 132 multiprocessors"
+    assert config.grid(128, 57 * 256, 132) == (114, 1, 1)
+    words = "128 x 14848 in tiles of 128 x 256 takes 1,900,544 sums .* has 1,892,352 for 132 multiprocessors"
     with pytest.raises(ConfigRefused, match=words):
-        config.grid(128, 29 * 256, 132)
-    assert GemmHopperConfig(256, 4).grid(128, 29 * 256, 132) == (29, 1, 1)
+        config.grid(128, 58 * 256, 132)
+    assert GemmHopperConfig(256, 4).grid(128, 58 * 256, 132) == (58, 1, 1)
 
 
 def test_short_products_are_dependent_launches():
@@ -193,6 +218,8 @@ def test_a_group_holds_about_2048_tokens():
         ((144, 5, "f16", "rope", 128, Heads(2, 1, 64)), "a tile of 128 x 144: tile_m must be a multiple"),
         ((192, 3, "f16", "rope", 256, Heads(2, 1, 64)), "a tile of 256 x 192"),
         ((192, 3, "f16", "store", 256, None, False, True), "split_k with 256 tokens"),
+        ((112, 6, "f16", "store", 128, None, False, False, 0, 4), "split_lead = 4: .* 0 without split_k"),
+        ((112, 6, "f16", "store", 128, None, False, True, 0, -1), "split_lead = -1: must be 0 or more"),
         ((256, 4, "f16", "store", 128, None, False, False, 2), "skew with 128 tokens"),
         ((224, 3, "f16", "store", 256, None, False, False, 4), "skew = 4: must be from 0 to 3"),
         ((224, 3, "f16", "store", 256, None, False, False, -1), "skew = -1"),
@@ -210,6 +237,7 @@ ASSEMBLED = (
     GemmHopperConfig(),
     GemmHopperConfig(224, 4),
     GemmHopperConfig(112, 6, "f32", "add", pdl=True, split_k=True),
+    GemmHopperConfig(224, 4, "f32", "add", pdl=True, split_k=True, split_lead=6),
     GemmHopperConfig(epilogue="swiglu"),
     GemmHopperConfig(200, 4, out="f32", epilogue="add", tile_n=192),
     GemmHopperConfig(192, 3, epilogue="swiglu", tile_n=256),

@@ -141,12 +141,12 @@ def test_wgmma_without_fused_epilogues(tmp_path, monkeypatch):
 
 
 def test_products_whose_depth_two_blocks_share(tmp_path, monkeypatch):
-    from minfer.cuda.gemm_hopper import config
+    from minfer.cuda.gemm_hopper import choice
     from minfer.engine.cuda import fused_rope, routes
     from minfer.engine.cuda.launches import launch_for
 
     monkeypatch.setattr(routes, "SMALL_TOKENS", 1)
-    monkeypatch.setattr(config, "EXCHANGE_CYCLES", 0)  # or no matrix of a small model is deep enough
+    monkeypatch.setattr(choice, "EXCHANGE_CYCLES", 0)  # or no matrix of a small model is deep enough
     kept = launch_for, fused_rope._chosen
     try:
         for each in kept:

@@ -37,11 +37,20 @@ def test_narrow_k_tiles_hide_the_exchange():
     assert Plan(shared).k_tiles(3584) == [(28, 224)]
 
 
+def test_a_lead_hides_the_exchange():
+    led = Plan(GemmHopperConfig(224, 4, pdl=True, split_k=True, split_lead=6))
+    assert led.k_tiles(18944) == [(142, 224)] and led.alone == 12
+    alone = 12 * (64 + 224) * 128
+    assert led.cycles(512, 3584, 18944) == pytest.approx(142 * 896 + alone / 56 + 1500)
+    even = replace(led, config=replace(led.config, split_lead=0))
+    assert even.moved(512, 3584, 18944) - led.moved(512, 3584, 18944) == 128 * (6 * 352 * 128 - alone)
+
+
 def test_every_step_is_predicted_and_measured_where_a_record_has_it():
     records = load_records(device="h200")
     rows = refined_rows(records)
     assert {row["step"] for row in rows} == {
-        "256 x 192", "256 x 224", "seats", "split-k", "pairs", "narrow pairs"
+        "256 x 192", "256 x 224", "seats", "split-k", "pairs", "narrow pairs", "lead"
     }  # fmt: skip
     assert all(row["predicted"] > 1 and row["predicted (us)"] > 0 for row in rows)
     assert all(row["measured"] for row in rows if row["tokens"] == 2048 or "pairs" in row["step"])

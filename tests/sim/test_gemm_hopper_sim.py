@@ -47,6 +47,14 @@ from tests.cuda.gemm_hopper_cases import check_bits, hopper_case, rope_case
         (GemmHopperConfig(64, 3, split_k=True), (140, 136, 200), 12),  # halves of one and three k-tiles
         (GemmHopperConfig(72, 2, "f32", "add", split_k=True), (70, 80, 72), 4),
         (GemmHopperConfig(128, 2, epilogue="swiglu", split_k=True, pdl=True), (70, 72, 136), 7),
+        # A consumer alone for none, one, two and three k-tiles of two, three, eight and nine
+        (GemmHopperConfig(64, 3, split_k=True, split_lead=1), (140, 136, 128), 12),
+        (GemmHopperConfig(64, 4, split_k=True, split_lead=6, pdl=True), (140, 136, 136), 13),
+        (GemmHopperConfig(72, 2, "f32", "add", split_k=True, split_lead=1), (70, 80, 512), 4),
+        (GemmHopperConfig(224, 4, split_k=True, split_lead=1, pdl=True), (130, 232, 568), 8),
+        # and for nearly all, in a ring that wraps
+        (GemmHopperConfig(64, 3, split_k=True, split_lead=9, pdl=True), (128, 72, 640), 5),
+        (GemmHopperConfig(128, 2, epilogue="swiglu", split_k=True, split_lead=2), (70, 72, 392), 4),
     ],
     ids=str,
 )
@@ -103,16 +111,19 @@ def test_traced_blocks_of_rows_apart_have_no_race(config):
     assert check(trace) == []
 
 
-def test_a_tile_of_two_blocks_may_be_rotated():
-    heads = Heads(2, 1, 64, interleaved=True, bias=True)
-    config = GemmHopperConfig(64, 2, "f16", "rope", 128, heads, split_k=True)
+@pytest.mark.parametrize("lead", [0, 1])
+def test_a_tile_of_two_blocks_may_be_rotated(lead):
+    heads = Heads(2, 1, 64, interleaved=not lead, bias=True)
+    config = GemmHopperConfig(64, 2, "f16", "rope", 128, heads, split_k=True, split_lead=lead)
     case = rope_case(config, 70, 136, multiprocessors=8)
     check_bits(case, lambda each: each.run_simulated(seed=0), multiprocessors=8)
 
 
-def test_traced_exchange_has_no_conflict_and_no_race_in_shared_memory():
+@pytest.mark.parametrize("lead", [0, 1, 3])
+def test_traced_exchange_has_no_conflict_and_no_race_in_shared_memory(lead):
     """Of the words that count what was handed over through global memory the checker knows nothing."""
-    case = hopper_case(GemmHopperConfig(64, 2, split_k=True), 128, 64, 256, multiprocessors=2)
+    config = GemmHopperConfig(64, 2, split_k=True, split_lead=lead)
+    case = hopper_case(config, 128, 64, 520, multiprocessors=2)
     case.kernel = replace(
         case.kernel, cluster=2, cooperative=False
     )  # a trace shows a cluster's blocks together

@@ -1,8 +1,8 @@
-"""Configs of the Hopper GEMM, and the choice of one for a product."""
+"""Configs of the Hopper GEMM."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from minfer.cuda.checks import check_sizes, check_types
@@ -52,27 +52,15 @@ WARPGROUPS = {
 }
 #: Rows of B of the largest tile whose gates can be activated while its other block is multiplied.
 MOST_SKEWED_GATES = 192
-#: Cycles up to which a product is a dependent launch: what that saves, a microsecond, is lost in longer ones.
-DEPENDENT_CYCLES = 300_000
-#: That two blocks take to exchange sums, and to be launched at once (measured on an H200).
-EXCHANGE_CYCLES = 9500
-#: Of one of a block's tiles outside its main loop (about; measured on an H200), beside its launch's own.
-TILE_CYCLES = 1500
-#: (tile_n, tile_m, stages) that `choose` picks from: as many stages as leave two buffers for the epilogue.
-TILES = (
-    *((128, m, 4) for m in (256, 240, 224, 192)),
-    *((128, m, 5) for m in (160, 144)),
-    *((128, m, 6) for m in (128, 112, 96)),
-    (128, 64, 8), (192, 192, 4), (256, 192, 3), (256, 224, 3),
-)  # fmt: skip
-#: Those that two blocks may share, for few tokens.
-SPLIT_TILES = ((128, 112, 6), (128, 64, 8))
+#: (tile_n, tile_m, stages, split_lead) that two blocks may share, for few tokens. Twelve k-tiles for one
+#: consumer take 5,600 to 6,900 cycles by their bytes (64 a cycle), about as long as the exchange.
+SPLIT_TILES = ((128, 224, 4, 6), (128, 168, 5, 6), (128, 112, 6, 0), (128, 64, 8, 0))
 
 
 def split_sums(multiprocessors: int) -> int:
     """f32 elements of a device's workspace for split_k: a tile of the largest of SPLIT_TILES for every two
     multiprocessors."""
-    return multiprocessors // 2 * max(n * m for n, m, _ in SPLIT_TILES)
+    return multiprocessors // 2 * max(n * m for n, m, *_ in SPLIT_TILES)
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,9 @@ class GemmHopperConfig:
     epilogue ("rope": for a product with q, k and v of `heads`). pdl: a dependent launch, which loads B before
     the kernel before it has ended, and whose blocks take seats (`minfer.cuda.tile.seats`). split_k: two
     blocks a tile, each with half of the depth (`minfer.cuda.gemm_hopper.split`). skew: k-tiles by which a
-    consumer's two blocks of rows are apart at the ends of a tile (`minfer.cuda.gemm_hopper.skewed`)."""
+    consumer's two blocks of rows are apart at the ends of a tile (`minfer.cuda.gemm_hopper.skewed`).
+    split_lead: k-tiles beyond half of the depth that a block multiplies with the rows that it finishes, and
+    that are missing from those with the rows that it hands over."""
 
     tile_m: int = 256
     stages: int = 4
@@ -92,6 +82,7 @@ class GemmHopperConfig:
     pdl: bool = False
     split_k: bool = False
     skew: int = 0
+    split_lead: int = 0
 
     tile_k = BOX_COLUMNS
 
@@ -121,6 +112,10 @@ class GemmHopperConfig:
             raise ConfigRefused(
                 f"gemm_hopper: split_k with {self.tile_n} tokens: its two blocks finish the rows of one "
                 "consumer each, so take 128"
+            )
+        if self.split_lead < 0 or (self.split_lead and not self.split_k):
+            raise ConfigRefused(
+                f"gemm_hopper: split_lead = {self.split_lead}: must be 0 or more, and 0 without split_k"
             )
         self._check_skew()
         if self.stages < 2:
@@ -177,6 +172,7 @@ class GemmHopperConfig:
             text += f" {self.heads}"
         text += f" -> {self.out}" if self.out != "f16" else ""
         text += " split" if self.split_k else ""
+        text += f" lead {self.split_lead}" if self.split_lead else ""
         text += f" skew {self.skew}" if self.skew else ""
         return text + (" pdl" if self.pdl else "")
 
@@ -247,6 +243,11 @@ class GemmHopperConfig:
         return self.tile_n * self.tile_k * 2
 
     @property
+    def a_loads(self) -> int:
+        """TMA loads that bring a tile of A: one; one a consumer if a k-tile may be for one of them alone."""
+        return 2 if self.split_lead else 1
+
+    @property
     def stage_bytes(self) -> int:
         """Shared memory of a stage; also what a block receives a k-tile."""
         return self.a_bytes + self.tile_m * self.tile_k * 2
@@ -280,7 +281,7 @@ class GemmHopperConfig:
     def boxes(self) -> dict[str, tuple[int, int]]:
         """Argument -> (rows, columns) of its tensor map's boxes; all have the 128-byte swizzle."""
         return {
-            "a": (self.tile_n, BOX_COLUMNS),
+            "a": (self.tile_n // self.a_loads, BOX_COLUMNS),
             "b": (self.tile_m // self.loads, BOX_COLUMNS),
             "c": (16, chunk_columns(self.out)),
         }
@@ -328,46 +329,3 @@ class GemmHopperConfig:
         """Tile rows a group of the schedule: about 2048 tokens."""
         rows, _ = self.tiles(nt, od)
         return -(-rows // max(1, round(nt / GROUP_ROWS)))
-
-
-def k_tile_cycles(tile_n: int, tile_m: int) -> float:
-    """Cycles of a k-tile: of its wgmmas (4096 FLOP a cycle) or its bytes from L2 (56 a cycle)."""
-    return max(tile_n * tile_m / 32, (tile_n + tile_m) * 128 / 56)
-
-
-def may_split(depth: int) -> bool:
-    """Whether `choose` gives a product of that depth split_k at any sizes: half of it takes longer than the
-    exchange."""
-    return any(-(-depth // 64) // 2 * k_tile_cycles(n, m) > EXCHANGE_CYCLES for n, m, _ in SPLIT_TILES)
-
-
-def choose(
-    nt: int, od: int, depth: int, multiprocessors: int = 132, out: str = "f16", epilogue: str = "store"
-) -> GemmHopperConfig:
-    """The config with the least time over whole waves of blocks, for an nt x od x depth product.
-
-    A k-tile costs `k_tile_cycles`, a tile `TILE_CYCLES` besides.
-
-    What cycles do not say: an H200 is at its power limit within the first millisecond, where a schedule of
-    fewer cycles gets a lower clock, and one that moves fewer bytes a higher one."""
-    check_sizes("gemm_hopper", nt=nt, od=od, id=depth, multiprocessors=multiprocessors)
-    halves, k_tiles = 2 if epilogue == "swiglu" else 1, -(-depth // 64)
-
-    def tiles(tile_n: int, tile_m: int) -> int:
-        return -(-nt // tile_n) * -(-od * halves // tile_m)
-
-    def cost(option: tuple[int, int, int, bool]) -> float:
-        tile_n, tile_m, _, split = option
-        step = k_tile_cycles(tile_n, tile_m)
-        if split:
-            return -(-k_tiles // 2) * step + TILE_CYCLES + EXCHANGE_CYCLES
-        return -(-tiles(tile_n, tile_m) // multiprocessors) * (k_tiles * step + TILE_CYCLES)
-
-    options = [(*tile, False) for tile in TILES if tile[1] >= 64 * halves]
-    if may_split(depth):
-        fit = (tile for tile in SPLIT_TILES if 2 * tiles(*tile[:2]) <= multiprocessors)
-        options += [(*tile, True) for tile in fit if tile[1] >= 64 * halves]
-    tile_n, tile_m, stages, split = best = min(options, key=cost)
-    dependent = cost(best) <= DEPENDENT_CYCLES
-    config = GemmHopperConfig(tile_m, stages, out, epilogue, tile_n, pdl=dependent, split_k=split)
-    return replace(config, skew=config.best_skew)

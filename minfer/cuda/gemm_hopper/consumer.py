@@ -28,7 +28,8 @@ def make_consumer(config: GemmHopperConfig) -> DeviceFunction:
     row_blocks, consumer_rows = config.warpgroups.row_blocks, 64 * config.warpgroups.row_blocks
     consumer_bytes = consumer_rows * tile_k * 2
     block_sums, accumulators = config.block_sums, config.sums
-    producer, gated, split_k = config.producer, config.epilogue == "swiglu", config.split_k
+    producer, gated = config.producer, config.epilogue == "swiglu"
+    split_k, lead = config.split_k, config.split_lead
     # The first k-tile overwrites the sums; of the others at most this stage's group is in flight.
     stage_of = {"k_steps": tile_k // 16, "row_blocks": row_blocks, "high": "operand"}
     multiply_first = ptx.wgmma(config.tile_m, accumulate=False, **stage_of)
@@ -45,9 +46,9 @@ def make_consumer(config: GemmHopperConfig) -> DeviceFunction:
     rows_of, begin, feed, _ = make_loads(config)
 
     @device_function
-    def release(empty, thread):
-        """A consumer's arrival: it has read the stage."""
-        ptx.mbarrier_arrive_if(empty, thread == 0)
+    def release(empty, thread, others):
+        """A consumer's arrival, by the threads whose number has none of these bits: it has read the stage."""
+        ptx.mbarrier_arrive_if(empty, (thread & others) == 0)
 
     @device_function
     @unrolled
@@ -68,7 +69,9 @@ def make_consumer(config: GemmHopperConfig) -> DeviceFunction:
     @device_function
     def consume(target, maps, base, barriers, tile, shape, consumer, thread, high, half):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
-        rows, columns, step, _, k_tiles, _, _ = shape
+        rows, columns, step, (_, k_tiles, both, part), _, _ = shape
+        if lead:
+            k_tiles = types.int32(ptx.select_u32(types.uint32(consumer == part), k_tiles, both))
         sums = cuda.local.array(accumulators, dtype=types.float32)
         a_start = descriptor(base + consumer * consumer_bytes, 16)
         b_start = descriptor(base + a_bytes, 16)
@@ -90,22 +93,26 @@ def make_consumer(config: GemmHopperConfig) -> DeviceFunction:
             row, column = ptx.uniform(a_row), ptx.uniform(b_row)
             last, last_parity = stage, parity
             stage, parity = advance(stage, parity)
-            k = types.int32(1)
+            k, others = types.int32(1), types.uint32(127)
             while k < k_tiles:
                 ptx.mbarrier_wait(barriers + 8 * stage, parity)
                 offset = stage * (stage_bytes >> 4)
                 multiply(sums, a_start + offset, b_start + offset, high[0], high[1])
-                release(barriers + 8 * (stages + last), thread)
+                if lead:
+                    others = ptx.select_u32(k > both, 95, 127)  # alone: for both
+                release(barriers + 8 * (stages + last), thread, others)
                 if feeds:
                     work = feed(maps, base, barriers, last, last_parity, work, shape, one)
                 last, last_parity = stage, parity
                 stage, parity = advance(stage, parity)
                 k = types.int32(k + 1)
             wait_sums(sums)
-            release(barriers + 8 * (stages + last), thread)
+            if lead:
+                others = ptx.select_u32(k > both, 95, 127)
+            release(barriers + 8 * (stages + last), thread, others)
             first_row = row + consumer * consumer_rows + warp * 16
             if split_k:
-                part, parts, ready = half
+                parts, ready = half
                 if consumer == part:
                     add(sums, base, barriers, stage, parity, thread)
                     finish(sums, target, buffer, first_row, column, lane)

@@ -29,8 +29,9 @@ q, k, v and attention ("rope": biases, RoPE and the KV store, see `minfer.cuda.g
   GPU), and a consumer releases a stage one k-tile late, when its wgmmas have certainly read it.
 
 What was tried on an H200 and lost: two blocks that share a tile of 128 x 224 at 512 tokens, each with half of
-the depth, and exchange sums (3584 x 3584: 23.1 us where 128 x 112 tiles take 19.8; 3584 x 18944: 95.3 and
-95.7; without the exchange, and with wrong results, 19.3 and 91.8); the same with the exchange in the middle,
+the depth, and exchange sums at its end (3584 x 3584: 23.1 us where 128 x 112 tiles take 19.8; 3584 x 18944:
+95.3 and 95.7; without the exchange, and with wrong results, 19.3 and 91.8; with a lead the deeper one wins:
+`minfer.cuda.gemm_hopper.split`); the same with the exchange in the middle,
 under k-tiles of 128 x 112 (21.6, and 94.2 in bursts, where the clock is higher; under a load that lasts 1 to
 3 percent more than without); stream-k, the last wave's tiles cut along k with the sums handed on through L2
 (291 us where 128 x 256 takes 279: 3584 x 3584 at 8192 tokens; 0.7 percent slower where no tile is cut);
@@ -89,12 +90,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from minfer.cuda.gemm_hopper.config import SPLIT_TILES, TILES, GemmHopperConfig
+from minfer.cuda.gemm_hopper.choice import TILES
+from minfer.cuda.gemm_hopper.config import SPLIT_TILES, GemmHopperConfig
 from minfer.cuda.gemm_hopper.consumer import make_consumer
 from minfer.cuda.gemm_hopper.heads import Heads
 from minfer.cuda.gemm_hopper.loads import make_loads
 from minfer.cuda.gemm_hopper.skewed import make_skewed_consumer
-from minfer.cuda.gemm_hopper.split import share_among
+from minfer.cuda.gemm_hopper.split import share_among, share_with_lead
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT
 
@@ -129,6 +131,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     high_word = ptx.wgmma_high_word()
     pdl, place_start = config.pdl, config.place_start
     split_k, share = config.split_k, share_among(2)
+    lead, share_lead = config.split_lead, share_with_lead(config.split_lead)
     heads = config.heads
     rotated, biased = heads is not None, heads is not None and heads.bias
     address, produce = ptx.global_address, make_loads(config).produce
@@ -170,9 +173,13 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
                 seated(address(seats))
         k_first, part = types.int32(0), types.int32(0)
         if split_k:
-            tile, part, k_first, k_tiles = share(tile, rows * columns, k_tiles)
-        shape = rows, columns, step, k_first, k_tiles, group, od
-        half = part, address(parts), address(ready)
+            every = k_tiles
+            tile, part, k_first, k_tiles = share(tile, rows * columns, every)
+        both = k_tiles
+        if lead:
+            k_first, k_tiles, both = share_lead(part, every)
+        shape = rows, columns, step, (k_first, k_tiles, both, part), group, od
+        half = address(parts), address(ready)
         if producer and warpgroup == 0:
             fewer()
             if thread == 0:
@@ -244,8 +251,8 @@ def shipped() -> list[Kernel]:
     dependent = [replace(config, pdl=True) for config in every]
     for out, epilogue in (("f16", "store"), ("f32", "add")):
         dependent += [
-            GemmHopperConfig(m, stages, out, epilogue, n, pdl=True, split_k=True)
-            for n, m, stages in SPLIT_TILES
+            GemmHopperConfig(m, stages, out, epilogue, n, pdl=True, split_k=True, split_lead=lead)
+            for n, m, stages, lead in SPLIT_TILES
         ]
     large = [config for config in every if config.tile_n * config.tile_m >= 128 * 224]
     return [make_gemm_hopper(config) for config in (*dependent, *large)]

@@ -88,7 +88,7 @@ def make_skewed_consumer(config: GemmHopperConfig) -> DeviceFunction:
     @unrolled
     def consume(target, maps, base, barriers, tile, shape, consumer, thread, high, half):
         lane, warp = thread & 31, ptx.uniform(thread >> 5)
-        rows, columns, step, _, k_tiles, _, _ = shape
+        rows, columns, step, (_, k_tiles, _, _), _, _ = shape
         above = cuda.local.array(block_sums, dtype=types.float32)
         below = cuda.local.array(block_sums, dtype=types.float32)
         a_start = descriptor(base + consumer * (2 * block_bytes), 16)
