@@ -23,6 +23,7 @@ from minfer.campaign.gates import NOTHING, NotRun, Parity, SameOutputs
 from minfer.campaign.probe import Probe, ProbeError
 from minfer.campaign.probe_record import GateResult
 from minfer.campaign.trial import Trial, side_kernels
+from minfer.campaign.workload import work_of
 from minfer.cuda.kernel import Kernel
 from minfer.cuda.trace import Op, Place, Trace, check, global_lines, shared_lines
 from minfer.engine.cuda.devices import DryDevice, SimulatedDevice
@@ -111,7 +112,7 @@ class Examination:
     Attributes:
         probe: its name. case: the small case whose launches were traced. arch, device: what was compiled for,
             and where blocks are counted. gates: parity, races, the probe's own; then "kernels" and "work",
-            where the measured cases have none or fail. sides: baseline and variant.
+            where the measured cases have none, fail, or are not for `arch`. sides: baseline and variant.
         least: for each measured case whose work is known, the least time that it can take on the device, by
             its specified rates: rows of case, MB, GFLOP, memory and tensor cores (us), at least (us).
         not_run: gates that are left to a GPU (`minfer probe run`) or found nothing to check here, and why.
@@ -215,6 +216,10 @@ def examine(
             gates.append(GateResult("kernels", False, f"{label}: {wrong}"))
         rows = tuple(describe(kernel, arch, device) for kernel in kernels)
         sides.append(Side(label, str(config), kernels, rows, of_side))
+        named = zip(sides[-1].names, rows, strict=True)
+        if foreign := [name for name, row in named if row["limiter"] == "not applicable"]:
+            found = f"{label}: no kernel for {arch}: {', '.join(foreign)}: choose another --arch"
+            gates.append(GateResult("kernels", False, found))
     try:
         least = tuple(_least_rows(probe, device))
     except Exception as error:
@@ -349,7 +354,7 @@ def _kernels(probe: Probe, config: Any, arch: str) -> tuple[tuple[Kernel, ...], 
 
 def _least_rows(probe: Probe, device: DeviceSpec) -> Iterator[dict]:
     for case in probe.workload.cases:
-        work = probe.workload.work(case)
+        work = work_of(probe.workload, case)
         if work is not None:
             memory = 1e6 * work.nbytes / device.bandwidth
             tensor = 1e6 * work.flop / device.tensor_peak(work.dtype) if work.flop else 0.0

@@ -21,7 +21,7 @@ from minfer.campaign.statistics import OUTLIER_RULE, QUIET_RULE, decide, unquiet
 from minfer.campaign.telemetry import Watch, reader_of
 from minfer.campaign.timing import compare_kernels
 from minfer.campaign.trial import Trial
-from minfer.campaign.workload import Work
+from minfer.campaign.workload import Work, work_of
 from minfer.cuda.kernel import CompileError, ConfigRefused, LaunchRefused
 from minfer.engine.errors import EngineError
 
@@ -138,7 +138,7 @@ def _measured(
     wall = trial.prefills.compare(prefill_rounds, watch)
     say(str(wall))
     if ceilings is not None:
-        own = probe.workload.work(probe.workload.cases[0])
+        own = work_of(probe.workload, probe.workload.cases[0])
         work = Work(wall.flop, 0.0, "f16" if own is None else own.dtype)
         for label, ms in zip(probe.called, wall.ms, strict=True):
             ceilings.check(f"{wall.case}, {label}", work, ms / 1e3)

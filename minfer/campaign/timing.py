@@ -17,7 +17,7 @@ from minfer.campaign.ceilings import Ceilings
 from minfer.campaign.probe_record import Comparison
 from minfer.campaign.telemetry import Watch
 from minfer.campaign.trial import Trial
-from minfer.campaign.workload import Case
+from minfer.campaign.workload import Case, work_of
 
 TARGET_MS = 4.0
 """About how long a replay takes: long beside the clock's resolution, short beside thermal time."""
@@ -55,7 +55,7 @@ def compare_kernels(
             raise RuntimeError(
                 f"{case.label}, {label}: the outputs changed while they were timed, or were not written"
             )
-    work = trial.workload.work(case)
+    work = work_of(trial.workload, case)
     if ceilings is not None:
         for label, times in zip(trial.probe.called, samples, strict=False):
             ceilings.check(f"{case.label}, {label}", work, statistics.median(times) / 1e3)
@@ -94,7 +94,7 @@ class _Side:
         """Copy the inputs to the device as often as it takes to keep them cold, or as often as the other side
         has; what is not prepared for one of the two is read by both."""
         trial, device = self.trial, self.trial.device
-        own = trial.workload.prepared(self.config, self.case, inputs)
+        own = trial.prepared(self.config, self.case, inputs)
         if other is None:
             size = sum(value.nbytes for value in {**inputs, **own}.values())
             size += sum(

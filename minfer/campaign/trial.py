@@ -49,10 +49,11 @@ class Trial:
 
     def arrays(self, config: Any, case: Case, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Inputs as the config reads them, copied to the device, and poisoned outputs."""
-        return self.uploaded(self.read_by(config, case, inputs)) | self.poisoned(config, case)
+        read = {**inputs, **self.prepared(config, case, inputs)}
+        return self.uploaded(read) | self.poisoned(config, case)
 
-    def read_by(self, config: Any, case: Case, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The inputs with what is prepared for the config.
+    def prepared(self, config: Any, case: Case, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """What is prepared for the config, in place of inputs of the same name.
 
         Raises:
             TypeError: what is prepared is no dict. ValueError: it has the name of an output, or was written
@@ -68,7 +69,7 @@ class Trial:
                 f"{type(self.workload).__name__}.prepared gave {', '.join(sorted(both))}, an output: outputs "
                 "begin poisoned, so name it otherwise"
             )
-        return {**inputs, **prepared}
+        return prepared
 
     def uploaded(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Copies on the device."""
@@ -88,8 +89,11 @@ class Trial:
         return arrays
 
     def launches(self, config: Any, case: Case, arrays: Mapping[str, Any]) -> list[Launch]:
-        """What runs."""
-        return self.workload.launches(config, case, arrays, self.device)
+        """What runs. Raises TypeError where the workload gives no list of launches."""
+        made = self.workload.launches(config, case, arrays, self.device)
+        if not isinstance(made, list | tuple) or not all(isinstance(launch, Launch) for launch in made):
+            raise TypeError(f"{type(self.workload).__name__}.launches gave {made!r}: give a list of Launch")
+        return list(made)
 
     def outputs(
         self, config: Any, case: Case, inputs: Mapping[str, np.ndarray], checked: bool = False
@@ -127,9 +131,8 @@ class Trial:
         shared, sides = self.uploaded(inputs), []
         for _, config in self.probe.sides:
             config = self.config(config)
-            read = self.read_by(config, case, inputs)
-            own = {name: value for name, value in read.items() if value is not inputs.get(name)}
-            arrays = shared | self.uploaded(own) | self.poisoned(config, case)
+            own = self.uploaded(self.prepared(config, case, inputs))
+            arrays = shared | own | self.poisoned(config, case)
             self.run(self.launches(config, case, arrays))
             sides.append({name: self.device.read(arrays[name]) for name in self.workload.compared})
         worst, elements = 0.0, 0

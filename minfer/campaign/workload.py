@@ -153,10 +153,18 @@ class Workload(ABC):
         return None
 
 
+def work_of(workload: Workload, case: Case) -> Work | None:
+    """The least work of a case. Raises TypeError where the workload gives something else."""
+    work = workload.work(case)
+    if work is not None and not isinstance(work, Work):
+        raise TypeError(f"{type(workload).__name__}.work gave {work!r}: give a Work, or None")
+    return work
+
+
 def unwritable(inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     """The same arrays for code that may only read them (what others read, too): writing raises ValueError.
-    What makes its arrays when they are asked for is given as it is."""
-    if type(inputs) is not dict:
+    What holds none yet, and makes them when they are asked for, is given as it is."""
+    if not inputs:
         return inputs
     seen = {name: value.view() for name, value in inputs.items()}
     for value in seen.values():

@@ -97,7 +97,7 @@ def examine(
 
     Parity and races in the simulator; registers, shared memory, blocks an SM and machine instructions by the
     compiler; sectors and bank conflicts line by line; the least time that its bytes and FLOP can take. Exits
-    with 1 if a gate failed or a kernel does not compile.
+    with 1 if a gate failed, or a kernel does not compile or is not for the architecture.
     """
     from dataclasses import asdict
 

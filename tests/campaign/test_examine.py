@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from minfer.campaign.blame import told
-from minfer.campaign.discovery import from_path
+from minfer.campaign.discovery import choose, from_path
 from minfer.campaign.examine import asked, examine, numbered, simulate_small
-from minfer.campaign.gates import SameOutputs
+from minfer.campaign.gates import Parity, SameOutputs
 from minfer.campaign.probe import Prediction, Probe, ProbeError
 from minfer.campaign.probe_record import GateResult
 from minfer.campaign.workload import Work
@@ -126,6 +126,7 @@ class TestExamine:
         [
             ("return {}['bytes']", "KeyError: 'bytes' (mine.py:"),
             ("return Work(float('nan'), -4.0)", "ValueError: a work's flop = nan: must be finite"),
+            ("return 5", "TypeError: Double.work gave 5: give a Work, or None"),
             ("return Work(1.0, -4.0)", "ValueError: a work's nbytes = -4.0: must be finite, and not below 0"),
         ],
     )
@@ -153,6 +154,13 @@ class TestExamine:
         assert found.gates[-1].found.startswith("variant: ValueError: too large (mine.py:")
         assert not found.right and [row["side"] for row in found.resource_rows()] == ["baseline"]
         assert not replace(found, gates=found.gates[:2]).right  # a side without kernels
+
+    def test_kernels_that_the_architecture_cannot_run(self):
+        (probe,) = choose(["w4a16-slots"])
+        found = examine(replace(probe, gates=(Parity(),)), "sm_80")
+        assert not found.right and [gate.name for gate in found.gates if not gate.passed] == ["kernels"] * 2
+        assert found.gates[-1].found.startswith("4 stages, 4 slots: no kernel for sm_80: w4a16")
+        assert found.gates[-1].found.endswith("choose another --arch")
 
     def test_a_workload_that_launches_nothing(self, tmp_path):
         found = examine(written(tmp_path, "return [Launch.of(", "return [] and [Launch.of("))

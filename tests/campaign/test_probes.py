@@ -289,6 +289,8 @@ def test_a_prediction_that_fails(compute, words):
         (REFERENCE, PREPARED.format('return {"out": inputs["x"]}') + REFERENCE, "Double.prepared gave out"),
         (REFERENCE, PREPARED.format("return None") + REFERENCE, "Double.prepared gave None: give a dict"),
         ('"out": 2 * inputs["x"]', '"out": inputs["x"][1:]', "the reference has shape"),
+        ("return [Launch.of(", "return None and [Launch.of(", "Double.launches gave None: give a list"),
+        ("return [Launch.of(", "return [5] or [Launch.of(", r"Double.launches gave \[5\]: give a list"),
     ],
 )
 def test_a_probe_that_fails_in_the_simulator_says_where(tmp_path, old, new, words):

@@ -107,6 +107,13 @@ def change(entry: dict, path: tuple, value) -> dict:
         ("sweep", ("results", 2, "settings", "changes"), ..., r"results\[2\]\.settings: no changes"),
         ("sweep", ("results", 0, "settings", "gemm"), 3, r"results\[0\]\.settings\['gemm'\]: 3 is no str"),
         ("bench", ("results",), [], r"results: a list of at least one test"),
+        ("bench", ("results", 0, "sensors"), {"sm_mhz": -5.0}, r"results\[0\].*sensors\['sm_mhz'\]: -5"),
+        (
+            "bench",
+            ("results", 0, "sensors"),
+            {"power_w": 1e18},
+            r"results\[0\].sensors\['power_w'\]: 1e\+18 is nothing",
+        ),
         ("bench", ("results", 0), 3, r"results: a list of at least one test"),
         ("bench", ("results", 1, "avg_ns"), ..., r"results\[1\]\.avg_ns: missing"),
         ("bench", ("results", 1, "n_gen"), 2048.0, r"results\[1\]\.n_gen: 2048\.0 is no int"),

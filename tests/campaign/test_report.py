@@ -158,6 +158,8 @@ def test_products_each_side_alone():
     table = report.products_table(records)
     assert "2,048 tokens, sustained | 2,048 tokens, alone |" in table and "| o | 1.200 |  | 1.250 |" in table
     assert "(690 to 700 W): times as fast 1.250 and of the energy 0.812, geometric means." in table
+    hidden = replace(alone, nt=512, ours_us=600.0)  # no row of the table: it has no burst
+    assert report.products_table([records[0], replace(records[1], results=[alone, hidden])]) == table
     unknown = replace(records[1], results=[replace(alone, ours_w=None)])
     assert report.products_table([records[0], unknown]).endswith("at its own clock.")
 

@@ -100,6 +100,10 @@ class TestGemv:
         [
             (lambda: Gemv.of("q", "Q4_K"), "'q' is no product of a token; there are q"),
             (lambda: Gemv.of("o", "Q3_K"), "no kernel reads Q3_K"),
+            (lambda: Gemv("Q9"), "Gemv: no kernel reads Q9"),
+            (lambda: Gemv(dim=0), "Gemv: rows of 0 Q4_K weights; take a multiple of 256"),
+            (lambda: Gemv(od=0), "Gemv: od=0 rows: give one or more"),
+            (lambda: W4A16(format="Q6_K+Q4_K"), r"W4A16: format='Q6_K\+Q4_K' is none of Q4_K, Q6_K, Q4_K\+"),
         ],
     )
     def test_what_is_no_product(self, make, words):

@@ -31,6 +31,9 @@ class Gemv(Workload):
     Attributes:
         format: W's, a key of `minfer.cuda.blocks.BLOCKS`. od, dim: its rows, and the weights of each.
         name: as tables call the product. count: how often a token has it.
+
+    Raises:
+        ConfigRefused: no kernel reads the format, rows are no whole blocks of it, or there are none.
     """
 
     format: str = "Q4_K"
@@ -39,6 +42,11 @@ class Gemv(Workload):
     name: str = "gate+up"
     count: int = QWEN25_7B.layers
     tolerance: float = 1e-5
+
+    def __post_init__(self) -> None:
+        block_of("Gemv", self.format, self.dim)
+        if self.od < 1:
+            raise ConfigRefused(f"Gemv: od={self.od} rows: give one or more")
 
     @classmethod
     def of(cls, name: str, format: str) -> Gemv:

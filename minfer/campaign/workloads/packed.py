@@ -17,7 +17,7 @@ from minfer.cuda.kernel import ConfigRefused
 from minfer.cuda.w4a8 import W4A8Config, w4a8
 from minfer.cuda.w4a8.formats import GROUP
 from minfer.cuda.w4a8.quantize import QuantizeGroupsConfig, quantize_groups
-from minfer.cuda.w4a16 import PAIR, W4A16Config, w4a16
+from minfer.cuda.w4a16 import FORMATS, PAIR, W4A16Config, w4a16
 
 QUANTIZE = QuantizeGroupsConfig("f16")
 OPERANDS = {"a", "w", "other", "c", "nt", "od", "depth", "first", "width", "group", "other_od", "other_first"}
@@ -100,9 +100,16 @@ class W4A16(_Packed):
 
     Attributes:
         format: of the weights; "Q4_K+Q6_K": q and k of the one beside v of the other, in one launch.
+
+    Raises:
+        ConfigRefused: another format.
     """
 
     format: str = "Q4_K"
+
+    def __post_init__(self) -> None:
+        if self.format not in (known := (*FORMATS, PAIR)):
+            raise ConfigRefused(f"W4A16: format={self.format!r} is none of {', '.join(known)}")
 
     @property
     def formats(self) -> tuple[str, ...]:
