@@ -54,6 +54,7 @@ def _gemm_hopper() -> Iterator[Case]:
     yield hopper_case(GemmHopperConfig(200, 2, tile_n=256), 300, 208, 200, multiprocessors=1)
     yield hopper_case(GemmHopperConfig(80, 2, pdl=True), 300, 168, 136)
     yield hopper_case(GemmHopperConfig(80, 2, split_k=True), 140, 168, 264, multiprocessors=12)
+    yield hopper_case(GemmHopperConfig(80, 3, split_k=True, split_lead=2), 140, 168, 584, multiprocessors=12)
     split, interleaved = Heads(2, 1, 128, bias=True), Heads(2, 1, 64, interleaved=True)
     yield rope_case(GemmHopperConfig(192, 2, epilogue="rope", tile_n=192, heads=split), 200, 72)
     yield rope_case(GemmHopperConfig(64, 2, epilogue="rope", heads=interleaved), 70, 72)

@@ -19,7 +19,7 @@ SHIPPED = shipped_kernels()["gemm_hopper"]
 ROTATING = [kernel for kernel in SHIPPED if kernel.config.epilogue == "rope"]
 SPLIT = [kernel for kernel in SHIPPED if kernel.config.split_k]
 KERNELS = [kernel for kernel in SHIPPED if kernel not in ROTATING and kernel not in SPLIT]
-FEW = choose(256, 3584, 18944)
+FEW, LEAD = choose(256, 3584, 18944), choose(512, 3584, 18944)
 SMALL = [(1, 8, 8), (70, 72, 72), (129, 264, 136), (300, 520, 200), (515, 1032, 64)]
 
 
@@ -131,7 +131,9 @@ def test_chunks_of_tokens_have_the_same_bits(kernel, matrices):
 
 
 @pytest.mark.parametrize(
-    ("config", "nt", "streams"), [(GemmHopperConfig(112, 6, pdl=True), 512, 3), (FEW, 256, 1)], ids=str
+    ("config", "nt", "streams"),
+    [(GemmHopperConfig(112, 6, pdl=True), 512, 3), (FEW, 256, 1), (LEAD, 512, 1)],
+    ids=str,
 )
 def test_dependent_launches_keep_their_order_and_their_seats(config, nt, streams):
     """Each product of a chain reads what the one before has written; three chains on three streams at once
