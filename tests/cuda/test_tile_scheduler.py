@@ -5,30 +5,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.cuda.tile.hopper import MbarrierRing, chunk_starts, store_tile
-from minfer.cuda.tile.scheduler import reversed_rounds, tile_xy
+from minfer.cuda.tile.scheduler import reversed_rounds, strip_xy, tile_xy
 
 sizes = st.integers(1, 40)
 
 
+@pytest.mark.parametrize("xy", [tile_xy, strip_xy])
 @given(sizes, sizes, sizes)
-def test_every_tile_comes_once(rows, columns, group):
-    order = [tile_xy(i, rows, columns, group) for i in range(rows * columns)]
+def test_every_tile_comes_once(xy, rows, columns, group):
+    order = [xy(i, rows, columns, group) for i in range(rows * columns)]
     assert len(set(order)) == rows * columns
     assert all(0 <= row < rows and 0 <= column < columns for row, column in order)
 
 
+@pytest.mark.parametrize("xy", [tile_xy, strip_xy])
 @given(sizes, sizes, sizes)
-def test_a_group_is_finished_before_the_next(rows, columns, group):
-    groups = [tile_xy(i, rows, columns, group)[0] // group for i in range(rows * columns)]
+def test_a_group_is_finished_before_the_next(xy, rows, columns, group):
+    groups = [xy(i, rows, columns, group)[0] // group for i in range(rows * columns)]
     assert groups == sorted(groups)
 
 
-def test_rows_of_a_small_group_go_fastest():
-    assert [tile_xy(i, 3, 2, 2) for i in range(6)] == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
+@pytest.mark.parametrize("xy", [tile_xy, strip_xy])
+def test_rows_of_a_small_group_go_fastest(xy):
+    assert [xy(i, 3, 2, 2) for i in range(6)] == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
 
 
 def test_larger_groups_go_in_strips_whose_columns_go_fastest():
-    order = [tile_xy(i, 12, 6, 6) for i in range(72)]
+    order = [strip_xy(i, 12, 6, 6) for i in range(72)]
     assert order[:24] == [(row, column) for row in range(6) for column in range(4)]
     assert order[24:36] == [(row, column) for row in range(6) for column in (4, 5)]
     assert order[36:41] == [(6, 0), (6, 1), (6, 2), (6, 3), (7, 0)]
@@ -36,7 +39,7 @@ def test_larger_groups_go_in_strips_whose_columns_go_fastest():
 
 @given(st.integers(4, 40), st.integers(4, 40), st.integers(4, 40))
 def test_sixteen_tiles_that_follow_each_other_share_few_rows_and_columns(rows, columns, group):
-    order = [tile_xy(i, rows, columns, group) for i in range(min(rows, group) * 4 // 16 * 16)]
+    order = [strip_xy(i, rows, columns, group) for i in range(min(rows, group) * 4 // 16 * 16)]
     for first in range(0, len(order), 16):
         seen = order[first : first + 16]
         assert len({row for row, _ in seen}) + len({column for _, column in seen}) <= 9

@@ -38,7 +38,7 @@ def make_loads(config: GemmHopperConfig) -> Loads:
     """The loading of a config."""
     from numba.cuda import types
 
-    from minfer.cuda.tile.scheduler import tile_xy
+    from minfer.cuda.tile.scheduler import strip_xy
 
     tile_n, tile_m, tile_k = config.tile_n, config.tile_m, config.tile_k
     stages, stage_bytes, a_bytes = config.stages, config.stage_bytes, config.a_bytes
@@ -58,7 +58,7 @@ def make_loads(config: GemmHopperConfig) -> Loads:
         rows, columns, _, _, group, _ = shape
         a_row, b_row = types.int32(0), types.int32(0)
         if tile < rows * columns:
-            row, column = tile_xy(tile, rows, columns, group)
+            row, column = strip_xy(tile, rows, columns, group)
             a_row, b_row = types.int32(row * tile_n), types.int32(column * out_m)
         return a_row, b_row
 
