@@ -175,11 +175,14 @@ def products_table(records: Sequence[Record]) -> str:
     for key, label in labels.items():
         cells = (found[regime].get((nt, *key)) for nt in tokens for regime in found)
         rows.append((label, *("" if cell is None else f"{cell[0].ratio:.3f}" for cell in cells)))
-    origins = sorted({record.origin for rows in found.values() for _, record in rows.values()})
+    origins = sorted(
+        {f"{record.origin}, `{record.command}`" for rows in found.values() for _, record in rows.values()}
+    )
     peers = " or ".join(sorted({row.peer.partition(",")[0] for row, _ in found["burst"].values()}))
     note = (
         f"Times as fast as {peers}, both in one process, theirs always on f16; Q4_K, Q6_K: our kernel reads "
-        "the blocks; a figure is from the newest of these runs that has it"
+        "the blocks; a figure is from the newest of these runs that has it (`-r`: rounds; `--sustained`: "
+        "seconds of load before them)"
     )
     shown = [row for row in alone if row.nt in tokens and (row.weights, row.product) in labels]
     note = f"{note}: {'; '.join(origins)}.{_alone(shown)}"

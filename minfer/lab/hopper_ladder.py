@@ -371,8 +371,8 @@ LOST = (
         "why": "not explained",
     },
 )
-"""Probes that lost, as read off single experiments on an H200, 2026-11-30: outcome is speed against the step
-that stayed."""
+"""Probes that lost, as read off single experiments on an H200, 2026-11-30 and 2026-12-01: outcome is speed
+against the step that stayed."""
 
 
 def hopper_kernel_view(arch: str = "sm_90a") -> KernelView:

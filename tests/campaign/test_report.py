@@ -138,7 +138,8 @@ def test_products_are_compared_with_cublas():
     row = Comparison("o", 2048, 3584, 3584, "a tile", 50.0, 60.0, "burst")
     record = Against(**stamp, driver="580", command="a", library="torch", results=[row])
     table = report.products_table([record])
-    assert "| o | 1.200 |  |" in table and "2,048 tokens, burst" in table and table.endswith("commit abc.")
+    assert "| o | 1.200 |  |" in table and "2,048 tokens, burst" in table
+    assert table.endswith("commit abc, `a`.")
     blocks = replace(row, weights="Q4_K", nt=512)
     table = report.products_table([record, replace(record, results=[blocks])])
     assert "| o Q4_K | 1.200 |  |  |  |" in table and "| o |  |  | 1.200 |  |" in table

@@ -49,12 +49,13 @@ before they are unpacked (down: 597 kilocycles, without 646), and every instruct
 instead of 145 are 592 kilocycles; Q4_K has 111. At 8192 tokens it is power: in bursts down in Q6_K takes 1.7
 percent more cycles than cuBLAS at a clock 5.2 percent lower, in Q4_K 0.5 percent fewer at one 2.3 lower.
 
-Of cuBLAS's speed on an f16 copy, at 2048 tokens of a 7B, in bursts and sustained: Q4_K 1.01 and 1.01 (qkv),
-1.07 and 1.13 (o), 1.02 and 1.02 (gate and up), 1.04 and 1.10 (down), Q6_K 0.98 and 1.07 (down), q and k in
-Q4_K with v in Q6_K 0.98 and 0.985 (0.97 and 0.97 with as many tokens a tile for v, 0.96 with tiles dealt in
-order). At 512 tokens: qkv 0.93 and 0.87, o 0.89 and 0.85, down 0.95 and 0.86, in Q6_K 0.92 and 0.84, the pair
-0.90 and 0.845: what is left is unpacking that takes longer than the products of few tokens, and the exchange.
-A launch for v alone comes on top of one for q and k that is hardly shorter than one for all three.
+By experiments on an H200 until 2026-12-01 (records may be of other tiles), of cuBLAS's speed on an f16 copy,
+at 2048 tokens of a 7B, in bursts and sustained: Q4_K 1.01 and 1.01 (qkv), 1.07 and 1.13 (o), 1.02 and 1.02
+(gate and up), 1.04 and 1.10 (down), Q6_K 0.98 and 1.07 (down), q and k in Q4_K with v in Q6_K 0.98 and 0.985
+(0.97 and 0.97 with as many tokens a tile for v, 0.96 with tiles dealt in order). At 512 tokens: qkv 0.93 and
+0.87, o 0.89 and 0.85, down 0.95 and 0.86, in Q6_K 0.92 and 0.84, the pair 0.90 and 0.845: what is left is
+unpacking that takes longer than the products of few tokens, and the exchange. A launch for v alone comes on
+top of one for q and k that is hardly shorter than one for all three.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@
                 exact (0.9 % of the product's rms instead of 0.04 %)
     auto        f16-wgmma on sm_90, or w4a16 where its f16 copies do not fit; else f16
 
-A decoded token reads the blocks on every route: on sm_90 by one kernel for all of it, where that takes the
-model's formats and shapes, else by one kernel an operation.
+A decoded token reads the blocks on every route: on sm_90 by one kernel for all of it, behind a small one
+that brings its embedding, where it takes the model's formats and shapes, else by one kernel an operation.
 
 f16-wgmma, w4a16, w4a8 and, on sm_90, mmq_fast take Hopper's attention too, where a chunk of the prompt stays
 f16 from product to product.
