@@ -56,14 +56,17 @@ class Trial:
         """What is prepared for the config, in place of inputs of the same name.
 
         Raises:
-            TypeError: what is prepared is no dict. ValueError: it has the name of an output, or was written
-                over an input, which the reference and the other side read too.
+            TypeError: what is prepared is no dict of arrays. ValueError: it has the name of an output, or was
+                written over an input, which the reference and the other side read too.
         """
         prepared = self.workload.prepared(config, case, unwritable(inputs))
         if not isinstance(prepared, Mapping):
             raise TypeError(
                 f"{type(self.workload).__name__}.prepared gave {prepared!r}: give a dict of arrays by name"
             )
+        for name, value in prepared.items():
+            if not isinstance(value, np.ndarray):
+                raise TypeError(f"{type(self.workload).__name__}.prepared gave {name} = {value!r}, no array")
         if both := prepared.keys() & self.workload.outputs(config, case).keys():
             raise ValueError(
                 f"{type(self.workload).__name__}.prepared gave {', '.join(sorted(both))}, an output: outputs "

@@ -145,8 +145,13 @@ def examine(
         raise typer.Exit(1)
 
 
+TIMED = ("model", "rounds", "prefill_rounds", "tokens", "out", "within", "ahead")
+"""Options of `run` that only a GPU has a use for."""
+
+
 @app.command()
 def run(
+    context: typer.Context,
     names: Annotated[list[str] | None, typer.Argument(help="Probes to run.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Run every probe.")] = False,
     device: Annotated[
@@ -202,8 +207,10 @@ def run(
     paths = probes or ()
     chosen = list(find(paths).values()) if everything else choose(names or (), paths)
     if device == "simulator":
-        if model is not None or out is not None:
-            raise typer.BadParameter("the simulator runs the gates alone: leave out -m and --out")
+        given = [name for name in TIMED if context.get_parameter_source(name).name == "COMMANDLINE"]
+        if given:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise typer.BadParameter(f"the simulator runs the gates alone: leave out {names}")
         failed = session.simulate(chosen, typer.echo)
     else:
         if device.isascii() and device.isdigit():

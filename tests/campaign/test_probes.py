@@ -287,6 +287,7 @@ def test_a_prediction_that_fails(compute, words):
         ("x[i] * 2", "x[i] * 3", "error 0.5 of the largest value"),
         (REFERENCE, PREPARED.format('inputs["x"][:] = 0; return {}') + REFERENCE, "ValueError: .* read-only"),
         (REFERENCE, PREPARED.format('return {"out": inputs["x"]}') + REFERENCE, "Double.prepared gave out"),
+        (REFERENCE, PREPARED.format('return {"y": 5}') + REFERENCE, "Double.prepared gave y = 5, no array"),
         (REFERENCE, PREPARED.format("return None") + REFERENCE, "Double.prepared gave None: give a dict"),
         ('"out": 2 * inputs["x"]', '"out": inputs["x"][1:]', "the reference has shape"),
         ("return [Launch.of(", "return None and [Launch.of(", "Double.launches gave None: give a list"),

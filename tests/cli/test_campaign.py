@@ -125,8 +125,12 @@ def test_a_new_file_hides_no_module(capsys, tmp_path, monkeypatch, arguments, wo
         (("decompose", "-m", "nowhere", "--route", "f17"), "route 'f17' is unknown: choose one of auto, f16"),
         (("decompose", "-m", "nowhere", "--phase", "decode", "--tokens", "64"), "leave out --tokens"),
         (("decompose", "-m", "nowhere", "--context", "64"), "a prefill begins with no context"),
-        (("probe", "run", PROBE, "--device", "simulator", "-m", "none"), "leave out -m and --out"),
-        (("probe", "run", PROBE, "--device", "simulator", "--out", "x"), "leave out -m and --out"),
+        (("probe", "run", PROBE, "--device", "simulator", "-m", "none"), "leave out --model"),
+        (("probe", "run", PROBE, "--device", "simulator", "--out", "x"), "leave out --out"),
+        (
+            ("probe", "run", PROBE, "--device", "simulator", "--prefill-rounds", "3", "--no-ahead"),
+            "leave out --prefill-rounds, --ahead",
+        ),
         (("probe", "run", PROBE, "--out", "/dev/null/x"), "no folder that can be written to"),
         (("ceilings", "--out", "/dev/null/x"), "no folder that can be written to"),
         (
