@@ -1,11 +1,12 @@
 """Persistent schedules and rings in plain Python."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.cuda.tile.hopper import MbarrierRing, chunk_starts, store_tile
-from minfer.cuda.tile.scheduler import reversed_rounds, strip_xy, tile_xy
+from minfer.cuda.tile.scheduler import MOST_TILES, quotient, reversed_rounds, strip_xy, tile_xy, tiles_of
 
 sizes = st.integers(1, 40)
 
@@ -43,6 +44,27 @@ def test_sixteen_tiles_that_follow_each_other_share_few_rows_and_columns(rows, c
     for first in range(0, len(order), 16):
         seen = order[first : first + 16]
         assert len({row for row, _ in seen}) + len({column for _, column in seen}) <= 9
+
+
+numbers = st.integers(1, MOST_TILES - 1)
+
+
+@given(numbers, numbers, st.integers(-2, 2), st.sampled_from([-1, 0, 1]))
+def test_quotients_next_to_whole_numbers_are_right(divisor, times, beside, off):
+    """Also where the GPU's reciprocal is off by a last bit, as PTX allows."""
+    dividend = min(max(0, MOST_TILES // divisor * times // MOST_TILES * divisor + beside), MOST_TILES - 1)
+
+    def reciprocal(x):
+        return np.float32(1 / np.float64(x)) * np.float32(1 + off * 2.0**-23)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minfer.cuda.ptx.rcp_approx", reciprocal)
+        assert quotient(dividend, divisor) == dividend // divisor
+
+
+@given(st.integers(1, 10**6), st.integers(1, 256))
+def test_tiles_cover_a_size(size, tile):
+    assert tiles_of(size, tile) == -(-size // tile)
 
 
 @given(st.integers(1, 400), sizes)

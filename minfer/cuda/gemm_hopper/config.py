@@ -16,6 +16,7 @@ from minfer.cuda.tile.hopper import (
     chunk_columns,
     chunk_starts,
 )
+from minfer.cuda.tile.scheduler import MOST_TILES
 
 #: Tokens of A that a group of tile rows should hold: they stay in L2 while B passes.
 GROUP_ROWS = 2048
@@ -309,6 +310,11 @@ class GemmHopperConfig:
         """Blocks of a persistent launch: with seats one a multiprocessor; else as many as take the fewest
         waves, in equal ones."""
         rows, columns = self.tiles(nt, od)
+        if rows * columns >= MOST_TILES:
+            raise ConfigRefused(
+                f"gemm_hopper: {nt} x {od} takes {rows * columns:,} tiles of {self.tile_n} x {self.out_m}, "
+                f"{MOST_TILES - 1:,} at most: larger tiles, or part of the tokens at a time"
+            )
         blocks = 2 * rows * columns if self.split_k else rows * columns
         waves = -(-blocks // multiprocessors)
         if self.split_k and waves > 1:

@@ -43,7 +43,7 @@ def make_consumer(config: GemmHopperConfig) -> DeviceFunction:
         store = store_tile(config.out_m, config.store_buffers, config.out, config.epilogue == "add")
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
     descriptor, advance, pin = ptx.wgmma_descriptor, config.ring.advance, ptx.pin(block_sums, "f32")
-    rows_of, begin, feed, _ = make_loads(config)
+    rows_of, _, begin, feed, _ = make_loads(config)
 
     @device_function
     def release(empty, thread, others):
@@ -78,19 +78,19 @@ def make_consumer(config: GemmHopperConfig) -> DeviceFunction:
         buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
         # Without a producer a warp that multiplies loads too.
         feeds, one = not producer and consumer * 4 + warp == 0, types.uint32(lane == 0)
-        work = tile, types.int32(0), types.int32(0), types.int32(0), types.int32(0)
+        work = tile, types.int32(0), types.int32(0), types.int32(0)
         if feeds:
-            work = begin(maps[1], base, barriers, tile, shape, one)
-            for early in range(stages):
-                work = feed(maps, base, barriers, types.uint32(early), types.uint32(1), work, shape, one)
+            work, count = begin(tile, shape)
+            while count < stages:  # where the first tile has fewer k-tiles
+                work = feed(maps, base, barriers, types.uint32(count), types.uint32(1), work, shape, one)
+                count = types.int32(count + 1)
         stage, parity = types.uint32(0), types.uint32(0)
         while tile < rows * columns:
+            a_row, b_row = rows_of(tile, shape)
+            row, column = ptx.uniform(a_row), ptx.uniform(b_row)
             ptx.mbarrier_wait(barriers + 8 * stage, parity)
             offset = stage * (stage_bytes >> 4)
             multiply_first(sums, a_start + offset, b_start + offset, high[0], high[1])
-            # Divisions that run under the tensor cores' work.
-            a_row, b_row = rows_of(tile, shape)
-            row, column = ptx.uniform(a_row), ptx.uniform(b_row)
             last, last_parity = stage, parity
             stage, parity = advance(stage, parity)
             k, others = types.int32(1), types.uint32(127)

@@ -96,7 +96,7 @@ from minfer.cuda.gemm_hopper.consumer import make_consumer
 from minfer.cuda.gemm_hopper.heads import Heads
 from minfer.cuda.gemm_hopper.loads import make_loads
 from minfer.cuda.gemm_hopper.skewed import make_skewed_consumer
-from minfer.cuda.gemm_hopper.split import share_among, share_with_lead
+from minfer.cuda.gemm_hopper.split import make_share
 from minfer.cuda.kernel import Argument, Kernel
 from minfer.cuda.tile.hopper import ALIGNMENT
 
@@ -119,6 +119,7 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
     from numba.cuda import types
 
     from minfer.cuda import ptx
+    from minfer.cuda.tile.scheduler import tiles_of
     from minfer.cuda.tile.seats import MOST_SEATS, ORDER, seated, take_seat
 
     tile_n, out_m, tile_k = config.tile_n, config.out_m, config.tile_k
@@ -130,11 +131,11 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         fewer, more = ptx.setmaxnreg("dec", fewest), ptx.setmaxnreg("inc", most)
     high_word = ptx.wgmma_high_word()
     pdl, place_start = config.pdl, config.place_start
-    split_k, share = config.split_k, share_among(2)
-    lead, share_lead = config.split_lead, share_with_lead(config.split_lead)
+    split_k, share = config.split_k, make_share(config.split_k, config.split_lead)
     heads = config.heads
     rotated, biased = heads is not None, heads is not None and heads.bias
-    address, produce = ptx.global_address, make_loads(config).produce
+    address, loads = ptx.global_address, make_loads(config)
+    load_first, produce = loads.load_first, loads.produce
     consume = make_skewed_consumer(config) if config.skew else make_consumer(config)
     least_k_tiles = 2 * config.skew
 
@@ -151,7 +152,10 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         else:
             target = ptx.tensor_map_address(c)
         thread = cuda.threadIdx.x
-        warpgroup = ptx.uniform(thread >> 7)
+        warp = ptx.uniform(thread >> 5)
+        rows, columns = tiles_of(nt, tile_n), tiles_of(od, out_m)
+        every = max(tiles_of(depth, tile_k), types.int32(least_k_tiles))
+        place, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
         if thread == 0:
             ptx.prefetch_tensor_map(maps[0])
             ptx.prefetch_tensor_map(maps[1])
@@ -161,30 +165,21 @@ def make_gemm_hopper(config: GemmHopperConfig) -> Kernel:
         if pdl and thread == 32:
             ptx.st_shared_u32(base + place_start, take_seat(address(seats)))
         cuda.syncthreads()
-        rows = types.int32((nt + (tile_n - 1)) // tile_n)
-        columns = types.int32((od + (out_m - 1)) // out_m)
-        k_tiles = types.int32((depth + (tile_k - 1)) // tile_k)
-        if least_k_tiles:
-            k_tiles = types.int32(max(k_tiles, types.int32(least_k_tiles)))
-        tile, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
         if pdl:
-            tile = ptx.uniform(types.int32(ptx.ld_shared_u32(base + place_start)))
-            if thread == 32:
-                seated(address(seats))
-        k_first, part = types.int32(0), types.int32(0)
-        if split_k:
-            every = k_tiles
-            tile, part, k_first, k_tiles = share(tile, rows * columns, every)
-        both = k_tiles
-        if lead:
-            k_first, k_tiles, both = share_lead(part, every)
-        shape = rows, columns, step, (k_first, k_tiles, both, part), group, od
-        half = address(parts), address(ready)
+            place = types.int32(ptx.ld_shared_u32(base + place_start))
+        tile, span = share(ptx.uniform(place), rows * columns, every)
+        shape, half = (rows, columns, step, span, group, od), (address(parts), address(ready))
+        warpgroup = types.int32(warp >> 2)
         if producer and warpgroup == 0:
             fewer()
-            if thread == 0:
+        if pdl and thread == 32:
+            seated(address(seats))
+        if warp == 0:
+            # What a launch waits for: its instructions come from L2, so they are few, in one run.
+            load_first(maps, base, barriers, tile, shape, types.int32(thread))
+            if producer and thread == 0:
                 produce(maps, base, barriers, tile, shape, half)
-        else:
+        if not producer or warpgroup > 0:
             if producer:
                 more()
             consumer, within = types.int32(warpgroup - first_consumer), types.int32(thread & 127)

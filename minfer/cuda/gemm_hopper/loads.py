@@ -14,20 +14,22 @@ from minfer.cuda.instruction import DeviceFunction, device_function, unroll, unr
 
 class Loads(NamedTuple):
     """The loading of a config. `shape` is (tile rows, tile columns, blocks, span, group, od), `work` what is
-    loaded next: (tile, k-tile, its rows of A and of B, stages already open), and `one` is 1 in the thread
-    that loads. A span is (first k-tile, k-tiles, those for both consumers, part): with a lead the last ones
-    are for the consumer that has the part's number, and are not counted from the first (`share_with_lead`).
+    loaded next: (tile, k-tile, its rows of A and of B), and `one` is 1 in the thread that loads. A span is
+    (first k-tile, k-tiles, those for both consumers, part): with a lead the last ones are for the consumer
+    that has the part's number, and are not counted from the first (`share_with_lead`).
 
     Attributes:
         rows_of: (tile, shape) -> the first rows of A and B that a tile takes; of none behind the last.
-        begin: (map of B, base, barriers, tile, shape, one) -> work. With pdl the kernel before has ended
-            then, and the first tile's B is on its way.
+        load_first: (maps, base, barriers, tile, shape, lane): load the first tile's k-tiles into fresh
+            stages; a whole warp calls it. With pdl the kernel before has ended when it loads A.
+        begin: (tile, shape) -> (work, stages): what is loaded behind that.
         feed: (maps, base, barriers, stage, parity, work, shape, one) -> work: load into a stage, as soon as
             its consumers have read it.
         produce: (maps, base, barriers, tile, shape, half): all that a producer does.
     """
 
     rows_of: DeviceFunction
+    load_first: DeviceFunction
     begin: DeviceFunction
     feed: DeviceFunction
     produce: DeviceFunction
@@ -84,11 +86,9 @@ def make_loads(config: GemmHopperConfig) -> Loads:
         return types.int32(k if lead and k >= both else k_first + k)
 
     @device_function
-    def open_stage(b_map, base, barriers, stage, parity, k, shape, b_row, one):
-        """Wait until a stage is free, and load its tile of B, of a block's k-th k-tile."""
+    def open_stage(b_map, base, full, stage, k, shape, b_row, one):
+        """Expect a stage's bytes and load its tile of B, of a block's k-th k-tile."""
         _, _, _, span, _, od = shape
-        full = barriers + 8 * stage
-        ptx.mbarrier_wait(full + 8 * stages, parity)
         expected = types.uint32(stage_bytes)
         if lead and k >= span[2]:
             expected = types.uint32(stage_bytes - box_bytes)
@@ -108,49 +108,65 @@ def make_loads(config: GemmHopperConfig) -> Loads:
             load(place + box * box_bytes, a_map, full, column, a_row + box * box_rows, wanted)
 
     @device_function
-    def begin(b_map, base, barriers, tile, shape, one):
-        """What is loaded first: tile, k-tile, rows; and how many stages are open. With pdl as many as the
-        first tile fills; then the kernel before has ended."""
+    def first_stages(tile, shape):
+        """How many stages are loaded at once."""
         rows, columns, _, (_, k_tiles, _, _), _, _ = shape
+        count = types.int32(0)
+        if tile < rows * columns:
+            count = min(k_tiles, types.int32(stages))
+        return count
+
+    @device_function
+    def load_first(maps, base, barriers, tile, shape, lane):
+        """Load the first tile's B into fresh stages, each by a lane of its own, and A when the kernel before
+        has ended."""
         a_row, b_row = rows_of(tile, shape)
-        opened = types.int32(0)
+        stage, wanted = types.uint32(lane), types.uint32(lane < first_stages(tile, shape))
+        full = types.uint32(barriers + 8 * stage)
+        open_stage(maps[1], base, full, stage, lane, shape, b_row, wanted)
         if pdl:
-            if tile < rows * columns:
-                while opened < min(k_tiles, types.int32(stages)):
-                    stage = types.uint32(opened)
-                    open_stage(b_map, base, barriers, stage, types.uint32(1), opened, shape, b_row, one)
-                    opened = types.int32(opened + 1)
             ptx.griddepcontrol_wait()
-        return tile, types.int32(0), a_row, b_row, opened
+        load_a(maps[0], base + stage * stage_bytes, full, lane, shape[3], a_row, wanted)
+
+    @device_function
+    def follow(work, shape):
+        """What is loaded after this."""
+        tile, k, a_row, b_row = work
+        k = types.int32(k + 1)
+        if k == shape[3][1]:
+            k, tile = types.int32(0), types.int32(tile + shape[2])
+            a_row, b_row = rows_of(tile, shape)
+        return tile, k, a_row, b_row
+
+    @device_function
+    def begin(tile, shape):
+        """What is loaded next, and how many stages are loaded already."""
+        a_row, b_row = rows_of(tile, shape)
+        count = first_stages(tile, shape)
+        return follow((tile, types.int32(count - 1), a_row, b_row), shape), count
 
     @device_function
     def feed(maps, base, barriers, stage, parity, work, shape, one):
         """Load the next k-tile into a stage, where `one` is 1; what is loaded after it."""
-        tile, k, a_row, b_row, opened = work
-        rows, columns, step, span, _, _ = shape
-        if tile < rows * columns:
-            if pdl and opened > 0:
-                opened = types.int32(opened - 1)
-            else:
-                open_stage(maps[1], base, barriers, stage, parity, k, shape, b_row, one)
-            load_a(maps[0], base + stage * stage_bytes, barriers + 8 * stage, k, span, a_row, one)
-            k = types.int32(k + 1)
-            if k == span[1]:
-                k, tile = types.int32(0), types.int32(tile + step)
-                a_row, b_row = rows_of(tile, shape)
-        return tile, k, a_row, b_row, opened
+        tile, k, a_row, b_row = work
+        if tile < shape[0] * shape[1]:
+            full = types.uint32(barriers + 8 * stage)
+            ptx.mbarrier_wait(full + 8 * stages, parity)
+            open_stage(maps[1], base, full, stage, k, shape, b_row, one)
+            load_a(maps[0], base + stage * stage_bytes, full, k, shape[3], a_row, one)
+            work = follow(work, shape)
+        return work
 
     @device_function
     def produce(maps, base, barriers, tile, shape, half):
-        one = types.uint32(1)
-        work = begin(maps[1], base, barriers, tile, shape, one)
-        stage, parity = types.uint32(0), types.uint32(1)
+        work, count = begin(tile, shape)
+        stage, parity = advance(types.uint32(count - 1), types.uint32(1))
         while work[0] < shape[0] * shape[1]:
-            work = feed(maps, base, barriers, stage, parity, work, shape, one)
+            work = feed(maps, base, barriers, stage, parity, work, shape, types.uint32(1))
             stage, parity = advance(stage, parity)
         if split_k and tile < shape[0] * shape[1]:
             parts, ready = half
             there, counter = locate(parts, ready, tile, shape[3][3])
             fetch(there, counter, base, barriers, stage, parity)
 
-    return Loads(rows_of, begin, feed, produce)
+    return Loads(rows_of, load_first, begin, feed, produce)

@@ -67,7 +67,7 @@ def make_skewed_consumer(config: GemmHopperConfig) -> DeviceFunction:
     store = store_chunk(config.out_m, config.store_buffers, config.out, config.epilogue == "add")
     wait_stores, activate = ptx.bulk_wait_group_read(0), gate_columns(block_sums // 2)
     descriptor, advance, pin = ptx.wgmma_descriptor, config.ring.advance, ptx.pin(block_sums, "f32")
-    rows_of, begin, feed, _ = make_loads(config)
+    rows_of, _, begin, feed, _ = make_loads(config)
 
     @device_function
     def give_back(stage, parity, maps, base, barriers, work, shape, thread, feeds):
@@ -95,12 +95,13 @@ def make_skewed_consumer(config: GemmHopperConfig) -> DeviceFunction:
         b_start = descriptor(base + a_bytes, 16)
         buffer = types.uint32(base + ring_bytes + (consumer * 4 + warp) * store_bytes)
         feeds = consumer * 4 + warp == 0
-        work = tile, types.int32(0), types.int32(0), types.int32(0), types.int32(0)
+        work = tile, types.int32(0), types.int32(0), types.int32(0)
         if feeds:
             one = types.uint32(lane == 0)
-            work = begin(maps[1], base, barriers, tile, shape, one)
-            for early in range(stages):
-                work = feed(maps, base, barriers, types.uint32(early), types.uint32(1), work, shape, one)
+            work, count = begin(tile, shape)
+            while count < stages:  # where the first tile has fewer k-tiles
+                work = feed(maps, base, barriers, types.uint32(count), types.uint32(1), work, shape, one)
+                count = types.int32(count + 1)
         # In the ring: where the top is, where the bottom is while they are apart, what is given back next.
         stage, parity = types.uint32(0), types.uint32(0)
         low, low_parity = last, last_parity = stage, parity

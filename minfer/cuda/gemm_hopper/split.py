@@ -95,6 +95,25 @@ def share_with_lead(lead: int) -> DeviceFunction:
     return share
 
 
+@functools.cache
+def make_share(split: bool, lead: int) -> DeviceFunction:
+    """(place, tiles, k_tiles) -> (tile, (first k-tile, k-tiles, those for both consumers, part)) of the block
+    at a place: its first tile, and what it multiplies of each."""
+    share_tile, share_k = share_among(2), share_with_lead(lead)
+
+    @device_function
+    def share(place, tiles, k_tiles):
+        tile, part, first, own, both = place, int32(0), int32(0), k_tiles, k_tiles
+        if split:
+            tile, part, first, own = share_tile(place, tiles, k_tiles)
+            both = own
+        if lead:
+            first, own, both = share_k(part, k_tiles)
+        return tile, (first, own, both, part)
+
+    return share
+
+
 @dataclass(frozen=True)
 class Exchange:
     """Of a config with `accumulators` sums a thread of its two consumers, in a ring of stages of

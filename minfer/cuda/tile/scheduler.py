@@ -17,10 +17,20 @@ q+k+v; of 16: 0.6 to 2.0 more); strips for groups of 4 rows or of 2 (0.9 to 1.9 
 and groups of 2 rows there (2.0 more).
 """
 
+from numba.cuda.types import float32, int32, uint32
+
 from minfer.cuda import ptx
 from minfer.cuda.instruction import device_function
 
 STRIP = 4
+#: Numbers from here on may be too large for `quotient`.
+MOST_TILES = 1 << 20
+
+
+@device_function
+def tiles_of(size, tile):
+    """How many tiles cover so many rows or columns; of a constant `tile`."""
+    return int32(uint32(size + (tile - 1)) // uint32(tile))
 
 
 @device_function
@@ -35,17 +45,25 @@ def tile_xy(index, tile_rows, tile_columns, group):
 
 
 @device_function
+def quotient(dividend, divisor):
+    """dividend // divisor of numbers below MOST_TILES, in a third of the instructions of a 32-bit division.
+    Half, added to the dividend, keeps quotients farther from whole numbers than f32 is off."""
+    half = float32(0.5)
+    return int32((float32(int32(dividend)) + half) * ptx.rcp_approx(float32(int32(divisor))))
+
+
+@device_function
 def strip_xy(index, tile_rows, tile_columns, group):
-    """As `tile_xy`, groups of more than STRIP rows in strips."""
-    number = ptx.udiv_u32(index, group * tile_columns)
-    inside = index - number * (group * tile_columns)
-    rows = min(group, tile_rows - number * group)
-    wide = STRIP if rows > STRIP else 1
-    strip = ptx.udiv_u32(inside, rows * wide)
-    inside -= strip * (rows * wide)
-    width = min(wide, tile_columns - strip * wide)
-    row = ptx.udiv_u32(inside, width)
-    return number * group + row, strip * wide + inside - row * width
+    """As `tile_xy`, groups of more than STRIP rows in strips; of fewer than MOST_TILES tiles."""
+    number = quotient(index, group * tile_columns)
+    inside = int32(index - number * (group * tile_columns))
+    rows = min(int32(group), int32(tile_rows - number * group))
+    wide = int32(STRIP if rows > STRIP else 1)
+    strip = quotient(inside, rows * wide)
+    inside = int32(inside - strip * (rows * wide))
+    width = min(wide, int32(tile_columns - strip * wide))
+    row = quotient(inside, width)
+    return int32(number * group + row), int32(strip * wide + inside - row * width)
 
 
 @device_function
