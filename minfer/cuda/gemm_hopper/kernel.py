@@ -66,15 +66,23 @@ contestants take turns within milliseconds they share a clock, and only cycles c
 
 What is left at 512 tokens: time stamps in a chain of dependent launches under load say that the main loop
 takes the tensor cores' cycles and no more (3584 x 3584: 25,086 of 25,088; 4608 x 3584: 32,084 of 32,256; 3584
-x 18944: 133,200 of 132,608), and that 5,850 cycles of a launch are outside of it, 19 percent of the first
-one. A block starts 610 after the one before it on its multiprocessor has ended; it takes its seat (720 to
-850) and has B on its way while it waits for the end of the kernel before: `griddepcontrol.wait` returns 3,400
-after the block's end, 3,100 at the earliest. A's first tile is there 950 later; the epilogue takes 590, and
-TMA reads shared memory for 660 more. With the wait, A's way and the main loop alone, and no epilogue, o and
-q+k+v would take 0.94 of cuBLAS's cycles and down 0.98. A thread for A and another for B, so that A's first
-load waits for nothing else, and a word for each seat: 0.3 to 1 percent more cycles, as what they execute
-first is not in the instruction cache (600 cycles) and the wait is what all wait for. Six stages of 128 x 144:
-nothing.
+x 18944: 133,200 of 132,608), and that 5,850 cycles of a launch were outside of it, 19 percent of the first
+one. A block starts 610 after the one before it on its multiprocessor has ended, has its place 340 later, and
+asked for B 2,900 after its start: what a launch executes first is not in the instruction cache, some 70
+cycles for each 8 instructions in a row and 600 where they jump. `griddepcontrol.wait` returns 3,100 or more
+after the last block's end, 950 before A's first tile is there; the epilogue takes 590, and TMA reads shared
+memory for 660 more. So the first loads are now one run of instructions behind the block's barrier, without
+divisions, each stage's by a lane of its own; B is asked for after 1,970, and a tile's place is known before
+its first k-tile is waited for. Predicted were 450 cycles a launch, measured 800 to 1,000: 2.7 percent of o,
+2.2 of q+k+v, nothing of gate+up (o 1.2 and q+k+v 1.5 percent less time in bursts, both 2 under load).
+
+What was tried there and lost: a count of the blocks whose C is in memory, which the next launch waits for
+instead of the grid's end (o 6 percent more cycles, q+k+v 3: blocks end 900 later, and the count is seen no
+earlier); C from registers straight to memory, 8 bytes a lane (o 1 percent more); the first consumer one to
+three k-tiles ahead of the second (up to 2 percent more); the first loads before the block's barrier (half of
+the gain), or registers given up behind them (o 2 percent more than before: the consumers are late); an
+epilogue of no tile while a block waits, for its instructions' sake (nothing); a thread for A and another for
+B, and a word for each seat (0.3 to 1 percent more); six stages of 128 x 144 (nothing).
 
 At 8192 tokens a tile of 256 x 224 spends 6,000 cycles outside of its main loop, as all blocks store at once;
 of these blocks of rows apart hide 1,700. Without any loads (and with wrong results) 128 x 112, 256 x 192 and
