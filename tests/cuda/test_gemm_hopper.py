@@ -281,6 +281,13 @@ def test_other_architectures_are_refused():
         compile_kernel(make_gemm_hopper(GemmHopperConfig()), "sm_100a")
 
 
+def test_more_tiles_than_their_places_can_be_told_of_are_refused():
+    config = GemmHopperConfig(64, 8)
+    assert config.grid(128 * 1023, 64 * 1025, 132)[0] <= 132  # 2^20 - 1 tiles
+    with pytest.raises(ConfigRefused, match=r"takes 1,048,576 tiles of 128 x 64, 1,048,575 at most"):
+        config.grid(128 * 1024, 64 * 1024, 132)
+
+
 def test_products_that_tma_cannot_move_are_refused():
     GemmHopperConfig().check(1, 8, 8)
     for shape in ((1, 12, 8), (1, 8, 12)):

@@ -36,7 +36,7 @@ TEST_LIMIT_S = 240  # for one test: a child that has not reported for so long is
 LANES = int(os.environ.get("MINFER_GPU_LANES", max(1, min(8, (os.cpu_count() or 1) // 2))))
 SANITIZER = "test_sanitizer_gpu.py"
 ALONE = ("test_overhead", "test_speed")  # beginnings of names: nothing else may run beside them
-RUN_LIMIT_S = float(os.environ.get("MINFER_GPU_LIMIT_S", 540))  # for all: what is left then counts as failed
+RUN_LIMIT_S = float(os.environ.get("MINFER_GPU_LIMIT_S", 900))  # for all: what is left then counts as failed
 
 
 def _in_process() -> bool:
