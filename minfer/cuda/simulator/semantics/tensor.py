@@ -120,7 +120,9 @@ def _float_mma(dtype: str):
         a = gather_a(half_to_float(words[:, :4], dtype))
         b = gather_b(half_to_float(words[:, 4:], dtype))
         c = gather_accumulator(np.array([argument[1] for argument in arguments], np.float32))
-        return [tuple(row) for row in scatter_accumulator(a @ b.T + c)]
+        # not BLAS: some of its kernels add a row's products in an order that its place in the matrix decides
+        product = np.einsum("mk,nk->mn", a, b)
+        return [tuple(row) for row in scatter_accumulator(product + c)]
 
     return execute
 
